@@ -110,7 +110,8 @@ func TestDeadlockOfTwo(t *testing.T) {
 				cb := more(b, rb)
 				e := cb.deadlocked(t)
 				if e.Space != gpu0 || e.Requested != 50 || e.Available != 0 || e.Owner != "b" || e.Held != 50 || e.Waiters != 2 ||
-					e.Hint != "enlarge gpu:0" || e.Still != 0 ||
+					e.Hint != "enlarge gpu:0" ||
+					e.Still != 0 ||
 					len(e.Holdings.Holders) != 2 {
 					t.Errorf("the error is %+v", *e)
 				}

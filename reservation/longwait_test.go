@@ -48,7 +48,10 @@ func TestLongWait(t *testing.T) {
 			t.Fatalf("it was told after %v", at)
 		}
 		w := told[0]
-		if w.Space != gpu0 || w.Requested != 50 || w.Waited != 5*time.Second || w.Waiters != 2 || w.Waiting != 70 || w.Owner != "" || w.Holdings.Available != 0 || w.Holdings.Reserved != 10 {
+		if w.Space != gpu0 || w.Requested != 50 || w.Waited != 5*time.Second || w.Waiters != 2 || w.Waiting != 70 ||
+			w.Owner != "" ||
+			w.Holdings.Available != 0 ||
+			w.Holdings.Reserved != 10 {
 			t.Errorf("it was told %+v", w)
 		}
 		for _, want := range []string{
@@ -206,7 +209,11 @@ func TestErrorSaysWhatHelps(t *testing.T) {
 			defer cancel()
 			w := startReserve(ctx, m, onGPU0, 20)
 			time.Sleep(3 * time.Second)
-			if err := w.failed(t, context.DeadlineExceeded); !strings.Contains(err.Error(), c.helps) || !strings.HasSuffix(err.Error(), "; enlarge gpu:0)") {
+			if err := w.failed(
+				t,
+				context.DeadlineExceeded,
+			); !strings.Contains(err.Error(), c.helps) ||
+				!strings.HasSuffix(err.Error(), "; enlarge gpu:0)") {
 				t.Errorf("%+v: %v", c.held, err)
 			}
 			release(t, held)

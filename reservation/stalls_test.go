@@ -648,13 +648,15 @@ func TestReclaimAfterACallForAnother(t *testing.T) {
 		batch := mustAlloc(t, rest, 100)
 		release(t, rest) // the buffer is at rest
 		var asked []int64
-		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
-			asked = append(asked, want)
-			time.Sleep(100 * time.Millisecond)
-			if err := work.Shrink(want); err != nil {
-				t.Error(err)
-			}
-		}})()
+		defer m.OnReclaim(
+			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
+				asked = append(asked, want)
+				time.Sleep(100 * time.Millisecond)
+				if err := work.Shrink(want); err != nil {
+					t.Error(err)
+				}
+			}},
+		)()
 		forGPU := startReserve(t.Context(), m, onGPU0, 10) // asks for memory in host, where batches could go
 		forGPU.waiting(t)
 		inHost := startReserve(t.Context(), m, reservation.Specific(host), 50)

@@ -133,9 +133,9 @@ func adoptDamaged(t *testing.T, dir string) (refused int) {
 }
 
 // TestMutatedFilesAreRefusedOrRight changes files of batches and of dictionaries at random: bits, lengths
-// and numbers in their headers, their own lengths, and their names. What is adopted then is right, and
-// the rest is refused with an error that names the file. Nothing is allocated for what a header only
-// claims.
+// and numbers in their headers, their own lengths, and their names. The engine adopts only batches
+// that are right, and refuses the others with an error that names the file. It allocates nothing for
+// bytes that a header only claims.
 func TestMutatedFilesAreRefusedOrRight(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)

@@ -137,7 +137,10 @@ func TestConfigurePerGPU(t *testing.T) {
 		"dgx-a100": "host:0@3=32226 for gpu:0, host:1@3=32226 for gpu:1, host:2@1=32226 for gpu:2, host:3@1=32226 for gpu:3, " +
 			"host:4@7=32226 for gpu:4, host:5@7=32226 for gpu:5, host:6@5=32226 for gpu:6, host:7@5=32226 for gpu:7",
 	} {
-		cfg, err := spillway.Configure(recordedMachine(t, machine), spillway.Config{HostPerGPU: true, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(
+			recordedMachine(t, machine),
+			spillway.Config{HostPerGPU: true, Disks: []spillway.DiskConfig{}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +176,10 @@ func TestConfigurePerNamedGPU(t *testing.T) {
 		"device of the program":    {spillway.GPUConfig{Device: dev}, 1},
 		"device on another node":   {spillway.GPUConfig{Device: dev, Node: new(int)}, 0},
 	} {
-		cfg, err := spillway.Configure(top, spillway.Config{GPUs: []spillway.GPUConfig{c.gpu}, HostPerGPU: true, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(
+			top,
+			spillway.Config{GPUs: []spillway.GPUConfig{c.gpu}, HostPerGPU: true, Disks: []spillway.DiskConfig{}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,8 +258,13 @@ func TestConfigureSizes(t *testing.T) {
 	cfg, err := spillway.Configure(top, spillway.Config{
 		HostMemory: spillway.Share(0.5), GPUMemory: spillway.Share(0.25), MostGPUs: 3,
 		Disks: []spillway.DiskConfig{
-			{Dir: "/raid/spill", Capacity: spillway.Share(0.75)}, {Dir: "/data2", Capacity: spillway.Bytes(1 << 40), Reserve: 5},
-			{Dir: "/data3/../data3/x"}, {Dir: "/data"},
+			{
+				Dir:      "/raid/spill",
+				Capacity: spillway.Share(0.75),
+			},
+			{Dir: "/data2", Capacity: spillway.Bytes(1 << 40), Reserve: 5},
+			{Dir: "/data3/../data3/x"},
+			{Dir: "/data"},
 		},
 	})
 	if err != nil {
@@ -273,16 +284,28 @@ func TestConfigureSizes(t *testing.T) {
 	}
 	// A part of a GPU is what the instance has.
 	top.GPUs[0].MIGEnabled, top.GPUs[0].MIG = true, []topology.MIGInstance{{MemoryBytes: 5 << 30}}
-	if cfg, err = spillway.Configure(top, spillway.Config{GPUMemory: spillway.Share(1)}); err != nil || len(cfg.GPUs) != 1 || cfg.GPUs[0].Memory != spillway.Bytes(5<<30) {
+	if cfg, err = spillway.Configure(
+		top,
+		spillway.Config{GPUMemory: spillway.Share(1)},
+	); err != nil || len(cfg.GPUs) != 1 ||
+		cfg.GPUs[0].Memory != spillway.Bytes(5<<30) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 	// A simulated GPU has its share of the host's memory.
-	if cfg, err = spillway.Configure(recordedMachine(t, "vm"), spillway.Config{GPUMemory: spillway.Share(0.5)}); err != nil || cfg.GPUs[0].Memory != spillway.Bytes(4026532<<10/2/tier.Page*tier.Page) {
+	if cfg, err = spillway.Configure(
+		recordedMachine(t, "vm"),
+		spillway.Config{GPUMemory: spillway.Share(0.5)},
+	); err != nil ||
+		cfg.GPUs[0].Memory != spillway.Bytes(4026532<<10/2/tier.Page*tier.Page) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 	// Only the second node's memory may be taken.
 	top.Limits.MemoryNodes, top.Limits.MemoryBytes = topology.Set{1}, 64<<30
-	if cfg, err = spillway.Configure(top, spillway.Config{}); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 || cfg.Hosts[0].Memory != spillway.Bytes(16<<30) {
+	if cfg, err = spillway.Configure(
+		top,
+		spillway.Config{},
+	); err != nil || len(cfg.Hosts) != 1 || cfg.Hosts[0].Node != 1 ||
+		cfg.Hosts[0].Memory != spillway.Bytes(16<<30) {
 		t.Errorf("%s, %v", shape(cfg), err)
 	}
 }
@@ -322,7 +345,14 @@ func TestConfigureInstances(t *testing.T) {
 // TestConfigureUnknownMemory: if the machine's memory is not known, bytes are used as given.
 func TestConfigureUnknownMemory(t *testing.T) {
 	top := &topology.Topology{Nodes: []topology.Node{{}}}
-	cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(4 << 30), GPUMemory: spillway.Bytes(2 << 30), Disks: []spillway.DiskConfig{}})
+	cfg, err := spillway.Configure(
+		top,
+		spillway.Config{
+			HostMemory: spillway.Bytes(4 << 30),
+			GPUMemory:  spillway.Bytes(2 << 30),
+			Disks:      []spillway.DiskConfig{},
+		},
+	)
 	if got := shape(cfg); err != nil || got != "gpu:0@0=2147483648, host:0@0=4096" {
 		t.Errorf("%s, %v", got, err)
 	}
@@ -386,7 +416,10 @@ func TestConfigureHugeNodes(t *testing.T) {
 	for i, n := range []int64{1 << 62, 1 << 62, 1 << 62, 1<<62 + 1} {
 		top.Nodes = append(top.Nodes, topology.Node{ID: i, MemoryBytes: n})
 	}
-	cfg, err := spillway.Configure(top, spillway.Config{HostMemory: spillway.Bytes(1 << 30), Disks: []spillway.DiskConfig{}})
+	cfg, err := spillway.Configure(
+		top,
+		spillway.Config{HostMemory: spillway.Bytes(1 << 30), Disks: []spillway.DiskConfig{}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -452,7 +485,10 @@ func TestConfiguredEngines(t *testing.T) {
 			if testseed.Hurried() && i%2 != k {
 				continue // the other way of this machine
 			}
-			t.Run(fmt.Sprintf("%s/%d", machine, k), func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), perGPU) })
+			t.Run(
+				fmt.Sprintf("%s/%d", machine, k),
+				func(t *testing.T) { configuredEngine(t, recordedMachine(t, machine), perGPU) },
+			)
 		}
 	}
 }
@@ -483,7 +519,14 @@ func configuredEngine(t *testing.T, top *topology.Topology, perGPU bool) {
 		}
 	}()
 	spaces := eng.Reservations().Spaces()
-	if g, h, d := len(spaces.InTier(tier.GPU)), len(spaces.InTier(tier.Host)), len(spaces.InTier(tier.Disk)); g != len(cfg.GPUs) || h != len(cfg.Hosts) || d != 1 {
+	if g, h, d := len(
+		spaces.InTier(tier.GPU),
+	), len(
+		spaces.InTier(tier.Host),
+	), len(
+		spaces.InTier(tier.Disk),
+	); g != len(cfg.GPUs) || h != len(cfg.Hosts) ||
+		d != 1 {
 		t.Fatalf("%d GPU spaces, %d of the host, %d disks: want %s", g, h, d, shape(cfg))
 	}
 	for i, s := range spaces.InTier(tier.GPU) {
@@ -556,7 +599,10 @@ func roundTrip(t *testing.T, eng *spillway.Engine) {
 			t.Fatalf("a batch of %d rows begins with %d", column.Len(), first)
 		}
 		seen[first] = true
-		if asBytes := arrow.Int64Traits.CastToBytes; !bytes.Equal(asBytes(column.Int64Values()), asBytes(values[first:][:rows])) {
+		if asBytes := arrow.Int64Traits.CastToBytes; !bytes.Equal(
+			asBytes(column.Int64Values()),
+			asBytes(values[first:][:rows]),
+		) {
 			t.Errorf("the batch that begins with %d has other values", first)
 		}
 		rec.Release()
@@ -590,7 +636,8 @@ func TestConfigureTwice(t *testing.T) {
 			if !reflect.DeepEqual(cfg, before) {
 				t.Errorf("%s %d: what was given has changed: %+v", name, i, cfg)
 			}
-			if err := once.Validate(); err != nil || once.StallTimeout != cfg.StallTimeout || cfg.GPUs != nil && !reflect.DeepEqual(once.GPUs, cfg.GPUs) {
+			if err := once.Validate(); err != nil || once.StallTimeout != cfg.StallTimeout ||
+				cfg.GPUs != nil && !reflect.DeepEqual(once.GPUs, cfg.GPUs) {
 				t.Errorf("%s %d: %+v, %v", name, i, once, err)
 			}
 			twice, err := spillway.Configure(top, once)

@@ -38,7 +38,12 @@ func TestPassesWriteOnce(t *testing.T) {
 	repo := scanOf(t, eng)
 	words := wordList(1, 100)
 	for i := range int64(60) {
-		if err := repo.Put(t.Context(), 0, numberedRecord(i, 10_000, words), repository.WithPlacement(reservation.AnyInTier(tier.GPU))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			0,
+			numberedRecord(i, 10_000, words),
+			repository.WithPlacement(reservation.AnyInTier(tier.GPU)),
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,7 +95,12 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 	repo := scanOf(t, eng)
 	var up []*batch.Batch
 	for i := range int64(20) { // each with 130 KiB of words of its own, and few rows
-		if err := repo.Put(t.Context(), 0, numberedRecord(i, 10, wordList(uint64(i), 6000)), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			0,
+			numberedRecord(i, 10, wordList(uint64(i), 6000)),
+			repository.WithPlacement(reservation.AnyInTier(tier.Disk)),
+		); err != nil {
 			t.Fatal(err)
 		}
 		for b := range repo.Batches(0) {
@@ -119,7 +129,12 @@ func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repo
 	t.Helper()
 	disk := eng.Spaces()[2]
 	for i := int64(0); float64(disk.Used()) < share*float64(disk.Capacity()); i++ {
-		if err := repo.Put(t.Context(), 0, numberedRecord(i, 10, wordList(uint64(i), 6000)), repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			0,
+			numberedRecord(i, 10, wordList(uint64(i), 6000)),
+			repository.WithPlacement(reservation.AnyInTier(tier.Disk)),
+		); err != nil {
 			t.Fatal(err)
 		}
 		for b := range repo.Batches(0) {
@@ -141,7 +156,13 @@ func TestPutWithoutWaitBesideDictionariesOfCopies(t *testing.T) {
 	repo := scanOf(t, eng)
 	fillWithDictionariesOfCopies(t, eng, repo, 0.7)
 	rec := numberedRecord(1000, 20_000, wordList(1000, 10))
-	if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk)), repository.WithoutWait()); err != nil {
+	if err := repo.Put(
+		t.Context(),
+		0,
+		rec,
+		repository.WithPlacement(reservation.AnyInTier(tier.Disk)),
+		repository.WithoutWait(),
+	); err != nil {
 		t.Errorf("the disk has only copies: %v", err)
 	}
 	if err := repo.Close(t.Context()); err != nil {
@@ -235,7 +256,12 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 			repo := scanOf(t, eng)
 			first := reservation.Specific(tier.ID{Kind: tier.Disk})
 			for n := range int64(4) {
-				if err := repo.Put(t.Context(), 0, numberedRecord(n, 10_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+				if err := repo.Put(
+					t.Context(),
+					0,
+					numberedRecord(n, 10_000, wordList(1, 10)),
+					repository.WithPlacement(reservation.AnyInTier(tier.Host)),
+				); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -260,7 +286,12 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 				}
 			} else {
 				for n := range int64(12) {
-					if err := repo.Put(t.Context(), 0, numberedRecord(20+n, 10_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+					if err := repo.Put(
+						t.Context(),
+						0,
+						numberedRecord(20+n, 10_000, wordList(1, 10)),
+						repository.WithPlacement(reservation.AnyInTier(tier.Host)),
+					); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -284,13 +315,22 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 // recordsAnew takes b out of the repository and gives it another place, so that it is recorded anew.
 // It returns when that is being written. The write goes on when goOn is closed, and placed is closed
 // at its end.
-func recordsAnew(t *testing.T, repo *repository.Repository, files *faultfs.FS, b *batch.Batch) (goOn, placed chan struct{}) {
+func recordsAnew(
+	t *testing.T,
+	repo *repository.Repository,
+	files *faultfs.FS,
+	b *batch.Batch,
+) (goOn, placed chan struct{}) {
 	t.Helper()
 	writing, goOn, placed := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	t.Cleanup(files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "[0-9a-f]*", Times: 1, Effect: faultfs.Do(func(string, string) {
-		close(writing)
-		<-goOn
-	})}))
+	t.Cleanup(
+		files.Add(
+			faultfs.Rule{Ops: []string{"write"}, Path: "[0-9a-f]*", Times: 1, Effect: faultfs.Do(func(string, string) {
+				close(writing)
+				<-goOn
+			})},
+		),
+	)
 	go func() {
 		defer close(placed)
 		got, err := repo.Take(t.Context(), 0, batch.Idle, repository.NoWait())
@@ -319,7 +359,12 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 	repo := scanOf(t, eng)
 	var both [2]*batch.Batch
 	for n := range both {
-		if err := repo.Put(t.Context(), n, numberedRecord(int64(n), 16_000, wordList(1, 10)), repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			n,
+			numberedRecord(int64(n), 16_000, wordList(1, 10)),
+			repository.WithPlacement(reservation.AnyInTier(tier.Host)),
+		); err != nil {
 			t.Fatal(err)
 		}
 		for b := range repo.Batches(n) {

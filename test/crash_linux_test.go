@@ -108,15 +108,28 @@ func childSpills(dir string, named bool, index string) error {
 // spillConfig is a small engine whose disk is in dir.
 func spillConfig(dir string, files disk.FS, top *topology.Topology) spillway.Config {
 	return spillway.Config{
-		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)}}, HostMemory: spillway.Bytes(512 << 10),
-		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: files}}, Topology: top,
-		MonitorPeriod: time.Millisecond, StallTimeout: 300 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		GPUs: []spillway.GPUConfig{
+			{Backend: spillway.Sim, Memory: spillway.Bytes(256 << 10)},
+		},
+		HostMemory:    spillway.Bytes(512 << 10),
+		Disks:         []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: files}},
+		Topology:      top,
+		MonitorPeriod: time.Millisecond,
+		StallTimeout:  300 * time.Millisecond,
+		Logger:        slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }
 
 // spillOnce opens an engine, puts several times what its memories hold, and in each round
 // moves every batch to disk and back and looks whether it is what was put.
-func spillOnce(ctx context.Context, dir string, files disk.FS, top *topology.Topology, seed uint64, rounds int) (err error) {
+func spillOnce(
+	ctx context.Context,
+	dir string,
+	files disk.FS,
+	top *topology.Topology,
+	seed uint64,
+	rounds int,
+) (err error) {
 	eng, err := spillway.Open(ctx, spillConfig(dir, files, top))
 	if err != nil {
 		return fmt.Errorf("opening: %w", err)
@@ -271,7 +284,10 @@ func foreign(t *testing.T, dir string) map[string]string {
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(dir, path)
 		}
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o640)); err != nil {
+		if err := errors.Join(
+			os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(content), 0o640),
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -280,7 +296,11 @@ func foreign(t *testing.T, dir string) map[string]string {
 		os.Symlink("nowhere", filepath.Join(dir, "spillway-8-0123456789abcdef")),
 		os.Mkdir(filepath.Join(dir, "spillway-9-0123456789abcdef"), 0o700),
 		os.Symlink(filepath.Join(outside, "key"), filepath.Join(dir, "spillway-9-0123456789abcdef", "lock")),
-		os.WriteFile(filepath.Join(dir, "spillway-9-0123456789abcdef", "segment-0000"), []byte("its lock is a link"), 0o600),
+		os.WriteFile(
+			filepath.Join(dir, "spillway-9-0123456789abcdef", "segment-0000"),
+			[]byte("its lock is a link"),
+			0o600,
+		),
 		os.Mkdir(filepath.Join(dir, "spillway-10"), 0o700),
 	)
 	if err != nil {

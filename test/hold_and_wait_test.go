@@ -30,7 +30,13 @@ func fullGPU(ctx context.Context, t *testing.T, batches int) (*spillway.Engine, 
 }
 
 // fillGPU does so in an engine whose GPU has 1 MiB, and returns that space.
-func fillGPU(ctx context.Context, t *testing.T, eng *spillway.Engine, repo *repository.Repository, batches int) *tier.Space {
+func fillGPU(
+	ctx context.Context,
+	t *testing.T,
+	eng *spillway.Engine,
+	repo *repository.Repository,
+	batches int,
+) *tier.Space {
 	t.Helper()
 	rec := arrowgen.Ints(1, 7000, 1) // 16 of them fill the GPU
 	defer rec.Release()
@@ -42,7 +48,12 @@ func fillGPU(ctx context.Context, t *testing.T, eng *spillway.Engine, repo *repo
 	b, _ := repo.Peek(0)
 	gpu := gpuOf(t, eng)
 	if n := b.Info().Bytes; gpu.Limit()/n != crowdSize {
-		t.Fatalf("the GPU has room for %d batches of %d bytes, want %d: the test shows nothing", gpu.Limit()/n, n, crowdSize)
+		t.Fatalf(
+			"the GPU has room for %d batches of %d bytes, want %d: the test shows nothing",
+			gpu.Limit()/n,
+			n,
+			crowdSize,
+		)
 	}
 	return gpu
 }
@@ -84,7 +95,8 @@ func TestHoldAndWaitOnHandles(t *testing.T) {
 					}
 					return
 				}
-				if told.Add(1) == 1 && (e.Held < first.Info().Bytes || len(e.Holdings.Holders) == 0 || e.Holdings.Holders[0].Plan != "p" || e.Space != gpu.ID()) {
+				if told.Add(1) == 1 &&
+					(e.Held < first.Info().Bytes || len(e.Holdings.Holders) == 0 || e.Holdings.Holders[0].Plan != "p" || e.Space != gpu.ID()) {
 					t.Errorf("worker %d was told %+v", i, *e)
 				}
 				if err := e.Wait(ctx); err != nil {
@@ -135,10 +147,21 @@ func TestTasksHoldAndWait(t *testing.T) {
 			}
 			first := true
 			err = eng.RunTask(ctx, spillway.Task{
-				Operator: fmt.Sprint("join ", i), Inputs: []*repository.Claim{c}, Output: admission.None, Overhead: admission.None,
+				Operator: fmt.Sprint(
+					"join ",
+					i,
+				),
+				Inputs:   []*repository.Claim{c},
+				Output:   admission.None,
+				Overhead: admission.None,
 			}, func(ctx context.Context, g *spillway.Grant, in []*spillway.Handle) error {
 				if o := in[0].Owner(); o != g.Owner() || reservation.OwnerOf(ctx) != o {
-					t.Errorf("the input is of %v and the context of %v, want %v", o, reservation.OwnerOf(ctx), g.Owner())
+					t.Errorf(
+						"the input is of %v and the context of %v, want %v",
+						o,
+						reservation.OwnerOf(ctx),
+						g.Owner(),
+					)
 				}
 				if first {
 					first = false
@@ -206,7 +229,12 @@ func testTasksAndGrantsHoldAndWait(t *testing.T) {
 	rec := arrowgen.Ints(1, 20000, 1)
 	defer rec.Release()
 	for i := range tasks {
-		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Host))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			i,
+			rec,
+			repository.WithPlacement(reservation.AnyInTier(tier.Host)),
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,15 +255,26 @@ func testTasksAndGrantsHoldAndWait(t *testing.T) {
 	}
 	for i := range 2 {
 		all.Go(func() {
-			if err := eng.RunTask(ctx, spillway.Task{Operator: "run", Output: each, Overhead: admission.None},
-				func(ctx context.Context, g *spillway.Grant, _ []*spillway.Handle) error { return work(ctx, i, g) }); err != nil {
+			if err := eng.RunTask(
+				ctx,
+				spillway.Task{Operator: "run", Output: each, Overhead: admission.None},
+				func(ctx context.Context, g *spillway.Grant, _ []*spillway.Handle) error { return work(ctx, i, g) },
+			); err != nil {
 				t.Errorf("task %d: %v", i, err)
 			}
 		})
 	}
 	// A task that is admitted brings its input with the grant's reservation, as RunTask does.
 	admitted := func(i int, in *batch.Batch) error {
-		g, err := eng.Admit(ctx, spillway.Estimate{Operator: "admit", Input: in.Info().Bytes, Output: each - in.Info().Bytes, Overhead: admission.None})
+		g, err := eng.Admit(
+			ctx,
+			spillway.Estimate{
+				Operator: "admit",
+				Input:    in.Info().Bytes,
+				Output:   each - in.Info().Bytes,
+				Overhead: admission.None,
+			},
+		)
 		if err != nil {
 			return err
 		}

@@ -112,7 +112,10 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 		numbers.Append(n + i)
 	}
 	meta := arrow.NewMetadata([]string{"made"}, []string{"for the test"})
-	fields := []arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}, {Name: "c", Type: col.DataType(), Nullable: true, Metadata: meta}}
+	fields := []arrow.Field{
+		{Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "c", Type: col.DataType(), Nullable: true, Metadata: meta},
+	}
 	cols := []arrow.Array{numbers.NewArray(), col}
 	if words != nil {
 		dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: words.DataType()}
@@ -123,7 +126,12 @@ func withWords(n int64, col, words arrow.Array) arrow.RecordBatch {
 		fields = append(fields, arrow.Field{Name: "w", Type: dt})
 		cols = append(cols, array.NewDictionaryArray(dt, indices.NewArray(), words))
 	}
-	return array.NewRecordBatchWithMetadata(arrow.NewSchema(fields, &meta), cols, int64(rows), arrow.NewMetadata([]string{"n"}, []string{strconv.FormatInt(n, 10)}))
+	return array.NewRecordBatchWithMetadata(
+		arrow.NewSchema(fields, &meta),
+		cols,
+		int64(rows),
+		arrow.NewMetadata([]string{"n"}, []string{strconv.FormatInt(n, 10)}),
+	)
 }
 
 // TestPersistChild is no test but the process that TestKilledProcessIsAdopted kills. It says
@@ -179,7 +187,13 @@ func TestPersistChild(t *testing.T) {
 }
 
 // putPersisted puts record n into a repository, on disk, through host memory or at once.
-func putPersisted(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n int64, throughHost bool) *batch.Batch {
+func putPersisted(
+	t testing.TB,
+	eng *spillway.Engine,
+	repo *repository.Repository,
+	n int64,
+	throughHost bool,
+) *batch.Batch {
 	t.Helper()
 	first := tier.Disk
 	if throughHost {
@@ -197,7 +211,10 @@ func putAhead(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n
 	t.Helper()
 	b := putNumbered(t, repo, n, tier.Host)
 	for len(b.Copies()) == 0 { // the monitor may be copying another
-		if _, err := eng.Mover().Inside().WriteAhead(t.Context(), b, 0); err != nil && !errors.Is(err, context.Canceled) {
+		if _, err := eng.Mover().
+			Inside().
+			WriteAhead(t.Context(), b, 0); err != nil &&
+			!errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
 	}
@@ -229,7 +246,12 @@ func killed(t *testing.T, dir string, codec convert.Codec, lines int) (sure, may
 		t.Fatal(err)
 	}
 	child := exec.Command(exe, "-test.run=^TestPersistChild$")
-	child.Env = append(os.Environ(), keepChildEnv+"="+dir, keepCodecEnv+"="+codec.String(), keepSealEnv+"="+strconv.FormatBool(onEncryptedDisks(t)))
+	child.Env = append(
+		os.Environ(),
+		keepChildEnv+"="+dir,
+		keepCodecEnv+"="+codec.String(),
+		keepSealEnv+"="+strconv.FormatBool(onEncryptedDisks(t)),
+	)
 	var failed bytes.Buffer
 	child.Stderr = &failed
 	stdout, err := child.StdoutPipe()
@@ -284,7 +306,8 @@ func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64,
 		t.Fatal(err)
 	}
 	header := k.Bytes - b.Info().Bytes
-	if info := b.Info(); info.State != batch.Idle || info.Space != k.Space || header <= 0 || header%tier.Page != 0 || info.Rows != k.Rows {
+	if info := b.Info(); info.State != batch.Idle || info.Space != k.Space || header <= 0 || header%tier.Page != 0 ||
+		info.Rows != k.Rows {
 		t.Errorf("adopted: %+v of %+v", info, k)
 	}
 	form := string(b.Info().Payload.Type())
@@ -297,7 +320,8 @@ func checkForm(t testing.TB, eng *spillway.Engine, k spillway.Persisted) (int64,
 		t.Errorf("record %d: %v", n, err)
 	}
 	rec.Release()
-	if !k.Schema.Equal(persistedRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) || k.Partition != int(n%3) {
+	if !k.Schema.Equal(persistedRecord(n).Schema()) || k.Plan != "query" || k.Operator != "join" || k.Port != int(n) ||
+		k.Partition != int(n%3) {
 		t.Errorf("record %d was kept as %+v", n, k)
 	}
 	if err := b.Drop(); err != nil {
@@ -380,7 +404,14 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 			closePersistent(t, eng)
 			eng = persistentEngine(t, dir)
 			if again := eng.Persisted(); len(again) != len(kept) || onDisk(eng) != held {
-				t.Fatalf("round %d: %d batches and %d bytes became %d and %d", round, len(kept), held, len(again), onDisk(eng))
+				t.Fatalf(
+					"round %d: %d batches and %d bytes became %d and %d",
+					round,
+					len(kept),
+					held,
+					len(again),
+					onDisk(eng),
+				)
 			}
 			kept = eng.Persisted()
 		}
@@ -490,7 +521,8 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 		t.Fatalf("%d are kept: %+v", len(kept), kept)
 	}
 	moved := slices.IndexFunc(kept, func(k spillway.Persisted) bool { return k.Plan == "another" })
-	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 || kept[moved].ID != b.ID() {
+	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 ||
+		kept[moved].ID != b.ID() {
 		t.Errorf("kept: %+v", kept)
 	}
 	closePersistent(t, eng)
@@ -555,11 +587,13 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 	place.Partition = 3
 	b.SetPlace(place)
 	want(3)
-	meddle := files.Add(faultfs.Rule{Ops: []string{"write"}, Path: "[0-9a-f]*", Times: 1, Effect: faultfs.Do(func(string, string) {
-		place := b.Info().Place
-		place.Partition = 5
-		b.SetPlace(place)
-	})})
+	meddle := files.Add(
+		faultfs.Rule{Ops: []string{"write"}, Path: "[0-9a-f]*", Times: 1, Effect: faultfs.Do(func(string, string) {
+			place := b.Info().Place
+			place.Partition = 5
+			b.SetPlace(place)
+		})},
+	)
 	place.Partition = 4
 	b.SetPlace(place)
 	meddle()
@@ -591,7 +625,11 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	files := faultfs.New(disk.OS(), 1)
 	var lines atomic.Int64
-	eng := persistentEngine(t, dir, func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) })
+	eng := persistentEngine(
+		t,
+		dir,
+		func(c *spillway.Config) { c.Disks[0].FS, c.Logger = files, slog.New(mute{&lines}) },
+	)
 	plan, err := eng.Plan("query")
 	if err != nil {
 		t.Fatal(err)
@@ -644,7 +682,13 @@ func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	persistNeedsLinux(t)
 	dir := crashed(t, 3)
 	_, err := openPersistent(t, dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
-		c.HostMemory, c.HostMarks = spillway.Bytes(64*tier.Page), tier.Fractions{Limit: 0.01, Trigger: 0.008, Stop: 0.005}
+		c.HostMemory, c.HostMarks = spillway.Bytes(
+			64*tier.Page,
+		), tier.Fractions{
+			Limit:   0.01,
+			Trigger: 0.008,
+			Stop:    0.005,
+		}
 	})
 	var leak *spillway.LeakError
 	if err == nil || errors.As(err, &leak) {

@@ -50,10 +50,21 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	const batches = 40
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
-	eng, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}})
+	eng, repo := openPlain(
+		t,
+		spillway.Config{
+			HostMemory: spillway.Bytes(1 << 20),
+			Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}},
+		},
+	)
 	for i := range batches {
 		rec := one() // with dictionaries of its own
-		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+		if err := repo.Put(
+			t.Context(),
+			i,
+			rec,
+			repository.WithPlacement(reservation.AnyInTier(tier.Disk)),
+		); err != nil {
 			t.Fatal(err)
 		}
 		rec.Release()
@@ -82,7 +93,9 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 	err := read()
 	var e *reservation.DeadlockError
 	if !errors.As(err, &e) || e.Owner != "" || e.Space.Kind != tier.Host || len(e.Holdings.Holders) != 1 ||
-		e.Holdings.Holders[0].Count != len(open) || e.Holdings.Holders[0].Plan != "p" || e.Holdings.Holders[0].What != books.Record {
+		e.Holdings.Holders[0].Count != len(
+			open,
+		) || e.Holdings.Holders[0].Plan != "p" || e.Holdings.Holders[0].What != books.Record {
 		t.Errorf("with %d records open it ended with %v", len(open), err)
 	}
 	if waited := time.Since(begun); waited < 10*time.Second || waited > 15*time.Second {
@@ -112,7 +125,14 @@ func readerInItsOwnWay(t *testing.T, one func() arrow.RecordBatch) {
 // acquire another one. Those with the error close theirs, and all others finish.
 func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		eng, repo := openPlain(t, spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}}, HostMemory: spillway.Bytes(8 << 20), Disks: []spillway.DiskConfig{}})
+		eng, repo := openPlain(
+			t,
+			spillway.Config{
+				GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+				HostMemory: spillway.Bytes(8 << 20),
+				Disks:      []spillway.DiskConfig{},
+			},
+		)
 		fillGPU(t.Context(), t, eng, repo, 2*crowdSize)
 		onGPU := reservation.AnyInTier(tier.GPU)
 		var mu sync.Mutex
@@ -162,7 +182,14 @@ func TestPlainHoldAndWaitOnHandles(t *testing.T) {
 // is full of batches at rest, which it will take; its record alone blocks no caller.
 func TestSlowConsumerIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(1 << 20), GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}})
+		_, repo := openPlain(
+			t,
+			spillway.Config{
+				HostMemory: spillway.Bytes(1 << 20),
+				GPUs:       []spillway.GPUConfig{},
+				Disks:      []spillway.DiskConfig{},
+			},
+		)
 		rec := arrowgen.Ints(1, 7000, 1)
 		defer rec.Release()
 		const batches = 40

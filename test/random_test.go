@@ -78,7 +78,14 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	}
 	cfg.GPUs[0].Memory = spillway.Bytes(kib(256, 1024))
 	cfg.HostMemory = spillway.Bytes(kib(384, 1024))
-	cfg.Disks = []spillway.DiskConfig{{Dir: dir, FS: memdir.FS(dir, nil), Capacity: spillway.Bytes(256 << 20), Persist: seed%2 == 0 && runtime.GOOS == "linux"}}
+	cfg.Disks = []spillway.DiskConfig{
+		{
+			Dir:      dir,
+			FS:       memdir.FS(dir, nil),
+			Capacity: spillway.Bytes(256 << 20),
+			Persist:  seed%2 == 0 && runtime.GOOS == "linux",
+		},
+	}
 	cfg.MonitorPeriod = time.Millisecond
 	cfg.Policy, _ = monitor.ByName(monitor.Names()[seed%uint64(len(monitor.Names()))])
 	cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -172,7 +179,8 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 // checkBooks looks at every space once.
 func checkBooks(t *testing.T, eng *spillway.Engine) {
 	for _, s := range eng.Stats().Spaces {
-		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 || s.Cached < 0 {
+		if s.Used() > s.Capacity || s.Peak > s.Capacity || s.Live < 0 || s.Retired < 0 || s.Reserved < 0 ||
+			s.Cached < 0 {
 			t.Errorf("%s breaks its books: %+v of %d", s.ID, s.Usage, s.Capacity)
 		}
 	}
@@ -199,7 +207,13 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 			}
 			if s.Live != n || s.Retired != 0 || s.Reserved != headers || s.Cached != copied[s.ID] {
 				wrong += fmt.Sprintf(
-					"%s holds %+v, its batches %d, copies %d, and headers %d; ", s.ID, s.Usage, n, copied[s.ID], headers)
+					"%s holds %+v, its batches %d, copies %d, and headers %d; ",
+					s.ID,
+					s.Usage,
+					n,
+					copied[s.ID],
+					headers,
+				)
 			}
 		}
 		if wrong == "" {
@@ -501,7 +515,11 @@ func numberedRecord(n int64, rows int, words arrow.Array) arrow.RecordBatch {
 	b.Field(3).(*array.Int32Builder).AppendValues(codes, nil)
 	cols := slices.Clone(b.NewRecordBatch().Columns())
 	cols[1] = array.NewStringData(array.NewData(arrow.BinaryTypes.String, count, []*memory.Buffer{
-		memory.NewBufferBytes(valid), memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets)), memory.NewBufferBytes(text),
+		memory.NewBufferBytes(
+			valid,
+		),
+		memory.NewBufferBytes(arrow.Int32Traits.CastToBytes(offsets)),
+		memory.NewBufferBytes(text),
 	}, nil, nulls, 0))
 	dict := array.NewDictionaryArray(coded, cols[3], words)
 	dict.Dictionary() // makes it, so that several may compare with the record at once

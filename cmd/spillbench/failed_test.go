@@ -40,10 +40,13 @@ func TestFailedRunIsReported(t *testing.T) {
 	if "spillbench: "+doc.Error+"\n" != r.stderr {
 		t.Errorf("the error is %q, and was printed as %q", doc.Error, r.stderr)
 	}
-	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || doc.Input.Batches == 0 || doc.Input.Bytes == 0 || len(doc.Phases) != 1 || len(doc.Args) == 0 {
+	if doc.Timeline == nil || len(doc.Timeline.Spaces) != 3 || doc.Input.Batches == 0 || doc.Input.Bytes == 0 ||
+		len(doc.Phases) != 1 ||
+		len(doc.Args) == 0 {
 		t.Errorf("timeline %v, input %+v, phases %+v, arguments %q", doc.Timeline, doc.Input, doc.Phases, doc.Args)
 	}
-	if len(doc.Held) != 3 || doc.Held[0].Used == 0 || !strings.Contains(doc.Held[0].Text, `of plan "spillbench", operator load:0`) {
+	if len(doc.Held) != 3 || doc.Held[0].Used == 0 ||
+		!strings.Contains(doc.Held[0].Text, `of plan "spillbench", operator load:0`) {
 		t.Errorf("held is %+v", doc.Held)
 	}
 	succeed(t, append(slices.Clone(small), "--json="+in("good.json"), "-q")...)
@@ -75,7 +78,8 @@ func TestFailedRunIsReported(t *testing.T) {
 		if len(c.args) == 2 && strings.Contains(text, "as long as A") {
 			t.Errorf("%q: the time of a run that failed is compared", c.args)
 		}
-		if len(c.args) < 2 && (!strings.Contains(text, "all memory above it") || strings.Contains(text, "move batches down sooner") || strings.Contains(text, "do more at once")) {
+		if len(c.args) < 2 &&
+			(!strings.Contains(text, "all memory above it") || strings.Contains(text, "move batches down sooner") || strings.Contains(text, "do more at once")) {
 			t.Errorf("%q: the page has no advice on the failure, or some on the speed of a run that failed", c.args)
 		}
 	}
@@ -85,7 +89,10 @@ func TestFailedRunIsReported(t *testing.T) {
 func TestFailedRunPrinted(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "bad.json")
-	line := strings.TrimPrefix(command(t, t.Context(), append(noRoom(t), "-q", "--json="+file)...).stderr, "spillbench: ")
+	line := strings.TrimPrefix(
+		command(t, t.Context(), append(noRoom(t), "-q", "--json="+file)...).stderr,
+		"spillbench: ",
+	)
 	for format, want := range map[string]struct {
 		status         int
 		stdout, stderr string // ends
@@ -96,7 +103,8 @@ func TestFailedRunPrinted(t *testing.T) {
 		"benchfmt": {2, "", "nothing to compare: " + line},
 	} {
 		r := command(t, t.Context(), "report", file, "--format="+format)
-		if r.status != want.status || !strings.HasSuffix(strings.TrimSpace(r.stdout), strings.TrimSpace(want.stdout)) || !strings.HasSuffix(r.stderr, want.stderr) {
+		if r.status != want.status || !strings.HasSuffix(strings.TrimSpace(r.stdout), strings.TrimSpace(want.stdout)) ||
+			!strings.HasSuffix(r.stderr, want.stderr) {
 			t.Errorf("%s ended with %d: %q, %q", format, r.status, r.stdout, r.stderr)
 		}
 		if format == "table" && !strings.Contains(r.stdout, `in host:0 `) {
@@ -104,7 +112,14 @@ func TestFailedRunPrinted(t *testing.T) {
 		}
 	}
 	forged := writeFile(t, "forged.json", strings.Replace(readFile(t, file), `"error": "`, `"error": "\u001b[31m`, 1))
-	if r := command(t, t.Context(), "report", forged, "--format=csv"); r.status != 0 || !strings.Contains(r.stderr, ` failed: \x1b[31m`) {
+	if r := command(
+		t,
+		t.Context(),
+		"report",
+		forged,
+		"--format=csv",
+	); r.status != 0 ||
+		!strings.Contains(r.stderr, ` failed: \x1b[31m`) {
 		t.Errorf("what a terminal acts on is told as %q", r.stderr)
 	}
 }
@@ -135,7 +150,12 @@ func TestFailedFaultIsReported(t *testing.T) {
 	t.Parallel()
 	r := command(t, t.Context(), append(slices.Clone(small), "--fault=op=read,kind=eio", "--json=-", "-q")...)
 	var doc report.Run
-	if decode(t, r.stdout, &doc); r.status != 1 || !strings.Contains(doc.Error, "--fault op=read,kind=eio") || doc.Config.Faults[0].Hits == 0 {
+	if decode(
+		t,
+		r.stdout,
+		&doc,
+	); r.status != 1 || !strings.Contains(doc.Error, "--fault op=read,kind=eio") ||
+		doc.Config.Faults[0].Hits == 0 {
 		t.Errorf("ended with %d: %q, %+v", r.status, doc.Error, doc.Config.Faults)
 	}
 }
@@ -144,7 +164,14 @@ func TestFailedFaultIsReported(t *testing.T) {
 func TestWrongUseIsNotReported(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	r := command(t, t.Context(), "run", filepath.Join(dir, "missing.csv"), "--json="+filepath.Join(dir, "r.json"), "--html="+filepath.Join(dir, "r.html"))
+	r := command(
+		t,
+		t.Context(),
+		"run",
+		filepath.Join(dir, "missing.csv"),
+		"--json="+filepath.Join(dir, "r.json"),
+		"--html="+filepath.Join(dir, "r.html"),
+	)
 	if left, err := os.ReadDir(dir); r.status != 2 || err != nil || len(left) > 0 {
 		t.Errorf("ended with %d, and left %v (%v)", r.status, left, err)
 	}
@@ -171,7 +198,9 @@ func TestStandstillIsNoted(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		note := "spillbench: note: nothing moves: disk:0 "
-		if got := stderr.String(); quiet && got != "" || !quiet && (!strings.HasPrefix(got, note) || !strings.HasSuffix(got, "; the run ends after 2s of that, or twice as long (--stall-timeout)\n") || strings.Count(got, "\n") != 1) {
+		if got := stderr.String(); quiet && got != "" ||
+			!quiet &&
+				(!strings.HasPrefix(got, note) || !strings.HasSuffix(got, "; the run ends after 2s of that, or twice as long (--stall-timeout)\n") || strings.Count(got, "\n") != 1) {
 			t.Errorf("quiet %v: %q", quiet, got)
 		}
 	}

@@ -179,7 +179,8 @@ func TestInspect(t *testing.T) {
 			b := d.Batches[i]
 			sum += b.Bytes
 			if b.ID == 0 || b.Plan != "query" || b.Operator != "scan" || b.Port != want.Port || b.Partition != want.Partition || b.Rows != want.Rows ||
-				b.Codec != "none" || b.Dictionaries != want.Dictionaries || b.Error != "" ||
+				b.Codec != "none" || b.Dictionaries != want.Dictionaries ||
+				b.Error != "" ||
 				b.Bytes != b.ImageBytes+tier.Page || // a header
 				b.Bytes < 4*want.Rows {
 				t.Errorf("%+v, want %+v", b, want)
@@ -278,7 +279,8 @@ func TestInspectDamage(t *testing.T) {
 			for _, b := range d.Batches {
 				text += b.Error + "\n"
 			}
-			if doc.Damage() == 0 || !strings.Contains(text, c.want) || !strings.Contains(text, path) || !strings.Contains(stderr, "are damaged") {
+			if doc.Damage() == 0 || !strings.Contains(text, c.want) || !strings.Contains(text, path) ||
+				!strings.Contains(stderr, "are damaged") {
 				t.Errorf("%s, %s: %d damaged: %s: %s", name, codec, doc.Damage(), text, stderr)
 			}
 			if name == "a byte of a batch" {

@@ -112,7 +112,15 @@ func TestJobOfTheFlags(t *testing.T) {
 	f := runFlags{place: "fits", partitions: 3, passes: 4}
 	f.input.repeat, f.input.workers = 5, 6
 	m := &machine{engine: new(spillway.Engine), plan: headroom.Plan{Heap: 1 << 20}}
-	want := job.Config{Engine: m.engine, Repeat: 5, Fits: true, Partitions: 3, Passes: 4, Workers: 6, Held: m.plan.Held()}
+	want := job.Config{
+		Engine:     m.engine,
+		Repeat:     5,
+		Fits:       true,
+		Partitions: 3,
+		Passes:     4,
+		Workers:    6,
+		Held:       m.plan.Held(),
+	}
 	if got := f.job(m); fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -198,7 +206,8 @@ func TestBlame(t *testing.T) {
 		"a fault that is not": {t.Context(), "op=alloc,kind=slow:0.1", machine, 3, false},
 	} {
 		err := blame(c.ctx, c.spec, c.err)
-		if fail.Status(err) != c.status || c.err != nil && strings.Contains(fail.Line(err), "--fault "+c.spec+", hits: ") != c.named {
+		if fail.Status(err) != c.status ||
+			c.err != nil && strings.Contains(fail.Line(err), "--fault "+c.spec+", hits: ") != c.named {
 			t.Errorf("%s: status %d, %v", name, fail.Status(err), err)
 		}
 	}
@@ -255,8 +264,14 @@ func TestNotes(t *testing.T) {
 	}
 	log.Warn("spillway: memory is not locked", "space", "host:1", "remedy", "raise the limit")
 	want := []string{
-		"a move failed: batch 0, error a b (3 times)", "all is well",
-		diag.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: "host:0"}.String(), "left out: one",
+		"a move failed: batch 0, error a b (3 times)",
+		"all is well",
+		diag.Warning{
+			What:   "memory is not locked",
+			Remedy: "raise the limit",
+			Space:  "host:0",
+		}.String(),
+		"left out: one",
 		diag.Warning{What: "memory is not locked", Remedy: "raise the limit", Space: "host:1"}.String(),
 	}
 	if got := n.lines(); !slices.Equal(got, want) {
@@ -276,17 +291,39 @@ func TestVerifyTellsTheFirst(t *testing.T) {
 	t.Parallel()
 	broken := writeFile(t, "broken.arrow", "ARROW1\x00\x00")
 	one, two := writeTable(t, "one.arrow", 1, 200), writeTable(t, "two.arrow", 1, 200)
-	r := command(t, t.Context(), "verify", broken, one, two, "--json=-", "--rows-per-batch=100", "--gpu-memory=1MiB", "--host-memory=1MiB", "--fault=op=copy,kind=bitflip")
-	if r.status != 1 || !strings.Contains(r.stderr, "differences in "+one) || strings.Contains(r.stderr, filepath.Base(two)) {
+	r := command(
+		t,
+		t.Context(),
+		"verify",
+		broken,
+		one,
+		two,
+		"--json=-",
+		"--rows-per-batch=100",
+		"--gpu-memory=1MiB",
+		"--host-memory=1MiB",
+		"--fault=op=copy,kind=bitflip",
+	)
+	if r.status != 1 || !strings.Contains(r.stderr, "differences in "+one) ||
+		strings.Contains(r.stderr, filepath.Base(two)) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}
 	var doc report.Verify
 	decode(t, r.stdout, &doc)
-	if doc.Config.RowsPerBatch != 100 || doc.Config.Faults[0].Hits == 0 || doc.Files[0].Mismatches != 0 || doc.Files[1].Mismatches == 0 || doc.Files[2].Mismatches == 0 {
+	if doc.Config.RowsPerBatch != 100 || doc.Config.Faults[0].Hits == 0 || doc.Files[0].Mismatches != 0 ||
+		doc.Files[1].Mismatches == 0 ||
+		doc.Files[2].Mismatches == 0 {
 		t.Errorf("%+v, %+v", doc.Config, doc.Files)
 	}
 	absent := filepath.Join(t.TempDir(), "absent.arrow")
-	if r = command(t, t.Context(), "verify", broken, absent); r.status != 2 || !strings.Contains(r.stderr, broken) || strings.Contains(r.stderr, absent) {
+	if r = command(
+		t,
+		t.Context(),
+		"verify",
+		broken,
+		absent,
+	); r.status != 2 || !strings.Contains(r.stderr, broken) ||
+		strings.Contains(r.stderr, absent) {
 		t.Errorf("ended with %d: %s", r.status, r.stderr)
 	}
 }
@@ -298,8 +335,34 @@ func TestConfigIsTold(t *testing.T) {
 	}
 	t.Parallel()
 	dir := t.TempDir()
-	r := command(t, t.Context(), "run", "--json=-", "--gpu=sim", "--gpu-memory=1MiB", "--host-memory=2MiB", "--disk="+dir+"=16MiB", "--limit=0.96", "--trigger=0.7", "--stop=0.3",
-		"--policy=lru", "--codec=s2", "--encrypt", "--monitor-period=7ms", "--stall-timeout=9s", "--write-ahead=5MiB", "--moves-per-edge=6", "--disk-slots=7", "--seed=9", "--repeat=2", "--passes=3", "--partitions=4", "--workers=5", "--place=fits", "--rows-per-batch=2000")
+	r := command(
+		t,
+		t.Context(),
+		"run",
+		"--json=-",
+		"--gpu=sim",
+		"--gpu-memory=1MiB",
+		"--host-memory=2MiB",
+		"--disk="+dir+"=16MiB",
+		"--limit=0.96",
+		"--trigger=0.7",
+		"--stop=0.3",
+		"--policy=lru",
+		"--codec=s2",
+		"--encrypt",
+		"--monitor-period=7ms",
+		"--stall-timeout=9s",
+		"--write-ahead=5MiB",
+		"--moves-per-edge=6",
+		"--disk-slots=7",
+		"--seed=9",
+		"--repeat=2",
+		"--passes=3",
+		"--partitions=4",
+		"--workers=5",
+		"--place=fits",
+		"--rows-per-batch=2000",
+	)
 	if r.status != 0 {
 		t.Fatalf("ended with %d: %s", r.status, r.stderr)
 	}
@@ -307,8 +370,22 @@ func TestConfigIsTold(t *testing.T) {
 	decode(t, r.stdout, &doc)
 	want := report.RunConfig{
 		Config: report.Config{
-			GPU: "sim", GPUMemoryBytes: 1 << 20, HostMemoryBytes: 2 << 20, Disks: []report.Disk{{Dir: dir, CapacityBytes: 16 << 20, CapacityGiven: true}},
-			Limit: 0.96, Trigger: 0.7, Stop: 0.3, Policy: "lru", Codec: "s2", Encrypt: true, MonitorPeriodSeconds: 0.007, StuckAfterSeconds: 9, WriteAheadBytesPerS: 5 << 20, MovesPerEdge: 6, DiskSlots: 7, Faults: []report.Fault{},
+			GPU:                  "sim",
+			GPUMemoryBytes:       1 << 20,
+			HostMemoryBytes:      2 << 20,
+			Disks:                []report.Disk{{Dir: dir, CapacityBytes: 16 << 20, CapacityGiven: true}},
+			Limit:                0.96,
+			Trigger:              0.7,
+			Stop:                 0.3,
+			Policy:               "lru",
+			Codec:                "s2",
+			Encrypt:              true,
+			MonitorPeriodSeconds: 0.007,
+			StuckAfterSeconds:    9,
+			WriteAheadBytesPerS:  5 << 20,
+			MovesPerEdge:         6,
+			DiskSlots:            7,
+			Faults:               []report.Fault{},
 		},
 		Seed: 9, Repeat: 2, Passes: 3, Partitions: 4, Workers: 5, Place: "fits",
 	}

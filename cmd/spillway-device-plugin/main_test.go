@@ -60,7 +60,12 @@ func TestRun(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	if _, body := ask("/metrics"); !strings.Contains(body, `spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.073741824e+09`) {
+	if _, body := ask(
+		"/metrics",
+	); !strings.Contains(
+		body,
+		`spillway_gpu_memory_advertised_bytes{gpu="sim-1"} 1.073741824e+09`,
+	) {
 		t.Error(body)
 	}
 	if sockets, err := filepath.Glob(plugins + "/*.sock"); err != nil || len(sockets) != 3 {
@@ -103,7 +108,8 @@ func TestRunFails(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		status := Main(t.Context(), args, &stdout, &stderr)
 		lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
-		if last := lines[len(lines)-1]; status != 1 || !strings.HasPrefix(last, "spillway-device-plugin: ") || !strings.Contains(last, c.want) {
+		if last := lines[len(lines)-1]; status != 1 || !strings.HasPrefix(last, "spillway-device-plugin: ") ||
+			!strings.Contains(last, c.want) {
 			t.Errorf("%s: status %d: %s", name, status, &stderr)
 		}
 	}

@@ -53,9 +53,21 @@ func measure(d *Disk, write, read float64) {
 // share of busy processors is not known, and counts as half.
 func TestDecide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		text := [codecs]rates{S2: sampled(0.6, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(0.9, 9000, 9000)}
-		noise := [codecs]rates{S2: sampled(1, 3000, 9000), Zstd: sampled(1, 3000, 9000), Bitpack: sampled(1, 9000, 9000)}
-		alike := [codecs]rates{S2: sampled(0.42, 2000, 4000), Zstd: sampled(0.4, 500, 1400), Bitpack: sampled(1, 9000, 9000)}
+		text := [codecs]rates{
+			S2:      sampled(0.6, 2000, 4000),
+			Zstd:    sampled(0.4, 500, 1400),
+			Bitpack: sampled(0.9, 9000, 9000),
+		}
+		noise := [codecs]rates{
+			S2:      sampled(1, 3000, 9000),
+			Zstd:    sampled(1, 3000, 9000),
+			Bitpack: sampled(1, 9000, 9000),
+		}
+		alike := [codecs]rates{
+			S2:      sampled(0.42, 2000, 4000),
+			Zstd:    sampled(0.4, 500, 1400),
+			Bitpack: sampled(1, 9000, 9000),
+		}
 		for _, c := range []struct {
 			name        string
 			rates       [codecs]rates
@@ -261,7 +273,8 @@ func TestFirstDecision(t *testing.T) {
 			t.Errorf("%s: %s was chosen", name, k)
 		}
 		if c.Packs(Auto, mib, diskID) != (d.write.bytes < mib) || c.Packs(Auto, payload.FrameSize-1, diskID) || c.Packs(None, mib, diskID) ||
-			!c.Packs(S2, 1, diskID) || c.Packs(S2, mib, tier.ID{Kind: tier.Host}) {
+			!c.Packs(S2, 1, diskID) ||
+			c.Packs(S2, mib, tier.ID{Kind: tier.Host}) {
 			t.Errorf("%s: the wrong bodies are looked at run by run", name)
 		}
 	}

@@ -120,7 +120,7 @@ func TestPinnedPagesStay(t *testing.T) {
 	}{
 		"pinned": {func(t *testing.T, a *Arena, _ *faulty) {
 			if onHeap {
-				t.Skip("needs an arena that is not from the heap")
+				t.Skip("needs memory that can be pinned: this build has arenas on the Go heap")
 			}
 			if err := a.Pin(&pinner{t: t, onUnpin: func() {}}); err != nil {
 				t.Fatal(err)
@@ -128,7 +128,7 @@ func TestPinnedPagesStay(t *testing.T) {
 		}, false},
 		"pinned meanwhile": {func(t *testing.T, a *Arena, f *faulty) {
 			if onHeap {
-				t.Skip("needs an arena that is not from the heap")
+				t.Skip("needs memory that can be pinned: this build has arenas on the Go heap")
 			}
 			a.stopTouch = func() { // Alloc has taken the free ranges, and not yet given their pages back
 				a.stopTouch = func() {}

@@ -34,7 +34,11 @@ func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []b
 	return LaidOutInline(t, rec, inlineMost)
 }
 
-func LaidOutInline(t testing.TB, rec arrow.RecordBatch, inline int64) (d *batch.Descriptor, body []byte, dicts [][]byte) {
+func LaidOutInline(
+	t testing.TB,
+	rec arrow.RecordBatch,
+	inline int64,
+) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
 	l, err := NewLayoutInline(rec, inline)
 	if err != nil {
@@ -93,7 +97,13 @@ func checkImage(t *testing.T, d *batch.Descriptor, body []byte) {
 }
 
 // opened opens an image in pieces, cut at random.
-func opened(t testing.TB, rng *rand.Rand, d *batch.Descriptor, body []byte, dicts ...[]byte) (rec arrow.RecordBatch, released func() int) {
+func opened(
+	t testing.TB,
+	rng *rand.Rand,
+	d *batch.Descriptor,
+	body []byte,
+	dicts ...[]byte,
+) (rec arrow.RecordBatch, released func() int) {
 	t.Helper()
 	n := 0
 	extents := make([][][]byte, len(dicts))
@@ -271,8 +281,10 @@ func TestPartsAreShort(t *testing.T) {
 		rows := 1 + rng.IntN(most)
 		for i := range 1 + rng.IntN(300) {
 			widths := []arrow.FixedWidthDataType{
-				arrow.FixedWidthTypes.Boolean, arrow.PrimitiveTypes.Int8.(arrow.FixedWidthDataType),
-				arrow.PrimitiveTypes.Int32.(arrow.FixedWidthDataType), arrow.PrimitiveTypes.Int64.(arrow.FixedWidthDataType),
+				arrow.FixedWidthTypes.Boolean,
+				arrow.PrimitiveTypes.Int8.(arrow.FixedWidthDataType),
+				arrow.PrimitiveTypes.Int32.(arrow.FixedWidthDataType),
+				arrow.PrimitiveTypes.Int64.(arrow.FixedWidthDataType),
 			}
 			dt := widths[rng.IntN(len(widths))]
 			data := make([]byte, (rows*dt.BitWidth()+7)/8)
@@ -514,11 +526,20 @@ func checkSame(t *testing.T, what string, d *batch.Descriptor, body []byte, l *L
 func mixedTable(rows int) arrow.RecordBatch {
 	g := arrowgen.New(6)
 	return g.Record(arrowgen.Schema(
-		arrow.FixedWidthTypes.Boolean, arrow.BinaryTypes.StringView,
-		arrow.ListViewOf(arrow.PrimitiveTypes.Int32), arrow.LargeListViewOf(arrow.FixedWidthTypes.Boolean),
-		arrow.DenseUnionOf([]arrow.Field{{Name: "x", Type: arrow.PrimitiveTypes.Int64, Nullable: true}, {Name: "y", Type: arrow.BinaryTypes.LargeString, Nullable: true}}, []arrow.UnionTypeCode{3, 8}),
+		arrow.FixedWidthTypes.Boolean,
+		arrow.BinaryTypes.StringView,
+		arrow.ListViewOf(arrow.PrimitiveTypes.Int32),
+		arrow.LargeListViewOf(arrow.FixedWidthTypes.Boolean),
+		arrow.DenseUnionOf(
+			[]arrow.Field{
+				{Name: "x", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+				{Name: "y", Type: arrow.BinaryTypes.LargeString, Nullable: true},
+			},
+			[]arrow.UnionTypeCode{3, 8},
+		),
 		arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.Binary),
-		arrow.ListOf(arrow.BinaryTypes.BinaryView), arrow.FixedWidthTypes.MonthDayNanoInterval,
+		arrow.ListOf(arrow.BinaryTypes.BinaryView),
+		arrow.FixedWidthTypes.MonthDayNanoInterval,
 	), rows)
 }
 
@@ -534,7 +555,12 @@ func TestManyViewBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := &Layout{rec: rec, pieces: p.pieces, Desc: batch.Descriptor{
-			Schema: rec.Schema(), Rows: rec.NumRows(), Nodes: p.nodes, Buffers: p.spans, Body: RoundUp(p.at, tier.Page), Sums: make([]uint64, 1),
+			Schema:  rec.Schema(),
+			Rows:    rec.NumRows(),
+			Nodes:   p.nodes,
+			Buffers: p.spans,
+			Body:    RoundUp(p.at, tier.Page),
+			Sums:    make([]uint64, 1),
 		}}
 		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
 		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
@@ -623,7 +649,8 @@ func TestVerify(t *testing.T) {
 	body[payload.SumChunk+77] ^= 4
 	err := Verify(d, 1, body[payload.SumChunk:2*payload.SumChunk])
 	var c *CorruptError
-	if !errors.As(err, &c) || !errors.Is(err, ErrCorrupt) || c.Offset != payload.SumChunk || c.Want != d.Sums[1] || c.Got == c.Want {
+	if !errors.As(err, &c) || !errors.Is(err, ErrCorrupt) || c.Offset != payload.SumChunk || c.Want != d.Sums[1] ||
+		c.Got == c.Want {
 		t.Errorf("%v", err)
 	}
 	for _, bad := range []error{Verify(d, -1, nil), Verify(d, len(d.Sums), nil), Verify(d, 0, body[:4096])} {

@@ -3,7 +3,7 @@
 //
 //	Recorder   an observer of batches: makes each that comes to such a disk persist
 //	Found      what an earlier engine left, until it is adopted or forgotten
-//	Entry      what a file says of a batch or of a dictionary; format.go has its format
+//	Entry      the description of a batch or a dictionary in its file; format.go has its format
 //
 // The files are those of package volumes. A killed process loses no batch whose file was complete;
 // a failure of the system may, and checksums find it.

@@ -47,7 +47,12 @@ func TestRecordOfABrokenDictionary(t *testing.T) {
 	broken := &brokenDictionary{oneDictionary: oneDictionary{nil, entry.Descriptor}}
 	p := batch.NewImage(desc, nil, new(tier.Space), broken)
 	broken.armed = true
-	if _, err := r.record(1, &Record{payload: p}, new(Record)); err == nil || len(r.turn) != 0 { // or the next waits for good
+	if _, err := r.record(
+		1,
+		&Record{payload: p},
+		new(Record),
+	); err == nil ||
+		len(r.turn) != 0 { // or the next waits for good
 		t.Errorf("recorded: %v, %d have the turn", err, len(r.turn))
 	}
 }
@@ -63,7 +68,9 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	space, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Disk}, Capacity: capacity, Backend: "disk", Pool: volume})
+	space, err := tier.NewSpace(
+		tier.SpaceConfig{ID: tier.ID{Kind: tier.Disk}, Capacity: capacity, Backend: "disk", Pool: volume},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +102,14 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		if err := p.Release(); err != nil {
 			t.Error(err)
 		}
-		if key, err := r.record(1, &Record{payload: p, space: space, volume: volume}, new(Record)); !errors.Is(err, tier.ErrReleased) {
+		if key, err := r.record(
+			1,
+			&Record{payload: p, space: space, volume: volume},
+			new(Record),
+		); !errors.Is(
+			err,
+			tier.ErrReleased,
+		) {
 			t.Errorf("%s: recorded as %d, %v", name, key, err)
 		}
 	}

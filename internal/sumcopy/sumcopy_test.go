@@ -67,7 +67,10 @@ func TestSub(t *testing.T) {
 				want := make([]byte, n)
 				for i := 0; i < n; i += width {
 					if width == 4 {
-						binary.LittleEndian.PutUint32(want[i:], binary.LittleEndian.Uint32(src[i:])-uint32(base&0xffffffff))
+						binary.LittleEndian.PutUint32(
+							want[i:],
+							binary.LittleEndian.Uint32(src[i:])-uint32(base&0xffffffff),
+						)
 					} else {
 						binary.LittleEndian.PutUint64(want[i:], binary.LittleEndian.Uint64(src[i:])-base)
 					}

@@ -80,9 +80,9 @@
 // which makes it persist, or forgets it, which frees it. At Close what stays is left for the next
 // volume. The Free of any memory of an entry ends the entry first: its file is a part again.
 //
-// What was written is in the page cache. A system that fails may lose any of it: nothing is
-// synchronized, and bodies must be compared with checksums of the owner's. A damaged header is an
-// error of its entry, with a warning that names the file.
+// Written bytes are in the page cache, and nothing is synchronized, so a failure of the system may
+// lose any of them. Owners must compare bodies with their own checksums. A damaged header is an error
+// of its entry, with a warning that names the file.
 //
 // The next volume with Persist in Dir takes over one directory whose lock is free. It leaves alone,
 // with a warning, a directory of another version, one that needs more than the volume's capacity, one

@@ -216,8 +216,12 @@ func WarnOfOthers(all ...*Volume) {
 			known[e.Name()] = true
 			files, err := (&ownDir{fs: v.cfg.FS, path: path}).listKept()
 			if err == nil && len(files.keys) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-				v.warn(causes.KeptLeft, "%s was kept by another process: if that has ended, it is left for the next engine, "+
-					"because one volume finds what one process kept", e.Name())
+				v.warn(
+					causes.KeptLeft,
+					"%s was kept by another process: if that has ended, it is left for the next engine, "+
+						"because one volume finds what one process kept",
+					e.Name(),
+				)
 			}
 		}
 		v.passed = nil

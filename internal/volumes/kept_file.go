@@ -247,7 +247,8 @@ func (h *keptHeader) parseMemories() error {
 		if m.Units > 0 {
 			units = seal.UnitsIn(0, max(m.Size, 1))
 		}
-		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Units) != units || units*(8+seal.TagSize) > int64(r.Len()) {
+		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Units) != units ||
+			units*(8+seal.TagSize) > int64(r.Len()) {
 			return errDamaged("a memory of %d bytes and %d units", m.Size, m.Units)
 		}
 		seals := make([]seal.Seal, m.Units)

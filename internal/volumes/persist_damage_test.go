@@ -41,9 +41,9 @@ func persistedFiles(t testing.TB, dir, kind string) (files []string) {
 	return files
 }
 
-// keptNumbers returns the seeds of what a volume has found, each of which must be what was kept: the
-// bytes are compared by the owner's checksums, here by random. What cannot be read it forgets; the
-// error must name the file.
+// keptNumbers returns the seeds of the entries that a volume has found. The bytes of each must be
+// those that were kept; owners compare checksums, this test compares with its random source. It
+// forgets entries that cannot be read, whose errors must name the file.
 func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (seeds []uint64) {
 	t.Helper()
 	for _, k := range v.Persisted() {
@@ -64,9 +64,9 @@ func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (see
 	return seeds
 }
 
-// TestMutatedFiles changes headers and tails at random: bits, numbers, lengths, names. What is found
-// afterwards is what was kept, or less, and a warning names the file. Bodies are for the owner's
-// checksums, and for the seals of volumes that encrypt.
+// TestMutatedFiles changes headers and tails at random: bits, numbers, lengths, names. Afterwards a
+// volume finds the entries that were kept, or fewer of them, and a warning names the file. Checksums
+// of the owner, and the seals of volumes that encrypt, protect bodies.
 func TestMutatedFiles(t *testing.T) {
 	small := func(c *volumes.Config) { c.Capacity = mib }
 	dir := tempDir(t)
@@ -208,7 +208,14 @@ func TestMissingAndShortParts(t *testing.T) {
 		if left, err := filepath.Glob(filepath.Join(dir, "*", "*", "*.part")); err != nil || len(left) != 0 {
 			t.Errorf("%s: %v are left", name, left)
 		}
-		if got := keptNumbers(t, v, map[uint64][]int64{1: {page, page, unit}, 2: {page}}); !slices.Equal(got, []uint64{2}) {
+		if got := keptNumbers(
+			t,
+			v,
+			map[uint64][]int64{1: {page, page, unit}, 2: {page}},
+		); !slices.Equal(
+			got,
+			[]uint64{2},
+		) {
 			t.Errorf("%s: %v are kept", name, got)
 		}
 		closeVolume(t, v)
@@ -262,7 +269,10 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 		}
 		before := contents(t, dir)
 		v = openPersistent(t, dir)
-		if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, kept+" was kept and is left as it is") {
+		if w := warned(
+			v.Stats().Warnings,
+		); len(v.Persisted()) != 0 ||
+			!strings.Contains(w, kept+" was kept and is left as it is") {
 			t.Errorf("%s: %v are kept, warned of %q", name, v.Persisted(), w)
 		}
 		closeVolume(t, v)

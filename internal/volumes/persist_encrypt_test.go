@@ -366,7 +366,8 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 		if !errors.As(err, &a) || a.Volume != work || a.File != name || a.Offset != at+unitAt {
 			t.Errorf("%s: %v, and it was at %d of %s", what, err, at+unitAt, name)
 		}
-		if !bytes.Equal(read(t, e, unitAt, 0), random(size, 1)[:unitAt]) || !bytes.Equal(read(t, other, size, 0), random(size, 2)) {
+		if !bytes.Equal(read(t, e, unitAt, 0), random(size, 1)[:unitAt]) ||
+			!bytes.Equal(read(t, other, size, 0), random(size, 2)) {
 			t.Errorf("%s: what was not changed reads differently", what)
 		}
 		free(v, e, other)
@@ -441,7 +442,9 @@ func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	e := alloc(t, v, 3*unit)
 	data := random(3*unit, 1)
 	write(t, e, data[:2*unit], 0)
-	remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Path: "*.part", Times: 1, Effect: faultfs.Fail(syscall.EIO)})
+	remove := fsys.Add(
+		faultfs.Rule{Ops: []string{"write"}, Path: "*.part", Times: 1, Effect: faultfs.Fail(syscall.EIO)},
+	)
 	if err := e.WriteAt(t.Context(), data[:unit], unit); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}

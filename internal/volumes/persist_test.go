@@ -81,7 +81,13 @@ func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 }
 
 // wantPersisted takes what was kept with seed and compares it.
-func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, sizes ...int64) []tier.FileMemory {
+func wantPersisted(
+	t testing.TB,
+	v *volumes.Volume,
+	k volumes.Persisted,
+	seed uint64,
+	sizes ...int64,
+) []tier.FileMemory {
 	t.Helper()
 	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Place, placeOf(seed)) {
 		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Place, k.Meta, k.Sizes, placeOf(seed), metaOf(seed), sizes)
@@ -214,7 +220,11 @@ func TestPersistedPlaceChanges(t *testing.T) {
 	if now, ok := v.KeyOf(es[0]); !ok || now != key {
 		t.Errorf("kept as %d: %d, %v", key, now, ok)
 	}
-	if err := v.SetPlace(key, make([]byte, volumes.TailSize)); err == nil || !strings.Contains(err.Error(), "too long") {
+	if err := v.SetPlace(
+		key,
+		make([]byte, volumes.TailSize),
+	); err == nil ||
+		!strings.Contains(err.Error(), "too long") {
 		t.Errorf("a place of %d bytes: %v", volumes.TailSize, err)
 	}
 	other := alloc(t, v, page)

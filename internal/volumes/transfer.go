@@ -239,7 +239,13 @@ func (e *extents) do(ctx context.Context, r request, write bool) error {
 		return a
 	}
 	err = &disk.IOError{
-		Space: v.cfg.Space, Dir: v.cfg.Dir, File: e.fileName(r.at), Offset: r.off, Bytes: n, Write: write, Err: bare(err),
+		Space:  v.cfg.Space,
+		Dir:    v.cfg.Dir,
+		File:   e.fileName(r.at),
+		Offset: r.off,
+		Bytes:  n,
+		Write:  write,
+		Err:    bare(err),
 	}
 	if outOfRoom(err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}

@@ -119,7 +119,8 @@ func TestWorkIsListedByItsName(t *testing.T) {
 		if !errors.As(got.err, &e) {
 			t.Fatal(got.err)
 		}
-		if h := e.Holdings.Holders; len(h) != 2 || h[0].Owner != "work of build" || h[0].Bytes != 51*mib || h[1].Owner != "work of probe" {
+		if h := e.Holdings.Holders; len(h) != 2 || h[0].Owner != "work of build" || h[0].Bytes != 51*mib ||
+			h[1].Owner != "work of probe" {
 			t.Errorf("%v", got.err)
 		}
 		if all := s.Holdings(nil); len(all.Holders) != 2 || all.Holders[0].Owner != "work of build" ||

@@ -53,7 +53,9 @@ func (n *node) gives(c *resourceapi.ResourceClaim) string {
 // limit is what the processes of a claim read.
 func (n *node) limit(c *resourceapi.ResourceClaim) string {
 	n.t.Helper()
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", grantName(c.UID), "limits", "environment"))
+	text, err := os.ReadFile(
+		filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", grantName(c.UID), "limits", "environment"),
+	)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -68,14 +70,26 @@ func (n *node) limit(c *resourceapi.ResourceClaim) string {
 // refuses has a driver refuse a claim for a reason, in one line.
 func (n *node) refuses(c *resourceapi.ResourceClaim, want string) {
 	n.t.Helper()
-	if _, err := n.driver.prepare(n.t.Context(), c); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+	if _, err := n.driver.prepare(
+		n.t.Context(),
+		c,
+	); err == nil || !strings.Contains(err.Error(), want) ||
+		strings.Contains(err.Error(), "\n") {
 		n.t.Errorf("%s: %v; want %q", c.Name, err, want)
 	}
 }
 
 func (n *node) joins(c *resourceapi.ResourceClaim, device string) *leases.Lease {
 	n.t.Helper()
-	l, err := leases.Join(leases.Terms{Dir: n.cfg.Store.Ledger(), Device: device, Group: grantName(c.UID), Physical: 1 << 30, Quota: 256 << 20})
+	l, err := leases.Join(
+		leases.Terms{
+			Dir:      n.cfg.Store.Ledger(),
+			Device:   device,
+			Group:    grantName(c.UID),
+			Physical: 1 << 30,
+			Quota:    256 << 20,
+		},
+	)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -113,7 +127,9 @@ func TestFlagsChange(t *testing.T) {
 	}
 	n.cfg.Layout.Ratio, n.cfg.Inventory = nil, gpus.NewInventory(gpus.Sim(2, 600<<20))
 	check("less memory")
-	file, err := os.ReadFile(filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits", "environment"))
+	file, err := os.ReadFile(
+		filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits", "environment"),
+	)
 	if err != nil || !strings.Contains(string(file), "SPILLWAY_GPU_PHYSICAL_MEMORY_MB=1024\n") {
 		t.Errorf("its processes do not agree any more: %s, %v", file, err)
 	}
@@ -142,7 +158,8 @@ func TestAllocatedAnew(t *testing.T) {
 		defer f.Close()
 	}
 	results, err := n.driver.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{a})
-	if text := results[a.UID].Err; err != nil || text == nil || strings.Contains(text.Error(), "\n") || !strings.Contains(text.Error(), "lease-1-y") {
+	if text := results[a.UID].Err; err != nil || text == nil || strings.Contains(text.Error(), "\n") ||
+		!strings.Contains(text.Error(), "lease-1-y") {
 		t.Errorf("%v, %v", text, err)
 	}
 	for _, page := range []string{"lease-1-x", "lease-1-y"} {
@@ -221,7 +238,8 @@ func TestFilesAreMadeAgain(t *testing.T) {
 	check := func() {
 		t.Helper()
 		n.again()
-		if names := n.kept(); !slices.Equal(names, []string{"claim-0000-a", "claim-0000-b"}) || n.limit(a) != "768Mi" || n.limit(b) != "512Mi" {
+		if names := n.kept(); !slices.Equal(names, []string{"claim-0000-a", "claim-0000-b"}) || n.limit(a) != "768Mi" ||
+			n.limit(b) != "512Mi" {
 			t.Errorf("%v, %s, %s", names, n.limit(a), n.limit(b))
 		}
 		if holders := n.driver.Holders(); len(holders) != 2 {
@@ -229,7 +247,9 @@ func TestFilesAreMadeAgain(t *testing.T) {
 		}
 	}
 	check()
-	if err := os.RemoveAll(filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits")); err != nil {
+	if err := os.RemoveAll(
+		filepath.Join(filepath.Dir(n.cfg.Store.Ledger()), "grants", "claim-0000-a", "limits"),
+	); err != nil {
 		t.Fatal(err)
 	}
 	check()
@@ -240,7 +260,8 @@ func TestFilesAreMadeAgain(t *testing.T) {
 	check()
 	n.cfg.CDIDir = files[0] // a file: none can be written or read
 	n.again()
-	if n.limit(a) != "768Mi" || len(n.driver.Holders()) != 2 || !strings.Contains(n.log.String(), "a claim lacks its limits or its CDI file") {
+	if n.limit(a) != "768Mi" || len(n.driver.Holders()) != 2 ||
+		!strings.Contains(n.log.String(), "a claim lacks its limits or its CDI file") {
 		t.Errorf("%s, %+v: %s", n.limit(a), n.driver.Holders(), n.log)
 	}
 }
@@ -259,7 +280,10 @@ func TestUnknown(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.again()
-		n.refuses(c, "it is not known what the claim with the UID 0000-a has, and so not what is free: restart the kubelet")
+		n.refuses(
+			c,
+			"it is not known what the claim with the UID 0000-a has, and so not what is free: restart the kubelet",
+		)
 		if n.limit(a) != "768Mi" {
 			t.Errorf("%s: its limit is %s", name, n.limit(a))
 		}
@@ -301,7 +325,14 @@ func TestGone(t *testing.T) {
 	notFound := func(change func(*metav1.StatusDetails)) error {
 		details := claims
 		change(&details)
-		return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 404, Reason: metav1.StatusReasonNotFound, Details: &details}}
+		return &apierrors.StatusError{
+			ErrStatus: metav1.Status{
+				Status:  metav1.StatusFailure,
+				Code:    404,
+				Reason:  metav1.StatusReasonNotFound,
+				Details: &details,
+			},
+		}
 	}
 	another := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "0000-x"}}
 	var ours *resourceapi.ResourceClaim
