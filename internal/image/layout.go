@@ -86,31 +86,23 @@ type Layout struct {
 	valueType arrow.DataType
 	number    int // its place in the record's list of all
 
-	sum     sumcopy.Sum // of the chunk at pos, if the body is large
-	hash    *xxh3.Hasher
+	sum     sumcopy.Sum // of the chunk at pos
 	scratch []byte
 }
 
-// piece is a buffer of the image: n bytes at off, which are either raw, as they
-// are in the source, or made by from.
+// piece is a buffer of the image: n bytes at off. If from is nil they are raw, as they are in the
+// source. Else from makes them; raw is set, too, if it makes each offset of raw lower, because the
+// copy loop can do that.
 type piece struct {
 	off, n int64
 	raw    []byte
 	from   source
 }
 
-// source makes the bytes of a buffer that are not in the record's memory as
-// they should be.
-type source interface {
-	// read fills dst with the bytes from at on. at is a multiple of 64, and so
-	// is dst's length unless it reaches to the end.
-	read(dst []byte, at int64)
-}
-
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
 // is not little-endian is tier.ErrNotSupported, an array whose parts do not fit
 // together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, inlineMost) }
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, maxInline) }
 
 // NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
 func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
@@ -125,11 +117,25 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	if err := CheckEndian(schema); err != nil {
 		return nil, err
 	}
-	p := planner{inline: inline}
-	if err := p.record(rec, schema); err != nil {
-		return nil, err
+	rows, fields := rec.NumRows(), schema.NumFields()
+	p := planner{
+		inline: inline, nodes: make([]payload.Node, 0, 2*fields), spans: make([]payload.Span, 0, 3*fields),
+		pieces: make([]piece, 0, 3*fields),
 	}
-	l := p.layout(schema, rec.NumRows())
+	cols := int(rec.NumCols())
+	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
+	if rows < 0 || cols != fields && !empty {
+		return nil, p.path.Invalid("%d rows, %d columns for %d fields", rows, cols, fields)
+	}
+	for i := range fields {
+		f := schema.Field(i)
+		if empty {
+			p.empty(f.Type)
+		} else if err := p.array(f.Name, f.Type, input{host: rec.Column(i).Data()}, 0, rows); err != nil {
+			return nil, err
+		}
+	}
+	l := p.layout(schema, rows)
 	if meta := equal.Metadata(rec); meta.Len() > 0 {
 		l.Desc.Metadata = &meta
 	}
@@ -312,118 +318,68 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 	return nil
 }
 
-// emit writes the bytes at pos to dst, whose length is a multiple of 4096.
-func (l *Layout) emit(dst []byte) {
-	for len(dst) > 0 {
-		chunk := l.pos / payload.SumChunk
-		begin := chunk * payload.SumChunk
-		end := min(begin+payload.SumChunk, l.Desc.Body)
-		n := min(int64(len(dst)), end-l.pos)
-		if l.Desc.Body < payload.SumChunk {
-			l.emitSmall(dst[:n])
-		} else {
-			if l.pos == begin {
-				l.sum.Reset(end - begin)
-			}
-			l.emitLarge(dst[:n])
-			if l.pos+n == end {
-				l.Desc.Sums[chunk] = l.sum.Sum64()
-			}
-		}
-		l.pos += n
-		dst = dst[n:]
-	}
-	sumcopy.Fence()
-}
-
-// emitSmall writes a body, or a part of one, that stays in the cache: there the
-// bytes are hashed where they were written.
-func (l *Layout) emitSmall(dst []byte) {
-	l.fill(dst, l.pos)
-	if int64(len(dst)) == l.Desc.Body {
-		l.Desc.Sums[0] = xxh3.Hash(dst)
-		return
-	}
-	if l.hash == nil {
-		l.hash = xxh3.New()
-	}
-	if l.pos == 0 {
-		l.hash.Reset()
-	}
-	l.hash.Write(dst) // never fails
-	if l.pos+int64(len(dst)) == l.Desc.Body {
-		l.Desc.Sums[0] = l.hash.Sum64()
-	}
-}
-
 // scratchSize is how much of what cannot be copied straight from the source is
 // made at once, to be copied from there; it should stay in the first-level cache.
 const scratchSize = 16 << 10
 
-// emitLarge writes a part of a chunk. Everything goes through sum.Copy, straight
-// from the record where it has a block's bytes in one piece, else from scratch.
-func (l *Layout) emitLarge(dst []byte) {
-	i := l.find(l.pos)
-	for pos := l.pos; len(dst) > 0; {
-		for i < len(l.pieces) && l.pieces[i].off+l.pieces[i].n <= pos {
+// emit writes the bytes at pos to dst, whose length is a multiple of 4096, and makes the checksums.
+func (l *Layout) emit(dst []byte) {
+	body := l.Desc.Body
+	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk { // it stays in the cache: hashed where it was written
+		l.fill(dst, 0)
+		l.Desc.Sums[0] = xxh3.Hash(dst)
+		l.pos = body
+		return
+	}
+	for i := l.find(l.pos); len(dst) > 0; {
+		chunk := l.pos / payload.SumChunk
+		end := min((chunk+1)*payload.SumChunk, body)
+		if l.pos%payload.SumChunk == 0 {
+			l.sum.Reset(end - l.pos)
+		}
+		for i < len(l.pieces) && l.pieces[i].off+l.pieces[i].n <= l.pos {
 			i++
 		}
-		var n int64
-		if n = l.straight(i, pos); n > 0 {
-			n = min(n, int64(len(dst)))
-			l.copyStraight(&l.pieces[i], dst[:n], pos)
-		} else {
+		n := min(int64(len(dst)), end-l.pos)
+		straight := int64(0) // bytes in whole blocks that need no scratch
+		if i < len(l.pieces) && l.pieces[i].off <= l.pos && l.pieces[i].raw != nil {
+			straight = (l.pieces[i].off + l.pieces[i].n - l.pos) &^ (sumcopy.Block - 1)
+		}
+		if straight > 0 {
+			n = min(n, straight)
+			p := &l.pieces[i]
+			src := p.raw[l.pos-p.off:][:n]
+			switch a, _ := p.from.(*adjusted); {
+			case a == nil:
+				l.sum.Copy(dst[:n], src)
+			case a.adj.Width == 4:
+				l.sum.CopySub32(dst[:n], src, uint32(a.adj.Base))
+			default:
+				l.sum.CopySub64(dst[:n], src, uint64(a.adj.Base))
+			}
+		} else { // up to the next long buffer that needs none
+			n = min(n, scratchSize)
+			for _, p := range l.pieces[i:] {
+				if p.off >= l.pos+n {
+					break
+				}
+				if p.off > l.pos && p.n >= scratchSize && p.raw != nil {
+					n = RoundUp(p.off-l.pos, sumcopy.Block)
+				}
+			}
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
 			}
-			n = min(l.scattered(i, pos), int64(len(dst)))
-			l.fill(l.scratch[:n], pos)
+			l.fill(l.scratch[:n], l.pos)
 			l.sum.Copy(dst[:n], l.scratch[:n])
 		}
-		pos += n
+		l.pos += n
 		dst = dst[n:]
-	}
-}
-
-// isStraight reports whether p can be copied from the record in one go.
-func (p *piece) isStraight() bool {
-	switch p.from.(type) {
-	case nil, *lower32, *lower64:
-		return true
-	}
-	return false
-}
-
-// straight returns how many bytes at pos, in whole blocks, can be copied from piece i of the record
-// without scratch; 0 if none.
-func (l *Layout) straight(i int, pos int64) int64 {
-	if i == len(l.pieces) || l.pieces[i].off > pos || !l.pieces[i].isStraight() {
-		return 0
-	}
-	return (l.pieces[i].off + l.pieces[i].n - pos) &^ (sumcopy.Block - 1)
-}
-
-func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
-	at, n := pos-p.off, int64(len(dst))
-	switch s := p.from.(type) {
-	case *lower32:
-		l.sum.CopySub32(dst, s.src[at:at+n], s.base)
-	case *lower64:
-		l.sum.CopySub64(dst, s.src[at:at+n], s.base)
-	default:
-		l.sum.Copy(dst, p.raw[at:at+n])
-	}
-}
-
-// scattered returns how many bytes from pos on emitLarge should assemble in scratch memory: up to the
-// next large buffer that it can copy straight from the record.
-func (l *Layout) scattered(i int, pos int64) int64 {
-	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
-		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {
-			return min(scratchSize, RoundUp(p.off-pos, sumcopy.Block))
+		if l.pos == end {
+			l.Desc.Sums[chunk] = l.sum.Sum64()
 		}
 	}
-	return scratchSize
+	sumcopy.Fence()
 }
 
 // find returns the first piece that ends after pos.

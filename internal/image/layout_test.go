@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { testseed.Main(m) }
 // each of its dictionaries that are images of their own.
 func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	return LaidOutInline(t, rec, inlineMost)
+	return LaidOutInline(t, rec, maxInline)
 }
 
 func LaidOutInline(
@@ -122,7 +122,7 @@ func opened(
 // with all of them outside.
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
-	checkRoundTripInline(t, rng, rec, inlineMost)
+	checkRoundTripInline(t, rng, rec, maxInline)
 	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return arrowgen.HasDictionary(f.Type) }) {
 		checkRoundTripInline(t, rng, rec, 0)
 	}
@@ -551,17 +551,10 @@ func TestManyViewBuffers(t *testing.T) {
 		whole := g.Record(arrowgen.Schema(arrow.BinaryTypes.StringView), 3000)
 		rec := whole.NewSlice(5, 2990)
 		p := planner{maxVar: most}
-		if err := p.record(rec, rec.Schema()); err != nil {
+		if err := p.array("views", arrow.BinaryTypes.StringView, input{host: rec.Column(0).Data()}, 0, rec.NumRows()); err != nil {
 			t.Fatal(err)
 		}
-		l := &Layout{rec: rec, pieces: p.pieces, Desc: batch.Descriptor{
-			Schema:  rec.Schema(),
-			Rows:    rec.NumRows(),
-			Nodes:   p.nodes,
-			Buffers: p.spans,
-			Body:    RoundUp(p.at, tier.Page),
-			Sums:    make([]uint64, 1),
-		}}
+		l := p.layout(rec.Schema(), rec.NumRows())
 		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
 		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
 			l.fill(body[at:at+4096], int64(at))

@@ -3,7 +3,6 @@ package image
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -18,55 +17,59 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// planner walks a record's arrays and decides where their buffers go in the body.
+// planner walks arrays and decides where each buffer goes in the body. The arrays are those of a
+// record in host memory or those of a table on a device, but not both. Of a record, the planner
+// lists the pieces to write; of a table, the ranges to copy.
 type planner struct {
 	path   Path
 	nodes  []payload.Node
 	spans  []payload.Span
 	pieces []piece
 	at     int64 // end of the last buffer
-	begun  int64 // where the small buffers behind the last place to cut begin
-	bytes  int64
-	dicts  map[arrow.ArrayData]laidDict // those that were laid out
-	maxVar int64                        // longest data buffer of views; 0 for the format's limit
+	begun  int64 // where the small buffers after the last place to cut begin
+	bytes  int64 // in buffers
+	maxVar int64 // longest data buffer of views; 0 for the format's limit
 
-	inline  int64                 // up to how many bytes a dictionary lies in the body
-	outside *outside              // nil until a dictionary is an image of its own
-	uses    []*Layout             // those that nodes here refer to
-	numbers lookup.Table[*Layout] // of uses
-	spanned [1]extent             // what buffers returns for offsets
+	inline  int64                       // dictionaries of up to so many bytes lie in the body
+	dicts   map[arrow.ArrayData]laidOut // dictionaries in the body
+	outside *outside                    // nil until a dictionary is an image of its own
+	uses    []*Layout                   // dictionaries that nodes here refer to
+	numbers lookup.Table[*Layout]       // of uses
+
+	ranges []payload.DeviceRange // of a table, by span; up to the last span that has bytes
+	adjust []payload.Adjustment
+	facts  facts // what is known of the device's memory
 }
 
 // outside is the dictionaries of a record that are images of their own.
 type outside struct {
 	order []*Layout           // inner ones first
-	of    map[typed][]*Layout // more than one if types differ that have one fingerprint
+	of    map[typed][]*Layout // more than one if different types have one fingerprint
 }
 
-// typed is an array under a type, by its fingerprint and, for an extension, its name. Types that
-// are the same have the same; of those that differ few do.
+// typed is an array under a type, by its fingerprint and, for an extension, its name. Equal types
+// have equal ones; few different types do.
 type typed struct {
 	data              *array.Data
 	fingerprint, name string
 }
 
-func typedAs(data *array.Data, dt arrow.DataType) typed {
-	name := ""
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		name = e.ExtensionName()
-	}
-	return typed{data, dt.Fingerprint(), name}
+// laidOut is a dictionary in a body: its type, nodes and spans.
+type laidOut struct {
+	dt    arrow.DataType
+	nodes []payload.Node
+	spans []payload.Span
 }
 
-// inlineMost is up to how many bytes a dictionary lies in the body of those that
-// use it; see Layout.
-const inlineMost = tier.Page
+// maxInline is up to how many bytes a dictionary lies in the body of those that use it; see Layout.
+const maxInline = tier.Page
 
-// laidDict is where a dictionary's nodes and spans are.
-type laidDict struct {
-	dt           arrow.DataType
-	nodes, spans [2]int
-}
+// maxBody is more than any device has, and small enough that sums of bytes stay in range.
+const maxBody = 1 << 62
+
+// MaxRows limits lengths and offsets of arrays, so that their products with the widths of values
+// can be checked within 64 bits.
+const MaxRows = 1 << 48
 
 // Path names the array that a walker is at, for error messages.
 type Path []string
@@ -78,206 +81,303 @@ func (p Path) Invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
-func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
-	rows, cols := rec.NumRows(), int(rec.NumCols())
-	if rows < 0 {
-		return p.path.Invalid("%d rows", rows)
+// input is an array to lay out: host or dev is set, or neither if there is no array.
+type input struct {
+	host arrow.ArrayData
+	dev  *DeviceArray
+}
+
+func (in input) missing() bool {
+	return in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil)))
+}
+
+func (in input) length() int64 {
+	if in.dev != nil {
+		return in.dev.Length
 	}
-	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
-	if cols != schema.NumFields() && !empty {
-		return p.path.Invalid("%d columns for %d fields", cols, schema.NumFields())
+	return int64(in.host.Len())
+}
+
+func (in input) child(i int) input {
+	if in.dev != nil {
+		return input{dev: in.dev.Children[i]}
 	}
-	p.nodes = make([]payload.Node, 0, 2*schema.NumFields())
-	p.spans = make([]payload.Span, 0, 3*schema.NumFields())
-	p.pieces = make([]piece, 0, 3*schema.NumFields())
-	for i := range schema.NumFields() {
-		f := schema.Field(i)
-		p.path.Push(f.Name)
-		if empty {
-			p.empty(f.Type)
-		} else if err := p.array(f.Type, rec.Column(i).Data(), 0, rows); err != nil {
-			return err
+	return input{host: in.host.Children()[i]}
+}
+
+// rows are some rows of an array, whose parts fit its type as far as their numbers go.
+type rows struct {
+	input
+	shape.Shape
+	at    int64 // the first row, counted from the beginning of the buffers
+	n     int64
+	nulls int64
+}
+
+// buffer is one buffer of an array.
+type buffer struct {
+	there bool
+	size  int64 // bytes; Unknown for some of a device's
+	bytes []byte
+	addr  tier.Addr
+}
+
+// rows checks the parts of an array of type dt, and returns its n rows from the row from on.
+func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err error) {
+	s.input, s.n = in, n
+	var ok bool
+	if s.Shape, ok = shape.Of(dt); !ok {
+		return s, p.path.Invalid("no layout for the type %s", dt)
+	}
+	if in.missing() {
+		return s, p.path.Invalid("no data")
+	}
+	length, children, want := in.length(), 0, s.NumChildren()
+	if d := in.dev; d != nil {
+		s.at, children = d.Offset, len(d.Children)
+		switch buffers := len(d.Buffers); {
+		case d.Nulls < Unknown || d.Nulls > length:
+			return s, p.path.Invalid("%d nulls of %d rows", d.Nulls, length)
+		case buffers < len(s.Buffers) || buffers > len(s.Buffers) && !s.Views:
+			return s, p.path.Invalid("%d buffers of %s, want %d", buffers, s.Type, len(s.Buffers))
 		}
-		p.path.Pop()
+	} else {
+		s.at, children = int64(in.host.Offset()), len(in.host.Children())
+		if got := in.host.DataType(); shape.Storage(got).ID() != s.Type.ID() {
+			return s, p.path.Invalid("the data is of type %s, not of type %s", got, s.Type)
+		}
+		if want == 0 {
+			children = 0 // arrow-go ignores them, too
+		}
 	}
-	return nil
-}
-
-// child lays out a child under its name.
-func (p *planner) child(name string, dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
-	p.path.Push(name)
-	err := p.array(dt, d, from, n)
-	p.path.Pop()
-	return err
-}
-
-// array lays out the n rows of d from the row from on.
-func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
-	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
-		return p.path.Invalid("no data")
-	}
-	sh, ok := shape.Of(dt)
-	off, length := int64(d.Offset()), int64(d.Len())
 	switch {
-	case !ok:
-		return p.path.Invalid("no layout for the type %s", dt)
-	case off < 0 || length < 0 || off > math.MaxInt64-length:
-		return p.path.Invalid("offset %d, length %d", off, length)
+	case s.at < 0 || length < 0 || s.at > MaxRows || length > MaxRows:
+		return s, p.path.Invalid("offset %d, length %d", s.at, length)
 	case from < 0 || n < 0 || n > length || from > length-n:
-		return p.path.Invalid("%d rows from %d on of an array of %d", n, from, length)
-	case shape.Storage(d.DataType()).ID() != sh.Type.ID():
-		return p.path.Invalid("the data is of type %s, the field of type %s", d.DataType(), sh.Type)
-	case sh.NumChildren() > 0 && len(d.Children()) != sh.NumChildren():
-		return p.path.Invalid("%d children, want %d", len(d.Children()), sh.NumChildren())
+		return s, p.path.Invalid("%d rows from %d on of an array of %d", n, from, length)
+	case children != want:
+		return s, p.path.Invalid("%d children, want %d", children, want)
 	}
-	s := slice{d: d, at: off + from, n: n}
+	s.at += from
+	return s, nil
+}
+
+// buffer returns the buffer with number i of Shape.Buffers, or after them one of a view's data.
+func (s *rows) buffer(i int) (m buffer) {
+	if s.dev != nil {
+		if b := s.dev.Buffers[i]; b.Addr != 0 {
+			m = buffer{there: true, size: b.Length, addr: b.Addr}
+		}
+		return m
+	}
+	if !s.HasValidity() {
+		i++ // arrow-go leaves room for a validity
+	}
+	if bufs := s.host.Buffers(); i < len(bufs) && bufs[i] != nil {
+		b := bufs[i].Bytes()
+		m = buffer{there: true, size: int64(len(b)), bytes: b}
+	}
+	return m
+}
+
+// array lays out the n rows of an array from the row from on. The array is called name in messages.
+func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64) error {
+	p.path.Push(name)
+	s, err := p.rows(dt, in, from, n)
 	switch {
-	case sh.Null:
+	case err != nil:
+		return err
+	case s.Null:
 		p.node(n, n)
+		p.path.Pop()
 		return nil
-	case sh.HasValidity():
-		var err error
-		if s.nulls, err = p.validity(s); err != nil {
+	case s.HasValidity():
+		if err := p.validity(&s); err != nil {
 			return err
 		}
 	default:
 		p.node(n, 0)
 	}
-	if sh.Rows == shape.Runs {
-		return p.runs(sh.Type.(*arrow.RunEndEncodedType), s)
-	}
-	shown, err := p.buffers(&sh, s)
-	if err != nil {
-		return err
-	}
-	for i, c := range d.Children()[:sh.NumChildren()] {
-		name, dt := sh.Child(i)
-		var e extent
-		switch sh.Rows {
-		case shape.Same:
-			e = extent{s.at, s.at + n}
-		case shape.Times:
-			if sh.Size < 0 || sh.Size > 0 && s.at > math.MaxInt64/sh.Size-n {
-				return p.path.Invalid("%d lists of %d", n, sh.Size)
-			}
-			e = extent{s.at * sh.Size, (s.at + n) * sh.Size}
-		case shape.Between:
-			e = shown[0]
-		case shape.Shown:
-			e = shown[i]
+	var shown []extent // the values that the rows show of each child, where buffers say that
+	var spanned [1]extent
+	for i, b := range s.Buffers {
+		m := s.buffer(i)
+		if b.Width < 0 || b.Width > 0 && s.at+n >= maxBody/b.Width {
+			return p.path.Invalid("%d values of %d bytes", n, b.Width)
 		}
-		if err := p.child(name, dt, c, e.from, e.to-e.from); err != nil {
+		if s.dev == nil { // what lists, unions and views do not show is left out, where a copy may do that
+			switch b.Role {
+			case shape.Views:
+				err = p.views(&s, m)
+			case shape.Starts:
+				shown, err = p.listView(&s, b.Width)
+			case shape.Places:
+				shown, err = p.denseOffsets(&s)
+			}
+			if err != nil {
+				return err
+			}
+			if b.Role == shape.Views || b.Role == shape.Starts || b.Role == shape.Sizes || b.Role == shape.Places {
+				continue
+			}
+		}
+		switch e := &spanned[0]; b.Role {
+		case shape.Validity:
+		case shape.Bits:
+			err = p.bits(&s, i, m)
+		case shape.Offsets:
+			shown = spanned[:]
+			*e, err = p.offsets(&s, i, m, b.Width)
+		case shape.Data:
+			switch {
+			case m.size != Unknown && e.to > m.size:
+				err = p.path.Invalid("offsets reach to byte %d of %d", e.to, m.size)
+			case !m.there:
+				p.spans = append(p.spans, payload.Absent)
+			default:
+				err = p.put(&s, i, m, e.from, e.to-e.from, 0, payload.Adjustment{})
+			}
+		default:
+			if done, fails := p.without(&s, i, m, b.Width); fails != nil || done {
+				err = fails
+			} else {
+				err = p.put(&s, i, m, s.at*b.Width, n*b.Width, 0, payload.Adjustment{})
+			}
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if sh.Values != nil {
-		return p.dictionary(sh.Values, s)
+	if s.Views && s.dev != nil {
+		if err := p.wholeData(&s); err != nil {
+			return err
+		}
 	}
+	if s.Rows == shape.Runs {
+		err = p.runs(&s)
+	} else {
+		err = p.children(&s, shown)
+	}
+	if err == nil && s.Values != nil {
+		err = p.dictionary(&s)
+	}
+	if err != nil {
+		return err
+	}
+	p.path.Pop()
 	return nil
 }
 
-// buffers lays out the buffers of s except for its validity. It returns which values of each child
-// they show, if they say that.
-func (p *planner) buffers(sh *shape.Shape, s slice) (shown []extent, err error) {
-	first := 0 // where arrow-go has them: it leaves room for a validity
-	if !sh.HasValidity() {
-		first = 1
-	}
-	for i, b := range sh.Buffers {
-		switch b.Role {
-		case shape.Bits:
-			err = p.booleans(s)
-		case shape.Values, shape.Codes:
-			err = p.fixed(s, first+i, b.Width)
-		case shape.Offsets:
-			p.spanned[0], err = p.offsets(s, b.Width)
-			shown = p.spanned[:]
-		case shape.Data:
-			err = p.data(s, shown[0])
-		case shape.Views:
-			err = p.views(s)
-		case shape.Starts: // with the sizes
-			shown, err = p.listView(s, b.Width)
-		case shape.Places:
-			shown, err = p.denseOffsets(sh.Type.(arrow.UnionType), s)
+// children lays out what the rows show of the children.
+func (p *planner) children(s *rows, shown []extent) error {
+	for i := range s.NumChildren() {
+		name, dt := s.Child(i)
+		c := s.child(i)
+		e := extent{s.at, s.at + s.n}
+		switch s.Rows {
+		case shape.Times:
+			if s.Size < 0 || s.Size > 0 && s.at+s.n > MaxRows/s.Size {
+				return p.path.Invalid("%d lists of %d", s.n, s.Size)
+			}
+			e = extent{s.at * s.Size, (s.at + s.n) * s.Size}
+		case shape.Between:
+			e = shown[0]
+		case shape.Shown:
+			if s.dev == nil {
+				e = shown[i]
+			} else if e = (extent{}); !c.missing() {
+				e.to = c.length()
+			}
 		}
-		if err != nil {
-			return nil, err
+		if err := p.array(name, dt, c, e.from, e.to-e.from); err != nil {
+			return err
 		}
 	}
-	return shown, nil
-}
-
-// slice is a run of rows of an array.
-type slice struct {
-	d     arrow.ArrayData
-	at    int64 // first row, counted from the beginning of the buffers
-	n     int64
-	nulls int64
-}
-
-// buffer returns the bytes of buffer i and whether the array has it.
-func (s slice) buffer(i int) ([]byte, bool) {
-	if bufs := s.d.Buffers(); i < len(bufs) && bufs[i] != nil {
-		return bufs[i].Bytes(), true
-	}
-	return nil, false
-}
-
-// need returns buffer i, which must have the bytes up to row at+n+extra, each
-// width bytes. Without rows, or with nothing but nulls, it may be absent, and
-// without rows it may be short; then all is false.
-func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all bool, err error) {
-	b, has = s.buffer(i)
-	switch {
-	case !has && (s.n == 0 || s.nulls == s.n):
-		return nil, false, false, nil
-	case !has:
-		return nil, false, false, p.path.Invalid("buffer %d of %s is missing", i, s.d.DataType())
-	case s.n == 0 && width == 0:
-		return b, true, true, nil
-	}
-	rows := int64(math.MaxInt64)
-	if width > 0 {
-		rows = int64(len(b)) / width
-	}
-	if s.at > math.MaxInt64-s.n-extra || s.at+s.n+extra > rows {
-		if s.n == 0 {
-			return b, true, false, nil
-		}
-		return nil, false, false, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
-			i, s.d.DataType(), len(b), s.n, s.at)
-	}
-	return b, true, true, nil
+	return nil
 }
 
 func (p *planner) node(n, nulls int64) {
 	p.nodes = append(p.nodes, payload.Node{Length: n, Nulls: nulls})
 }
 
-func (p *planner) absent() { p.spans = append(p.spans, payload.Absent) }
+// without adds the span of a buffer that has no bytes, and reports whether it is one. A record may
+// lack a buffer also if all rows are null; of a table, that claim may be wrong, and a reader of the
+// batch would rely on it.
+func (p *planner) without(s *rows, i int, m buffer, width int64) (bool, error) {
+	switch {
+	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n):
+		p.spans = append(p.spans, payload.Absent)
+	case s.n == 0 || width == 0:
+		p.spans = append(p.spans, payload.Span{})
+	case !m.there:
+		return true, p.path.Invalid("buffer %d of %s is missing, of %d rows", i, s.Type, s.n)
+	default:
+		return false, nil
+	}
+	return true, nil
+}
 
-// raw gives bytes of the source a place.
-func (p *planner) raw(b []byte) {
-	if n := int64(len(b)); p.place(n) {
-		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, raw: b})
+// within checks that a buffer has n bytes from at on.
+func (p *planner) within(s *rows, i int, m buffer, at, n int64) error {
+	if m.size < Unknown || m.size != Unknown && at+n > m.size {
+		return p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on", i, s.Type, m.size, s.n, s.at)
+	}
+	if uint64(m.addr) > 1<<63 { // sums of addresses stay in range
+		return p.path.Invalid("a buffer at %#x", uint64(m.addr))
+	}
+	return nil
+}
+
+// put gives the n bytes of a buffer from at on a place, with an adjustment if How is set. To adjust
+// them, more bytes after them are needed.
+func (p *planner) put(s *rows, i int, m buffer, at, n, more int64, adj payload.Adjustment) error {
+	if err := p.within(s, i, m, at, n+more); err != nil {
+		return err
+	}
+	if n > maxBody-p.at {
+		return p.path.Invalid("%d bytes after %d others: more than there can be", n, p.at)
+	}
+	off, placed := p.place(n)
+	switch {
+	case !placed:
+	case s.dev != nil:
+		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-1-len(p.ranges))...)
+		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr + tier.Addr(at), Length: n + more})
+		if adj.Buffer = len(p.spans) - 1; adj.How != 0 {
+			p.adjust = append(p.adjust, adj)
+		}
+	case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
+		b, last := m.bytes[at:at+n], n-1
+		if last > 0 {
+			p.pieces = append(p.pieces, piece{off: off, n: last, raw: b[:last]})
+		}
+		p.pieces = append(p.pieces, piece{off: off + last, n: 1, raw: []byte{b[last] & (1<<(adj.Count%8) - 1)}})
+	case adj.How != 0:
+		from := piece{off: off, n: n, from: &adjusted{m.bytes[at : at+n+more], adj}}
+		if adj.How == payload.Lower {
+			from.raw = m.bytes[at : at+n]
+		}
+		p.pieces = append(p.pieces, from)
+	default:
+		p.pieces = append(p.pieces, piece{off: off, n: n, raw: m.bytes[at : at+n]})
+	}
+	return nil
+}
+
+// made gives n bytes a place that from makes, or that are raw.
+func (p *planner) made(n int64, raw []byte, from source) {
+	if off, placed := p.place(n); placed {
+		p.pieces = append(p.pieces, piece{off: off, n: n, raw: raw, from: from})
 	}
 }
 
-// made gives n bytes a place that from makes.
-func (p *planner) made(n int64, from source) {
-	if p.place(n) {
-		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, from: from})
-	}
-}
-
-// place adds a span of n bytes; false if there is nothing to write.
-func (p *planner) place(n int64) bool {
+// place adds a span of n bytes, and returns where it begins; false if it has no bytes.
+func (p *planner) place(n int64) (off int64, placed bool) {
 	if n == 0 {
 		p.spans = append(p.spans, payload.Span{})
-		return false
+		return 0, false
 	}
-	off := RoundUp(p.at, AlignSmall)
+	off = RoundUp(p.at, AlignSmall)
 	if n >= large {
 		off = RoundUp(p.at, alignLarge)
 		p.begun = off + n
@@ -288,112 +388,87 @@ func (p *planner) place(n int64) bool {
 	p.spans = append(p.spans, payload.Span{Offset: off, Length: n})
 	p.at = off + n
 	p.bytes += n
-	return true
+	return off, true
 }
 
-// validity adds the node and the validity of s, and returns its nulls.
-func (p *planner) validity(s slice) (nulls int64, err error) {
-	b, _ := s.buffer(0)
-	if len(b) > 0 && s.n > 0 { // arrow-go takes a bitmap without bytes for none
-		if s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)) {
-			return 0, p.path.Invalid("a validity of %d bytes is too short for %d rows from %d on", len(b), s.n, s.at)
+// validity adds the node and the validity of s. It counts the nulls, unless a table has told them.
+func (p *planner) validity(s *rows) error {
+	m := s.buffer(0)
+	bytes := (s.at%8 + s.n + 7) / 8
+	switch s.nulls = Unknown; {
+	case s.dev != nil && !m.there && s.dev.Nulls > 0:
+		return p.path.Invalid("%d nulls and no validity", s.dev.Nulls)
+	case s.n == 0 || !m.there || s.dev == nil && m.size == 0: // arrow-go takes a bitmap without bytes for none
+		s.nulls = 0
+	case s.dev != nil && (s.dev.Nulls == 0 || s.n == s.dev.Length):
+		s.nulls = s.dev.Nulls
+	}
+	if s.nulls == Unknown {
+		if err := p.within(s, 0, m, s.at/8, bytes); err != nil {
+			return err
 		}
-		nulls = s.n - int64(bitutil.CountSetBits(b, int(s.at), int(s.n)))
+		if s.dev == nil {
+			s.nulls = s.n - int64(bitutil.CountSetBits(m.bytes, int(s.at), int(s.n)))
+		} else {
+			of := payload.DeviceRange{Addr: m.addr + tier.Addr(s.at/8), Length: bytes}
+			valid, _ := p.facts.count(census{of: of, from: s.at % 8, n: s.n})
+			s.nulls = s.n - valid[0] // until they are counted: all
+		}
 	}
-	p.node(s.n, nulls)
-	if nulls == 0 {
-		p.absent()
-	} else {
-		p.bitmap(b, s.at, s.n)
-	}
-	return nulls, nil
-}
-
-// bitmap gives the n bits from at on a place.
-func (p *planner) bitmap(b []byte, at, n int64) {
-	if at%8 != 0 {
-		p.made((n+7)/8, newBits(b, at, n))
-		return
-	}
-	b = b[at/8:][:(n+7)/8]
-	if !p.place(int64(len(b))) {
-		return
-	}
-	whole := n / 8
-	if whole > 0 {
-		p.pieces = append(p.pieces, piece{off: p.at - int64(len(b)), n: whole, raw: b[:whole]})
-	}
-	if tail := n % 8; tail > 0 { // the bits behind the end have no meaning
-		p.pieces = append(p.pieces, piece{off: p.at - 1, n: 1, raw: []byte{b[whole] & (1<<tail - 1)}})
-	}
-}
-
-func (p *planner) booleans(s slice) error {
-	b, has := s.buffer(1)
-	switch {
-	case !has && (s.n == 0 || s.nulls == s.n):
-		p.absent()
+	p.node(s.n, s.nulls)
+	if s.nulls == 0 {
+		p.spans = append(p.spans, payload.Absent)
 		return nil
-	case s.n == 0:
-		p.raw(nil)
-		return nil
-	case s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)):
-		return p.path.Invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
 	}
-	p.bitmap(b, s.at, s.n)
-	return nil
+	return p.bits(s, 0, m)
 }
 
-// fixed adds buffer i, whose values have width bytes.
-func (p *planner) fixed(s slice, i int, width int64) error {
-	if width < 0 {
-		return p.path.Invalid("values of %d bytes", width)
-	}
-	b, has, all, err := p.need(s, i, width, 0)
-	switch {
-	case err != nil:
+// bits adds a bitmap.
+func (p *planner) bits(s *rows, i int, m buffer) error {
+	if done, err := p.without(s, i, m, 1); done {
 		return err
-	case !has:
-		p.absent()
-	case !all || width == 0:
-		p.raw(nil)
-	default:
-		p.raw(b[s.at*width:][:s.n*width])
 	}
-	return nil
+	shift, bytes := s.at%8, (s.n+7)/8
+	var adj payload.Adjustment
+	if shift != 0 || s.n%8 != 0 {
+		adj = payload.Adjustment{How: payload.Bits, Base: shift, Count: s.n}
+	}
+	return p.put(s, i, m, s.at/8, bytes, (shift+s.n+7)/8-bytes, adj)
 }
 
-// offsets adds buffer 1, n+1 offsets, so that the first is 0, and returns which
-// bytes or values they span.
-func (p *planner) offsets(s slice, width int64) (e extent, err error) {
-	b, has, all, err := p.need(s, 1, width, 1)
-	switch {
-	case err != nil:
+// extent is the values of a child from from up to, and without, to.
+type extent struct{ from, to int64 }
+
+// offsets adds n+1 offsets, so that the first is 0, and returns which bytes or values they span.
+func (p *planner) offsets(s *rows, i int, m buffer, width int64) (e extent, err error) {
+	if s.n == 0 && s.dev == nil && m.size >= width { // exported to C, an array without rows has one
+		p.made(width, zeros[:width], nil)
+		return e, nil
+	}
+	if done, err := p.without(s, i, m, width); done {
 		return e, err
-	case !has:
-		p.absent()
-		return e, nil
-	case !all:
-		p.raw(nil)
-		return e, nil
 	}
-	b = b[s.at*width:][:(s.n+1)*width]
-	first, last := OffsetAt(b, width, 0), OffsetAt(b, width, s.n)
-	if first < 0 || last < first {
-		return e, p.path.Invalid("offsets from %d to %d", first, last)
+	at, n := s.at*width, (s.n+1)*width
+	if err := p.within(s, i, m, at, n); err != nil {
+		return e, err
 	}
-	switch {
-	case s.n == 0:
-		p.raw(zeros[:width])
-		return e, nil
-	case first == 0:
-		p.raw(b)
-	case width == 4:
-		p.made(int64(len(b)), &lower32{b, uint32(first)})
-	default:
-		p.made(int64(len(b)), &lower64{b, uint64(first)})
+	if s.dev == nil {
+		e = extent{OffsetAt(m.bytes[at:], width, 0), OffsetAt(m.bytes[at:], width, s.n)}
+	} else {
+		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr + tier.Addr(at), Length: width}, width: width})
+		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr + tier.Addr(at+n-width), Length: width}, width: width})
+		if ok1 && ok2 {
+			e = extent{first[0], last[0]}
+		}
 	}
-	return extent{first, last}, nil
+	if e.from < 0 || e.to < e.from || s.dev != nil && e.to > MaxRows {
+		return e, p.path.Invalid("offsets from %d to %d", e.from, e.to)
+	}
+	var adj payload.Adjustment
+	if e.from != 0 {
+		adj = payload.Adjustment{How: payload.Lower, Width: width, Base: e.from}
+	}
+	return e, p.put(s, i, m, at, n, 0, adj)
 }
 
 var zeros [8]byte
@@ -405,90 +480,102 @@ func OffsetAt(b []byte, width, i int64) int64 {
 	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-// data adds buffer 2, the bytes that the offsets span.
-func (p *planner) data(s slice, e extent) error {
-	b, has := s.buffer(2)
-	switch {
-	case e.to > int64(len(b)):
-		return p.path.Invalid("offsets reach to byte %d of %d", e.to, len(b))
-	case !has:
-		p.absent()
-	default:
-		p.raw(b[e.from:e.to])
+// wholeData adds the data buffers of a table's views.
+func (p *planner) wholeData(s *rows) error {
+	first, end := len(s.Buffers), len(s.dev.Buffers)
+	if s.n == 0 {
+		end = first
+	}
+	p.node(int64(end-first), 0)
+	for i := first; i < end; i++ {
+		b := s.dev.Buffers[i]
+		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
+			return p.path.Invalid("data buffer %d of the views has %d bytes at %#x", i-first, b.Length, uint64(b.Addr))
+		}
+		if err := p.put(s, i, s.buffer(i), 0, b.Length, 0, payload.Adjustment{}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // dictionary lays out the dictionary of s, unless it is there already.
-func (p *planner) dictionary(dt arrow.DataType, s slice) error {
-	d := s.d.Dictionary()
-	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
+func (p *planner) dictionary(s *rows) error {
+	dt := s.Values
+	var in input
+	if s.dev != nil {
+		in.dev = s.dev.Dictionary
+	} else {
+		in.host = s.host.Dictionary()
+	}
+	if in.missing() {
 		if s.n > s.nulls {
 			return p.path.Invalid("no dictionary")
 		}
 		p.empty(dt)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && equal.Types(laid.dt, dt) {
-		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
-		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
+	if s.dev != nil {
+		return p.array("dictionary", dt, in, 0, in.length())
+	}
+	if laid, ok := p.dicts[in.host]; ok && equal.Types(laid.dt, dt) {
+		p.nodes = append(p.nodes, laid.nodes...)
+		p.spans = append(p.spans, laid.spans...)
 		return nil
 	}
-	l, err := p.outsider(dt, d)
+	l, err := p.outsider(dt, in)
 	if err != nil {
 		return err
 	}
 	if l != nil {
-		p.use(l)
+		i := p.numbers.Of(p.uses, l)
+		if i < 0 {
+			i = len(p.uses)
+			p.uses = append(p.uses, l)
+		}
+		p.node(int64(i), payload.Outside)
 		return nil
 	}
 	nodes, spans := len(p.nodes), len(p.spans)
-	if err := p.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
+	if err := p.array("dictionary", dt, in, 0, in.length()); err != nil {
 		return err
 	}
 	if p.dicts == nil {
-		p.dicts = make(map[arrow.ArrayData]laidDict)
+		p.dicts = make(map[arrow.ArrayData]laidOut)
 	}
-	p.dicts[d] = laidDict{dt, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
+	p.dicts[in.host] = laidOut{dt, p.nodes[nodes:], p.spans[spans:]}
 	return nil
 }
 
-// use adds the node that refers to l.
-func (p *planner) use(l *Layout) {
-	i := p.numbers.Of(p.uses, l)
-	if i < 0 {
-		i = len(p.uses)
-		p.uses = append(p.uses, l)
-	}
-	p.node(int64(i), payload.Outside)
-}
-
-// outsider returns the layout of a dictionary that is to be an image of its own,
-// and nil for one that is not: because it is small, or because it is not arrow-go's
-// and nothing is known of its identity.
-func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error) {
-	data, ok := d.(*array.Data)
+// outsider returns the layout of a dictionary that is to be an image of its own, and nil for one
+// that is not: because it is small, or because it is not arrow-go's, so that nothing is known of its
+// identity.
+func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
+	data, ok := in.host.(*array.Data)
 	if !ok {
 		return nil, nil
 	}
 	if p.outside == nil {
 		p.outside = &outside{of: make(map[typed][]*Layout)}
 	}
-	key := typedAs(data, dt)
+	key := typed{data: data, fingerprint: dt.Fingerprint()}
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		key.name = e.ExtensionName()
+	}
 	for _, l := range p.outside.of[key] {
 		if equal.Types(l.valueType, dt) {
 			return l, nil
 		}
 	}
 	sub := planner{path: p.path, inline: p.inline, outside: p.outside, maxVar: p.maxVar}
-	if err := sub.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
+	if err := sub.array("dictionary", dt, in, 0, in.length()); err != nil {
 		return nil, err
 	}
 	if sub.at <= p.inline {
 		return nil, nil // planned again where it lies, which is little work
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
-	l := sub.layout(schema, int64(d.Len()))
+	l := sub.layout(schema, in.length())
 	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
 	p.outside.of[key] = append(p.outside.of[key], l)
 	p.outside.order = append(p.outside.order, l)
@@ -510,7 +597,7 @@ func (p *planner) empty(dt arrow.DataType) {
 	sh, _ := shape.Of(dt)
 	p.node(0, 0)
 	for range sh.Buffers {
-		p.absent()
+		p.spans = append(p.spans, payload.Absent)
 	}
 	if sh.Views {
 		p.node(0, 0)

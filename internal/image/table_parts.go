@@ -132,25 +132,7 @@ func (t Parts) Apply(p []byte, off int64) {
 			return
 		}
 		at, in, size := part.overlap(off, n)
-		applyAdjustment(part.Adj, p[in:in+size], at)
-	}
-}
-
-// applyAdjustment changes the bytes of a buffer from at on.
-func applyAdjustment(a *payload.Adjustment, p []byte, at int64) {
-	switch a.How {
-	case payload.Bits: // those that begin within a byte were made
-		if end := (a.Count + 7) / 8; at+int64(len(p)) == end && a.Count%8 != 0 {
-			p[len(p)-1] &= 1<<(a.Count%8) - 1
-		}
-	case payload.Lower:
-		for i := int64(0); i < int64(len(p)); i += a.Width {
-			putOffset(p[i:], a.Width, OffsetAt(p[i:], a.Width, 0)-a.Base)
-		}
-	case payload.Ends:
-		for i := int64(0); i < int64(len(p)); i += a.Width {
-			putOffset(p[i:], a.Width, min(signed(p[i:], a.Width, 0)-a.Base, a.Count))
-		}
+		adjust(part.Adj, p[in:in+size], p[in:in+size], at)
 	}
 }
 
@@ -189,8 +171,7 @@ func (s *Summer) Add(p []byte, off int64) {
 
 // MadeBits returns the bits of an adjustment out of the bytes that hold them.
 func MadeBits(a *payload.Adjustment, src []byte) []byte {
-	b := newBits(src, a.Base, a.Count)
 	out := make([]byte, (a.Count+7)/8)
-	b.read(out, 0)
+	adjust(a, out, src, 0)
 	return out
 }

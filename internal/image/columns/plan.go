@@ -105,7 +105,7 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]
 
 // NoRows makes a record without rows, for which no memory is needed.
 func (c *Columns) NoRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
-	return image.OpenRecord(image.Empty(c.Schema, of.Metadata), nil, image.NewLease(nil), nil)
+	return image.OpenRows(image.Empty(c.Schema, of.Metadata), nil, nil, image.NewLease(nil), nil)
 }
 
 // Within describes the columns where they are, in an image that has all of its bytes. skip is how
