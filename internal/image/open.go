@@ -286,15 +286,12 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 			if b = a.Buffers[i]; b.Width < 0 || b.Width > 0 && n >= maxBody/b.Width {
 				return nil, o.Path.Invalid("%d values of %d bytes", n, b.Width)
 			}
-			switch need, must = n*b.Width, a.Nulls < n; b.Role {
+			if n > 0 {
+				_, need = b.Bytes(0, n)
+			}
+			switch must = a.Nulls < n; b.Role {
 			case shape.Validity:
-				need, must = (n+7)/8, a.Nulls > 0
-			case shape.Bits:
-				need = (n + 7) / 8
-			case shape.Offsets:
-				if n > 0 {
-					need += b.Width
-				}
+				must = a.Nulls > 0
 			case shape.Data:
 				need, must = last, last > 0
 			}

@@ -198,50 +198,38 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	default:
 		p.node(n, 0)
 	}
-	var shown []extent // the values that the rows show of each child, where buffers say that
 	var spanned [1]extent
+	shown := spanned[:] // the values that the rows show of each child, where buffers determine them
 	for i, b := range s.Buffers {
-		m := s.buffer(i)
-		if b.Width < 0 || b.Width > 0 && s.at+n >= maxBody/b.Width {
-			return p.path.Invalid("%d values of %d bytes", n, b.Width)
-		}
-		if s.dev == nil { // what lists, unions and views do not show is left out, where a copy may do that
-			switch b.Role {
-			case shape.Views:
-				err = p.views(&s, m)
-			case shape.Starts:
-				shown, err = p.listView(&s, b.Width)
-			case shape.Places:
-				shown, err = p.denseOffsets(&s)
-			}
-			if err != nil {
-				return err
-			}
-			if b.Role == shape.Views || b.Role == shape.Starts || b.Role == shape.Sizes || b.Role == shape.Places {
-				continue
-			}
-		}
-		switch e := &spanned[0]; b.Role {
-		case shape.Validity:
-		case shape.Bits:
-			err = p.bits(&s, i, m)
-		case shape.Offsets:
-			shown = spanned[:]
-			*e, err = p.offsets(&s, i, m, b.Width)
-		case shape.Data:
+		switch record := s.dev == nil; {
+		case b.Role == shape.Validity, record && b.Role == shape.Sizes: // listView adds the sizes
+		case record && b.Role == shape.Views:
+			err = p.views(&s, b)
+		case record && b.Role == shape.Starts:
+			shown, err = p.listView(&s, b)
+		case record && b.Role == shape.Places:
+			shown, err = p.denseOffsets(&s, b)
+		case b.Role == shape.Data:
+			m, e := s.buffer(i), spanned[0]
 			switch {
 			case m.size != Unknown && e.to > m.size:
 				err = p.path.Invalid("offsets reach to byte %d of %d", e.to, m.size)
 			case !m.there:
 				p.spans = append(p.spans, payload.Absent)
 			default:
-				err = p.put(&s, i, m, e.from, e.to-e.from, 0, payload.Adjustment{})
+				m, err = p.narrow(&s, i, m, e.from, e.to-e.from)
+				p.put(m, m.size, payload.Adjustment{})
 			}
 		default:
-			if done, fails := p.without(&s, i, m, b.Width); fails != nil || done {
-				err = fails
-			} else {
-				err = p.put(&s, i, m, s.at*b.Width, n*b.Width, 0, payload.Adjustment{})
+			m, none, fails := p.take(&s, i, b)
+			switch err = fails; {
+			case err != nil || none:
+			case b.Role == shape.Bits:
+				p.bits(&s, m)
+			case b.Role == shape.Offsets:
+				err = p.offsets(&s, m, b.Width, &spanned[0])
+			default:
+				p.put(m, m.size, payload.Adjustment{})
 			}
 		}
 		if err != nil {
@@ -300,68 +288,79 @@ func (p *planner) node(n, nulls int64) {
 	p.nodes = append(p.nodes, payload.Node{Length: n, Nulls: nulls})
 }
 
-// without adds the span of a buffer that has no bytes, and reports whether it is one. A record may
-// lack a buffer also if all rows are null; of a table, that claim may be wrong, and a reader of the
-// batch would rely on it.
-func (p *planner) without(s *rows, i int, m buffer, width int64) (bool, error) {
+// take returns the bytes that the rows have in buffer i. If there are none, it adds the span. A record
+// may lack a buffer also if all rows are null; of a table, that claim may be wrong, and a reader of
+// the batch would rely on it.
+func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err error) {
+	m = s.buffer(i)
 	switch {
+	case b.Width < 0 || b.Width > 0 && s.at+s.n >= maxBody/b.Width:
+		return m, false, p.path.Invalid("%d values of %d bytes", s.n, b.Width)
 	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n):
 		p.spans = append(p.spans, payload.Absent)
-	case s.n == 0 || width == 0:
+		return m, true, nil
+	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width: // C wants one offset without rows, too
+		p.made(b.Width, zeros[:b.Width], nil)
+		return m, true, nil
+	}
+	off, n := b.Bytes(s.at, s.n)
+	if s.n == 0 || n == 0 {
 		p.spans = append(p.spans, payload.Span{})
-	case !m.there:
-		return true, p.path.Invalid("buffer %d of %s is missing, of %d rows", i, s.Type, s.n)
-	default:
-		return false, nil
+		return m, true, nil
 	}
-	return true, nil
+	if !m.there {
+		return m, false, p.path.Invalid("buffer %d of %s is missing, of %d rows", i, s.Type, s.n)
+	}
+	m, err = p.narrow(s, i, m, off, n)
+	return m, false, err
 }
 
-// within checks that a buffer has n bytes from at on.
-func (p *planner) within(s *rows, i int, m buffer, at, n int64) error {
-	if m.size < Unknown || m.size != Unknown && at+n > m.size {
-		return p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on", i, s.Type, m.size, s.n, s.at)
+var zeros [8]byte
+
+// narrow returns the n bytes of buffer i from at on.
+func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) {
+	switch {
+	case m.size < Unknown || m.size != Unknown && at+n > m.size:
+		return m, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on", i, s.Type, m.size, s.n, s.at)
+	case uint64(m.addr) > 1<<63: // sums of addresses stay in range
+		return m, p.path.Invalid("a buffer at %#x", uint64(m.addr))
+	case n > maxBody-p.at:
+		return m, p.path.Invalid("%d bytes after %d others: more than there can be", n, p.at)
+	case s.dev == nil:
+		m.bytes = m.bytes[at : at+n]
 	}
-	if uint64(m.addr) > 1<<63 { // sums of addresses stay in range
-		return p.path.Invalid("a buffer at %#x", uint64(m.addr))
-	}
-	return nil
+	m.addr, m.size = m.addr+tier.Addr(at), n
+	return m, nil
 }
 
-// put gives the n bytes of a buffer from at on a place, with an adjustment if How is set. To adjust
-// them, more bytes after them are needed.
-func (p *planner) put(s *rows, i int, m buffer, at, n, more int64, adj payload.Adjustment) error {
-	if err := p.within(s, i, m, at, n+more); err != nil {
-		return err
-	}
-	if n > maxBody-p.at {
-		return p.path.Invalid("%d bytes after %d others: more than there can be", n, p.at)
-	}
+// put gives the first n bytes of m a place, with an adjustment if How is set, for which the others
+// may be needed.
+func (p *planner) put(m buffer, n int64, adj payload.Adjustment) {
 	off, placed := p.place(n)
 	switch {
 	case !placed:
-	case s.dev != nil:
+	case p.facts != nil: // of a table
 		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-1-len(p.ranges))...)
-		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr + tier.Addr(at), Length: n + more})
+		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr, Length: m.size})
 		if adj.Buffer = len(p.spans) - 1; adj.How != 0 {
 			p.adjust = append(p.adjust, adj)
 		}
 	case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
-		b, last := m.bytes[at:at+n], n-1
+		last := n - 1
 		if last > 0 {
-			p.pieces = append(p.pieces, piece{off: off, n: last, raw: b[:last]})
+			p.pieces = append(p.pieces, piece{off: off, n: last, raw: m.bytes[:last]})
 		}
-		p.pieces = append(p.pieces, piece{off: off + last, n: 1, raw: []byte{b[last] & (1<<(adj.Count%8) - 1)}})
-	case adj.How != 0:
-		from := piece{off: off, n: n, from: &adjusted{m.bytes[at : at+n+more], adj}}
-		if adj.How == payload.Lower {
-			from.raw = m.bytes[at : at+n]
-		}
-		p.pieces = append(p.pieces, from)
+		p.pieces = append(p.pieces, piece{off: off + last, n: 1, raw: []byte{m.bytes[last] & (1<<(adj.Count%8) - 1)}})
 	default:
-		p.pieces = append(p.pieces, piece{off: off, n: n, raw: m.bytes[at : at+n]})
+		b := piece{off: off, n: n}
+		if adj.How == 0 || adj.How == payload.Lower {
+			b.raw = m.bytes
+		}
+		if adj.How != 0 {
+			b.from = &adjusted{m.bytes, adj}
+		}
+		p.pieces = append(p.pieces, b)
 	}
-	return nil
 }
 
 // made gives n bytes a place that from makes, or that are raw.
@@ -394,7 +393,6 @@ func (p *planner) place(n int64) (off int64, placed bool) {
 // validity adds the node and the validity of s. It counts the nulls, unless a table has told them.
 func (p *planner) validity(s *rows) error {
 	m := s.buffer(0)
-	bytes := (s.at%8 + s.n + 7) / 8
 	switch s.nulls = Unknown; {
 	case s.dev != nil && !m.there && s.dev.Nulls > 0:
 		return p.path.Invalid("%d nulls and no validity", s.dev.Nulls)
@@ -403,75 +401,63 @@ func (p *planner) validity(s *rows) error {
 	case s.dev != nil && (s.dev.Nulls == 0 || s.n == s.dev.Length):
 		s.nulls = s.dev.Nulls
 	}
-	if s.nulls == Unknown {
-		if err := p.within(s, 0, m, s.at/8, bytes); err != nil {
+	if s.nulls != 0 {
+		var err error
+		if m, _, err = p.take(s, 0, s.Buffers[0]); err != nil {
 			return err
 		}
-		if s.dev == nil {
-			s.nulls = s.n - int64(bitutil.CountSetBits(m.bytes, int(s.at), int(s.n)))
-		} else {
-			of := payload.DeviceRange{Addr: m.addr + tier.Addr(s.at/8), Length: bytes}
-			valid, _ := p.facts.count(census{of: of, from: s.at % 8, n: s.n})
-			s.nulls = s.n - valid[0] // until they are counted: all
-		}
+	}
+	switch {
+	case s.nulls != Unknown:
+	case s.dev == nil:
+		s.nulls = s.n - int64(bitutil.CountSetBits(m.bytes, int(s.at%8), int(s.n)))
+	default:
+		valid, _ := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: m.size}, from: s.at % 8, n: s.n})
+		s.nulls = s.n - valid[0] // until they are counted: all
 	}
 	p.node(s.n, s.nulls)
 	if s.nulls == 0 {
 		p.spans = append(p.spans, payload.Absent)
-		return nil
+	} else {
+		p.bits(s, m)
 	}
-	return p.bits(s, 0, m)
+	return nil
 }
 
-// bits adds a bitmap.
-func (p *planner) bits(s *rows, i int, m buffer) error {
-	if done, err := p.without(s, i, m, 1); done {
-		return err
-	}
-	shift, bytes := s.at%8, (s.n+7)/8
+// bits adds the bitmap that lies in m.
+func (p *planner) bits(s *rows, m buffer) {
 	var adj payload.Adjustment
-	if shift != 0 || s.n%8 != 0 {
-		adj = payload.Adjustment{How: payload.Bits, Base: shift, Count: s.n}
+	if s.at%8 != 0 || s.n%8 != 0 {
+		adj = payload.Adjustment{How: payload.Bits, Base: s.at % 8, Count: s.n}
 	}
-	return p.put(s, i, m, s.at/8, bytes, (shift+s.n+7)/8-bytes, adj)
+	p.put(m, (s.n+7)/8, adj)
 }
 
 // extent is the values of a child from from up to, and without, to.
 type extent struct{ from, to int64 }
 
-// offsets adds n+1 offsets, so that the first is 0, and returns which bytes or values they span.
-func (p *planner) offsets(s *rows, i int, m buffer, width int64) (e extent, err error) {
-	if s.n == 0 && s.dev == nil && m.size >= width { // exported to C, an array without rows has one
-		p.made(width, zeros[:width], nil)
-		return e, nil
-	}
-	if done, err := p.without(s, i, m, width); done {
-		return e, err
-	}
-	at, n := s.at*width, (s.n+1)*width
-	if err := p.within(s, i, m, at, n); err != nil {
-		return e, err
-	}
+// offsets adds the n+1 offsets in m, so that the first is 0, and sets e to what they span.
+func (p *planner) offsets(s *rows, m buffer, width int64, e *extent) error {
 	if s.dev == nil {
-		e = extent{OffsetAt(m.bytes[at:], width, 0), OffsetAt(m.bytes[at:], width, s.n)}
+		*e = extent{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
 	} else {
-		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr + tier.Addr(at), Length: width}, width: width})
-		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr + tier.Addr(at+n-width), Length: width}, width: width})
+		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: width}, width: width})
+		end := m.addr + tier.Addr(m.size-width)
+		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: end, Length: width}, width: width})
 		if ok1 && ok2 {
-			e = extent{first[0], last[0]}
+			*e = extent{first[0], last[0]}
 		}
 	}
 	if e.from < 0 || e.to < e.from || s.dev != nil && e.to > MaxRows {
-		return e, p.path.Invalid("offsets from %d to %d", e.from, e.to)
+		return p.path.Invalid("offsets from %d to %d", e.from, e.to)
 	}
 	var adj payload.Adjustment
 	if e.from != 0 {
 		adj = payload.Adjustment{How: payload.Lower, Width: width, Base: e.from}
 	}
-	return e, p.put(s, i, m, at, n, 0, adj)
+	p.put(m, m.size, adj)
+	return nil
 }
-
-var zeros [8]byte
 
 func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
@@ -492,9 +478,11 @@ func (p *planner) wholeData(s *rows) error {
 		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
 			return p.path.Invalid("data buffer %d of the views has %d bytes at %#x", i-first, b.Length, uint64(b.Addr))
 		}
-		if err := p.put(s, i, s.buffer(i), 0, b.Length, 0, payload.Adjustment{}); err != nil {
+		m, err := p.narrow(s, i, s.buffer(i), 0, b.Length)
+		if err != nil {
 			return err
 		}
+		p.put(m, m.size, payload.Adjustment{})
 	}
 	return nil
 }

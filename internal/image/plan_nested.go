@@ -8,7 +8,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/internal/shape"
 )
 
 // runs lays out the runs that s shows, with the ends counted from its first row.
@@ -24,48 +24,47 @@ func (p *planner) runs(s *rows) error {
 	if err != nil {
 		return err
 	}
-	width, all := int64(index.Bytes()), ends.length()
-	m := e.buffer(1)
-	first, end := int64(0), int64(0) // the runs that s shows
-	clamped := s.at > 0
-	if s.n > 0 && m.there {
-		e.n = all
-		if err := p.within(&e, 1, m, e.at*width, all*width); err != nil {
-			return err
-		}
-		end = all
-		if s.dev == nil {
-			b := m.bytes[e.at*width:][:all*width]
-			first = int64(sort.Search(int(all), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
-			rest := b[first*width:]
-			end = first + 1 + int64(sort.Search(int(all-first), func(i int) bool { return signed(rest, width, int64(i)) >= s.at+s.n }))
-			clamped = clamped || end <= all && signed(b, width, end-1) != s.n
-		} else if s.at > 0 { // run ends ascend; of those that do not, no more is shown than there is
-			of := payload.DeviceRange{Addr: m.addr + tier.Addr(e.at*width), Length: all * width}
-			if before, ok := p.facts.count(census{of: of, width: width, from: s.at, n: s.n}); ok {
-				first, end = before[0], before[1]+1
-			}
-		}
+	if s.n > 0 {
+		e.n = ends.length()
 	}
-	if end > all || s.n > 0 && end == 0 {
-		return p.path.Invalid("the runs end before row %d", s.at+s.n)
-	}
-	e.at, e.n = e.at+first, end-first
-	p.node(e.n, 0)
+	width, first, end := int64(index.Bytes()), int64(0), int64(0) // the runs that s shows
 	p.spans = append(p.spans, payload.Absent)
-	done, err := p.without(&e, 1, m, width)
-	if !done {
-		var adj payload.Adjustment
-		if clamped {
-			adj = payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n}
-		}
-		err = p.put(&e, 1, m, e.at*width, e.n*width, 0, adj)
-	}
+	m, none, err := p.take(&e, 1, e.Buffers[1])
 	if err != nil {
 		return err
 	}
+	if !none {
+		clamped := s.at > 0
+		end = e.n
+		if s.dev == nil {
+			first = int64(sort.Search(int(e.n), func(i int) bool { return signed(m.bytes, width, int64(i)) > s.at }))
+			end = int64(sort.Search(int(e.n), func(i int) bool { return signed(m.bytes, width, int64(i)) >= s.at+s.n })) + 1
+			clamped = clamped || end <= e.n && signed(m.bytes, width, end-1) != s.n
+		} else if s.at > 0 { // run ends ascend; of those that do not, no more is shown than there is
+			before, ok := p.facts.count(census{
+				of: payload.DeviceRange{Addr: m.addr, Length: m.size}, width: width, from: s.at, n: s.n,
+			})
+			if ok {
+				first, end = before[0], before[1]+1
+			}
+		}
+		if end <= e.n && first < end {
+			if m, err = p.narrow(&e, 1, m, first*width, (end-first)*width); err != nil {
+				return err
+			}
+			var adj payload.Adjustment
+			if clamped {
+				adj = payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n}
+			}
+			p.put(m, m.size, adj)
+		}
+	}
+	if end > e.n || s.n > 0 && first >= end {
+		return p.path.Invalid("the runs end before row %d", s.at+s.n)
+	}
+	p.node(end-first, 0)
 	p.path.Pop()
-	return p.array("values", t.Encoded(), s.child(1), first, e.n)
+	return p.array("values", t.Encoded(), s.child(1), first, end-first)
 }
 
 // signed returns the i-th integer of width bytes.
@@ -78,17 +77,14 @@ func signed(b []byte, width, i int64) int64 {
 
 // denseOffsets adds the offsets of a record's dense union and returns which values of each child
 // they show. The type codes come before them.
-func (p *planner) denseOffsets(s *rows) ([]extent, error) {
-	m := s.buffer(1)
+func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]extent, error) {
 	t := s.Type.(arrow.UnionType)
 	shown := make([]extent, t.NumFields())
-	if done, err := p.without(s, 1, m, 4); done {
+	m, none, err := p.take(s, 1, b)
+	if none || err != nil {
 		return shown, err
 	}
-	if err := p.within(s, 1, m, 4*s.at, 4*s.n); err != nil {
-		return nil, err
-	}
-	d := &denseOffsets{codes: s.buffer(0).bytes[s.at:][:s.n], offsets: m.bytes[4*s.at:][:4*s.n]}
+	d := &denseOffsets{codes: s.buffer(0).bytes[s.at:][:s.n], offsets: m.bytes}
 	var child [128]int16 // by code: the child's number + 1
 	for i, code := range t.TypeCodes() {
 		if code >= 0 && i < len(shown) {
@@ -130,32 +126,24 @@ func (e *extent) add(at, n int64) {
 
 // listView adds a record's list views, and returns the values between the first and the last that a
 // list shows. Null lists become empty and begin at 0.
-func (p *planner) listView(s *rows, width int64) ([]extent, error) {
+func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
 	shown := make([]extent, 1)
-	var parts [2][]byte
-	lacks := 0
-	for i := range parts {
-		m := s.buffer(1 + i)
-		done, err := p.without(s, 1+i, m, width)
-		if !done {
-			err = p.within(s, 1+i, m, s.at*width, s.n*width)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if done {
-			lacks++
-		} else {
-			parts[i] = m.bytes[s.at*width:][:s.n*width]
-		}
+	offsets, lacks1, err := p.take(s, 1, b)
+	if err != nil {
+		return nil, err
 	}
-	if lacks > 0 { // nothing is shown: there are no rows, or all are null
-		for range 2 - lacks {
+	sizes, lacks2, err := p.take(s, 2, b)
+	if err != nil {
+		return nil, err
+	}
+	if lacks1 || lacks2 { // nothing is shown: there are no rows, or all are null
+		if !lacks1 || !lacks2 {
 			p.spans = append(p.spans, payload.Absent)
 		}
 		return shown, nil
 	}
-	l := listViews{offsets: parts[0], sizes: parts[1], at: s.at, width: width}
+	width := b.Width
+	l := listViews{offsets: offsets.bytes, sizes: sizes.bytes, at: s.at, width: width}
 	if s.nulls > 0 {
 		l.valid = s.buffer(0).bytes
 	}
@@ -197,15 +185,16 @@ const (
 // that a view refers to; or only these bytes, gathered in the views' order. views chooses the first
 // of them that keeps at most an eighth more bytes and buffers than necessary. Only the last takes
 // time for each byte, and slices of arrays that a builder made do not need it.
-func (p *planner) views(s *rows, m buffer) error {
-	if done, err := p.without(s, 1, m, viewWidth); done {
+func (p *planner) views(s *rows, b shape.Buffer) error {
+	m, none, err := p.take(s, 1, b)
+	if err != nil {
+		return err
+	}
+	if none {
 		p.node(0, 0)
-		return err
+		return nil
 	}
-	if err := p.within(s, 1, m, s.at*viewWidth, s.n*viewWidth); err != nil {
-		return err
-	}
-	v := &views{views: m.bytes[s.at*viewWidth:][:s.n*viewWidth], at: s.at}
+	v := &views{views: m.bytes, at: s.at}
 	if s.nulls > 0 {
 		v.valid = s.buffer(0).bytes
 	}

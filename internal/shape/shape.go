@@ -33,6 +33,20 @@ type Buffer struct {
 	Width int64 // bytes; 0 for bits and for Data. As wrong as the type's own.
 }
 
+// Bytes returns which bytes of the buffer n rows have, from the row at on: for bits, the bytes in
+// which they lie. The rows of Data are its bytes.
+func (b Buffer) Bytes(at, n int64) (off, size int64) {
+	switch b.Role {
+	case Validity, Bits:
+		return at / 8, (at%8 + n + 7) / 8
+	case Offsets:
+		return at * b.Width, (n + 1) * b.Width
+	case Data:
+		return at, n
+	}
+	return at * b.Width, n * b.Width
+}
+
 // Rows is which values of its children an array shows.
 type Rows uint8
 

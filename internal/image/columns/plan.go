@@ -197,18 +197,9 @@ const FewText = 2 * payload.SumChunk
 
 // needed returns the span in the image of the bytes that the rows have.
 func (p *part) needed(begin, end int64) (payload.Span, error) {
-	at, n := begin*p.scale, (end-begin)*p.scale
-	var off, length int64
-	switch p.Role {
-	case shape.Validity, shape.Bits:
-		off, length = at/8, (n+7)/8
-	case shape.Values:
-		off, length = at*p.Width, n*p.Width
-	case shape.Offsets:
-		off, length = at*p.Width, (n+1)*p.Width
-	case shape.Data:
-		off = p.base()
-		length = p.last - off
+	off, length := p.Bytes(begin*p.scale, (end-begin)*p.scale)
+	if p.Role == shape.Data {
+		off, length = p.base(), p.last-p.base()
 	}
 	if off < 0 || length < 0 || off > p.span.Length || length > p.span.Length-off {
 		return p.span, image.Path(nil).Invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
