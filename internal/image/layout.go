@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
-	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -163,36 +161,7 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	}
 }
 
-// Alike has nodes and spans of layouts that were made a short time ago. Batches of a stream often
-// have the same ones, as a rule all but the last, and keep them together then. The zero value is
-// ready. It is safe for concurrent use.
-type Alike struct {
-	nodes recent[payload.Node]
-	spans recent[payload.Span]
-}
-
-// Share has l use the nodes and the spans of an earlier layout, as far as they are the same. It
-// comes before any use of l.
-func (a *Alike) Share(l *Layout) {
-	l.Desc.Nodes = a.nodes.of(l.Desc.Nodes, l.Desc.Rows)
-	l.Desc.Buffers = a.spans.of(l.Desc.Buffers, l.bytes)
-}
-
-// recent is lists of which each may have taken the place of another that was there.
-type recent[T comparable] [16]atomic.Pointer[[]T]
-
-// of returns a list that is equal to s, which is immutable from now on. Lists with the same hint
-// may be equal.
-func (r *recent[T]) of(s []T, hint int64) []T {
-	at := &r[(uint64(len(s))+uint64(hint))%uint64(len(r))]
-	if p := at.Load(); p != nil && slices.Equal(*p, s) {
-		return *p
-	}
-	s = append(make([]T, 0, len(s)), s...) // it was made with room for more
-	at.Store(&s)
-	return s
-}
-
+// RoundUp returns the least multiple of to, a power of two, that is not below n.
 func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
 
 // Size returns the length of the body in bytes, a multiple of 4096; 0 if no
