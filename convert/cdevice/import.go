@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
@@ -88,7 +89,7 @@ func await(ctx context.Context, wait func(context.Context, uintptr) error, event
 // arrayReader reads structs from outside the engine.
 type arrayReader struct {
 	dev     device
-	path    path
+	path    image.Path
 	structs int
 	count   int64 // of buffers, in all structs
 }
@@ -105,11 +106,11 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	}
 	switch {
 	case a.NBuffers > 1:
-		return nil, r.path.invalid("%d buffers of a struct", a.NBuffers)
+		return nil, r.path.Invalid("%d buffers of a struct", a.NBuffers)
 	case a.NullCount > 0 || a.NullCount != 0 && valid != 0:
-		return nil, r.path.unsupported("a record of which rows are null")
+		return nil, unsupported(r.path, "a record of which rows are null")
 	case a.Dictionary != 0:
-		return nil, r.path.invalid("a struct with a dictionary")
+		return nil, r.path.Invalid("a struct with a dictionary")
 	}
 	columns, err := r.children(a, s.Fields())
 	if err != nil {
@@ -117,7 +118,7 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	}
 	for _, c := range columns {
 		if c.Length < a.Offset || c.Length-a.Offset < a.Length {
-			return nil, r.path.invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
+			return nil, r.path.Invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
 		}
 		c.Offset += a.Offset
 		c.Length -= a.Offset
@@ -135,37 +136,37 @@ const rowsMost = 1 << 48
 func (r *arrayReader) check(a *Array, depth int) error {
 	switch r.structs++; {
 	case r.structs > structMost || depth > depthMost:
-		return r.path.invalid("more than %d arrays, or nested deeper than %d", structMost, depthMost)
+		return r.path.Invalid("more than %d arrays, or nested deeper than %d", structMost, depthMost)
 	case a.Release == 0:
-		return r.path.invalid("an array that is released")
+		return r.path.Invalid("an array that is released")
 	case a.Length < 0 || a.Length > rowsMost || a.Offset < 0 || a.Offset > rowsMost || a.NullCount < convert.Unknown || a.NullCount > a.Length:
-		return r.path.invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
+		return r.path.Invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
 	case a.NBuffers < 0 || a.NBuffers > structMost || a.NBuffers > 0 && a.Buffers == 0:
-		return r.path.invalid("%d buffers at %#x", a.NBuffers, a.Buffers)
+		return r.path.Invalid("%d buffers at %#x", a.NBuffers, a.Buffers)
 	case a.NChildren < 0 || a.NChildren > structMost || a.NChildren > 0 && a.Children == 0:
-		return r.path.invalid("%d children at %#x", a.NChildren, a.Children)
+		return r.path.Invalid("%d children at %#x", a.NChildren, a.Children)
 	}
 	return nil
 }
 
 func (r *arrayReader) children(a *Array, fields []arrow.Field) ([]*convert.DeviceArray, error) {
 	if a.NChildren != int64(len(fields)) {
-		return nil, r.path.invalid("%d children, want %d", a.NChildren, len(fields))
+		return nil, r.path.Invalid("%d children, want %d", a.NChildren, len(fields))
 	}
 	if len(fields) == 0 {
 		return nil, nil
 	}
 	out := make([]*convert.DeviceArray, len(fields))
 	for i, c := range several[uintptr](a.Children, a.NChildren) {
-		r.path.push(fields[i].Name)
+		r.path.Push(fields[i].Name)
 		if c == 0 {
-			return nil, r.path.invalid("the array is missing")
+			return nil, r.path.Invalid("the array is missing")
 		}
 		var err error
 		if out[i], err = r.array(at[Array](c), fields[i].Type); err != nil {
 			return nil, err
 		}
-		r.path.pop()
+		r.path.Pop()
 	}
 	return out, nil
 }
@@ -176,7 +177,7 @@ func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, 
 	}
 	sh, ok := shape.Of(dt)
 	if !ok {
-		return nil, r.path.unsupported("the type %s", dt)
+		return nil, unsupported(r.path, "the type %s", dt)
 	}
 	out := &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
 	if err := r.buffers(a, out, sh.Views); err != nil {
@@ -195,11 +196,11 @@ func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, 
 	}
 	switch {
 	case (sh.Values != nil) != (a.Dictionary != 0):
-		return nil, r.path.invalid("a dictionary is there: %v", a.Dictionary != 0)
+		return nil, r.path.Invalid("a dictionary is there: %v", a.Dictionary != 0)
 	case sh.Values != nil:
-		r.path.push("dictionary")
+		r.path.Push("dictionary")
 		out.Dictionary, err = r.array(at[Array](a.Dictionary), sh.Values)
-		r.path.pop()
+		r.path.Pop()
 	}
 	return out, err
 }
@@ -210,14 +211,14 @@ func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) er
 		return nil
 	}
 	if r.count += a.NBuffers; r.count > buffersMost {
-		return r.path.invalid("more than %d buffers", buffersMost)
+		return r.path.Invalid("more than %d buffers", buffersMost)
 	}
 	all := several[uintptr](a.Buffers, a.NBuffers)
 	var sizes []int64
 	if views {
 		n := len(all) - 3
 		if n < 0 || n > 0 && all[len(all)-1] == 0 {
-			return r.path.invalid("%d buffers of views, without the lengths", len(all))
+			return r.path.Invalid("%d buffers of views, without the lengths", len(all))
 		}
 		if n > 0 {
 			sizes = several[int64](all[len(all)-1], int64(n))
@@ -233,7 +234,7 @@ func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) er
 		if p != 0 {
 			var err error
 			if b.Addr, err = r.dev.addr(p); err != nil {
-				return r.path.invalid("buffer %d: %v", i, err)
+				return r.path.Invalid("buffer %d: %v", i, err)
 			}
 		} else if b.Length == convert.Unknown {
 			b.Length = 0
