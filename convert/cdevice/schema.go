@@ -19,9 +19,9 @@ const (
 
 // How large the trees may be that are read: more is a mistake, or an attack.
 const (
-	depthMost   = 64
-	structMost  = 1 << 20
-	buffersMost = 4 * structMost // in all structs of an array
+	maxDepth   = 64
+	maxStructs = 1 << 20
+	maxBuffers = 4 * maxStructs // in all structs of an array
 )
 
 // schemaWriter lays out the structs of a schema.
@@ -145,80 +145,66 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	return arrow.NewSchema(t.Fields(), &meta), nil
 }
 
+// field reads a struct and what it points to.
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
-	if r.structs > structMost || len(r.path) > depthMost {
-		return f, r.path.Invalid("a schema of more than %d fields, or nested deeper than %d", structMost, depthMost)
+	if r.structs > maxStructs || len(r.path) > maxDepth {
+		return f, r.path.Invalid("a schema of more than %d fields, or nested deeper than %d", maxStructs, maxDepth)
 	}
 	if s.Release == 0 {
 		return f, r.path.Invalid("a schema that is released")
 	}
-	var ok bool
+	named, ok := true, false
 	if s.Name != 0 {
-		if f.Name, ok = textAt(s.Name); !ok {
-			return f, r.path.Invalid("a name without an end")
-		}
+		f.Name, named = textAt(s.Name)
 	}
 	r.path.Push(fmt.Sprintf("%.100q", f.Name))
-	defer r.path.Pop()
 	text := ""
 	if s.Format != 0 {
 		text, ok = textAt(s.Format)
 	}
-	if s.Format == 0 || !ok {
-		return f, r.path.Invalid("no format")
+	if !named || !ok {
+		return f, r.path.Invalid("no format, or a name or format without an end")
 	}
 	if f.Metadata, err = metadata(r.path, s.Metadata); err != nil {
 		return f, err
 	}
 	f.Nullable = s.Flags&flagNullable != 0
-	children, err := r.children(s)
-	if err != nil {
-		return f, err
+	var children []arrow.Field
+	switch {
+	case s.NChildren < 0 || s.NChildren > maxStructs-r.structs:
+		return f, r.path.Invalid("%d children, with %d fields before them", s.NChildren, r.structs)
+	case s.NChildren > 0 && s.Children == 0:
+		return f, r.path.Invalid("%d children that are missing", s.NChildren)
+	case s.NChildren > 0:
+		r.structs += s.NChildren
+		children = make([]arrow.Field, s.NChildren)
+		for i, c := range several[uintptr](s.Children, s.NChildren) {
+			if c == 0 {
+				return f, r.path.Invalid("child %d is missing", i)
+			}
+			if children[i], err = r.field(at[Schema](c)); err != nil {
+				return f, err
+			}
+		}
 	}
 	if f.Type, err = typeOf(r.path, text, s.Flags, children); err != nil {
 		return f, err
 	}
 	if s.Dictionary != 0 {
-		if f.Type, err = r.dictionary(s, f.Type); err != nil {
+		if !arrow.IsInteger(f.Type.ID()) {
+			return f, r.path.Invalid("a dictionary under %s", f.Type)
+		}
+		r.structs++
+		values, err := r.field(at[Schema](s.Dictionary))
+		if err != nil {
 			return f, err
 		}
+		f.Type = &arrow.DictionaryType{IndexType: f.Type, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}
 	}
-	return r.extension(f)
-}
-
-func (r *schemaReader) children(s *Schema) ([]arrow.Field, error) {
-	switch {
-	case s.NChildren < 0 || s.NChildren > structMost-r.structs:
-		return nil, r.path.Invalid("%d children, beside %d fields", s.NChildren, r.structs)
-	case s.NChildren == 0:
-		return nil, nil
-	case s.Children == 0:
-		return nil, r.path.Invalid("%d children that are missing", s.NChildren)
+	if f, err = r.extension(f); err == nil {
+		r.path.Pop()
 	}
-	r.structs += s.NChildren
-	fields := make([]arrow.Field, s.NChildren)
-	for i, c := range several[uintptr](s.Children, s.NChildren) {
-		if c == 0 {
-			return nil, r.path.Invalid("child %d is missing", i)
-		}
-		var err error
-		if fields[i], err = r.field(at[Schema](c)); err != nil {
-			return nil, err
-		}
-	}
-	return fields, nil
-}
-
-func (r *schemaReader) dictionary(s *Schema, index arrow.DataType) (arrow.DataType, error) {
-	if !arrow.IsInteger(index.ID()) {
-		return nil, r.path.Invalid("a dictionary under %s", index)
-	}
-	r.structs++
-	values, err := r.field(at[Schema](s.Dictionary))
-	if err != nil {
-		return nil, err
-	}
-	return &arrow.DictionaryType{IndexType: index, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}, nil
+	return f, err
 }
 
 // extension makes a field of a registered extension out of its storage. One that is not
