@@ -175,10 +175,10 @@ func (w *arrayWriter) buffers(out *Array, p []pointer) error {
 
 // children fills in the arrays of the children, each with front rows before the batch's.
 func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err error) {
-	if sh.NumChildren() == 0 {
+	if sh.NumChildren == 0 {
 		return nil
 	}
-	at, structs, err := place[Array](w.mem, sh.NumChildren())
+	at, structs, err := place[Array](w.mem, sh.NumChildren)
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err er
 // byte.
 func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front int64) error {
 	b := w.body
-	b.Path.Push(name)
+	b.Path = append(b.Path, name)
 	a, err := b.Next(dt)
 	if err != nil {
 		return err
@@ -305,7 +305,7 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 			return err
 		}
 	}
-	b.Path.Pop()
+	b.Path = b.Path[:len(b.Path)-1]
 	return nil
 }
 

@@ -167,7 +167,7 @@ func (r *arrayReader) children(a *Array, fields []arrow.Field) ([]*convert.Devic
 
 // array reads the array at p, which may be 0.
 func (r *arrayReader) array(p uintptr, name string, dt arrow.DataType) (*convert.DeviceArray, error) {
-	r.path.Push(name)
+	r.path = append(r.path, name)
 	if p == 0 {
 		return nil, r.path.Invalid("the array is missing")
 	}
@@ -228,6 +228,6 @@ func (r *arrayReader) array(p uintptr, name string, dt arrow.DataType) (*convert
 			return nil, err
 		}
 	}
-	r.path.Pop()
+	r.path = r.path[:len(r.path)-1]
 	return out, nil
 }

@@ -34,8 +34,8 @@ type schemaWriter struct {
 
 // field fills out, which may lie anywhere.
 func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
-	w.path.Push(f.Name)
-	defer w.path.Pop()
+	w.path = append(w.path, f.Name)
+	defer func() { w.path = w.path[:len(w.path)-1] }()
 	w.count++
 	dt, meta := f.Type, f.Metadata
 	if e, ok := dt.(arrow.ExtensionType); ok {
@@ -157,7 +157,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	if s.Name != 0 {
 		f.Name, named = textAt(s.Name)
 	}
-	r.path.Push(fmt.Sprintf("%.100q", f.Name))
+	r.path = append(r.path, fmt.Sprintf("%.100q", f.Name))
 	text := ""
 	if s.Format != 0 {
 		text, ok = textAt(s.Format)
@@ -202,7 +202,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		f.Type = &arrow.DictionaryType{IndexType: f.Type, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}
 	}
 	if f, err = r.extension(f); err == nil {
-		r.path.Pop()
+		r.path = r.path[:len(r.path)-1]
 	}
 	return f, err
 }

@@ -261,7 +261,7 @@ func (o *opener) buffer(s payload.Span, need int64) (*memory.Buffer, error) {
 // array opens the next array, of type dt, which must have at least rows rows. The caller releases
 // the data.
 func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data, error) {
-	o.Path.Push(name)
+	o.Path = append(o.Path, name)
 	a, err := o.Next(dt)
 	n := a.Length
 	switch {
@@ -271,11 +271,11 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 		return nil, o.Path.Invalid("%d values where %d are needed", n, rows)
 	case a.Null && a.Nulls != n:
 		return nil, o.Path.Invalid("%d of %d nulls", a.Nulls, n)
-	case !a.Null && !a.HasValidity() && a.Nulls != 0:
+	case !a.Null && !a.HasValidity && a.Nulls != 0:
 		return nil, o.Path.Invalid("%d nulls of a %s, which has none of its own", a.Nulls, a.Type.Name())
 	}
 	bufs := make([]*memory.Buffer, 0, max(3, 1+len(a.Spans)))
-	if !a.HasValidity() {
+	if !a.HasValidity {
 		bufs = append(bufs, nil) // arrow-go wants room for a validity
 	}
 	last := int64(0) // of the offsets
@@ -326,7 +326,7 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 	case shape.Runs:
 		shown = min(n, 1)
 	}
-	for i := range a.NumChildren() {
+	for i := range a.NumChildren {
 		name, dt := a.Child(i)
 		c, err := o.array(name, dt, shown)
 		if err != nil {
@@ -365,7 +365,7 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 	for _, c := range children {
 		c.Release()
 	}
-	o.Path.Pop()
+	o.Path = o.Path[:len(o.Path)-1]
 	return d, nil
 }
 

@@ -74,9 +74,7 @@ const MaxRows = 1 << 48
 // Path names the array that a walker is at, for error messages.
 type Path []string
 
-func (p *Path) Push(name string) { *p = append(*p, name) }
-func (p *Path) Pop()             { *p = (*p)[:len(*p)-1] }
-
+// Invalid returns an *InvalidError for the array at p.
 func (p Path) Invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
@@ -132,7 +130,7 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 	if in.missing() {
 		return s, p.path.Invalid("no data")
 	}
-	length, children, want := in.length(), 0, s.NumChildren()
+	length, children, want := in.length(), 0, s.NumChildren
 	if d := in.dev; d != nil {
 		s.at, children = d.Offset, len(d.Children)
 		switch buffers := len(d.Buffers); {
@@ -170,7 +168,7 @@ func (s *rows) buffer(i int) (m buffer) {
 		}
 		return m
 	}
-	if !s.HasValidity() {
+	if !s.HasValidity {
 		i++ // arrow-go leaves room for a validity
 	}
 	if bufs := s.host.Buffers(); i < len(bufs) && bufs[i] != nil {
@@ -182,16 +180,16 @@ func (s *rows) buffer(i int) (m buffer) {
 
 // array lays out the n rows of an array from the row from on. The array is called name in messages.
 func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64) error {
-	p.path.Push(name)
+	p.path = append(p.path, name)
 	s, err := p.rows(dt, in, from, n)
 	switch {
 	case err != nil:
 		return err
 	case s.Null:
 		p.node(n, n)
-		p.path.Pop()
+		p.path = p.path[:len(p.path)-1]
 		return nil
-	case s.HasValidity():
+	case s.HasValidity:
 		if err := p.validity(&s); err != nil {
 			return err
 		}
@@ -252,13 +250,13 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	if err != nil {
 		return err
 	}
-	p.path.Pop()
+	p.path = p.path[:len(p.path)-1]
 	return nil
 }
 
 // children lays out what the rows show of the children.
 func (p *planner) children(s *rows, shown []extent) error {
-	for i := range s.NumChildren() {
+	for i := range s.NumChildren {
 		name, dt := s.Child(i)
 		c := s.child(i)
 		e := extent{s.at, s.at + s.n}
@@ -590,7 +588,7 @@ func (p *planner) empty(dt arrow.DataType) {
 	if sh.Views {
 		p.node(0, 0)
 	}
-	for i := range sh.NumChildren() {
+	for i := range sh.NumChildren {
 		_, child := sh.Child(i)
 		p.empty(child)
 	}

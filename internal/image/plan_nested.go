@@ -18,7 +18,7 @@ func (p *planner) runs(s *rows) error {
 	if !ok || !t.ValidRunEndsType(t.RunEnds()) {
 		return p.path.Invalid("run ends of type %s", t.RunEnds())
 	}
-	p.path.Push("run_ends")
+	p.path = append(p.path, "run_ends")
 	ends := s.child(0)
 	e, err := p.rows(t.RunEnds(), ends, 0, 0)
 	if err != nil {
@@ -63,7 +63,7 @@ func (p *planner) runs(s *rows) error {
 		return p.path.Invalid("the runs end before row %d", s.at+s.n)
 	}
 	p.node(end-first, 0)
-	p.path.Pop()
+	p.path = p.path[:len(p.path)-1]
 	return p.array("values", t.Encoded(), s.child(1), first, end-first)
 }
 

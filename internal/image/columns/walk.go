@@ -72,7 +72,7 @@ func columnsOf(d *batch.Descriptor, c *Columns) ([]column, error) {
 // array takes what an array of type dt has, which has scale values for each of the column's rows. It
 // reads no bytes.
 func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, scale, rows int64) error {
-	cursor.Path.Push(name)
+	cursor.Path = append(cursor.Path, name)
 	a, err := cursor.Next(dt)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 	case scale >= 0:
 		scale *= a.Size
 	}
-	for i := range a.NumChildren() {
+	for i := range a.NumChildren {
 		name, dt := a.Child(i)
 		if err := c.array(cursor, name, dt, scale, rows); err != nil {
 			return err
@@ -145,6 +145,6 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 			}
 		}
 	}
-	cursor.Path.Pop()
+	cursor.Path = cursor.Path[:len(cursor.Path)-1]
 	return nil
 }
