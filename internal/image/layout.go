@@ -74,6 +74,7 @@ type Layout struct {
 	pieces []piece          // the buffers, ascending by offset
 	bytes  int64            // in buffers
 	pos    int64            // how much of the body is laid out
+	next   int              // of pieces: those before it end before pos
 
 	uses []*Layout // the dictionaries by the numbers that nodes outside have
 	all  []*Layout // of a record: what is needed to open it, inner ones first
@@ -295,28 +296,33 @@ const scratchSize = 16 << 10
 func (l *Layout) emit(dst []byte) {
 	body := l.Desc.Body
 	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk { // it stays in the cache: hashed where it was written
-		l.fill(dst, 0)
+		fill(dst, 0, l.pieces)
 		l.Desc.Sums[0] = xxh3.Hash(dst)
 		l.pos = body
 		return
 	}
-	for i := l.find(l.pos); len(dst) > 0; {
+	if l.pos == 0 {
+		l.next = 0
+	}
+	for len(dst) > 0 {
 		chunk := l.pos / payload.SumChunk
 		end := min((chunk+1)*payload.SumChunk, body)
 		if l.pos%payload.SumChunk == 0 {
 			l.sum.Reset(end - l.pos)
 		}
-		for i < len(l.pieces) && l.pieces[i].off+l.pieces[i].n <= l.pos {
-			i++
+		rest := l.pieces[l.next:]
+		for len(rest) > 0 && rest[0].off+rest[0].n <= l.pos {
+			rest = rest[1:]
 		}
+		l.next = len(l.pieces) - len(rest)
 		n := min(int64(len(dst)), end-l.pos)
 		straight := int64(0) // bytes in whole blocks that need no scratch
-		if i < len(l.pieces) && l.pieces[i].off <= l.pos && l.pieces[i].raw != nil {
-			straight = (l.pieces[i].off + l.pieces[i].n - l.pos) &^ (sumcopy.Block - 1)
+		if len(rest) > 0 && rest[0].off <= l.pos && rest[0].raw != nil {
+			straight = (rest[0].off + rest[0].n - l.pos) &^ (sumcopy.Block - 1)
 		}
 		if straight > 0 {
 			n = min(n, straight)
-			p := &l.pieces[i]
+			p := &rest[0]
 			src := p.raw[l.pos-p.off:][:n]
 			switch a, _ := p.from.(*adjusted); {
 			case a == nil:
@@ -328,7 +334,7 @@ func (l *Layout) emit(dst []byte) {
 			}
 		} else { // up to the next long buffer that needs none
 			n = min(n, scratchSize)
-			for _, p := range l.pieces[i:] {
+			for _, p := range rest {
 				if p.off >= l.pos+n {
 					break
 				}
@@ -339,7 +345,7 @@ func (l *Layout) emit(dst []byte) {
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
 			}
-			l.fill(l.scratch[:n], l.pos)
+			fill(l.scratch[:n], l.pos, rest)
 			l.sum.Copy(dst[:n], l.scratch[:n])
 		}
 		l.pos += n
@@ -351,28 +357,14 @@ func (l *Layout) emit(dst []byte) {
 	sumcopy.Fence()
 }
 
-// find returns the first piece that ends after pos.
-func (l *Layout) find(pos int64) int {
-	lo, hi := 0, len(l.pieces)
-	for lo < hi {
-		mid := int(uint(lo+hi) / 2)
-		if l.pieces[mid].off+l.pieces[mid].n <= pos {
-			lo = mid + 1
-		} else {
-			hi = mid
+// fill writes the bytes of a body at pos, a multiple of 64, to dst. The pieces are those that end after
+// pos.
+func fill(dst []byte, pos int64, pieces []piece) {
+	for i := range pieces {
+		p := &pieces[i]
+		if p.off >= pos+int64(len(dst)) {
+			break
 		}
-	}
-	return lo
-}
-
-// fill writes the bytes of the body at pos, a multiple of 64, to dst.
-func (l *Layout) fill(dst []byte, pos int64) {
-	for i := l.find(pos); len(dst) > 0; i++ {
-		if i == len(l.pieces) || l.pieces[i].off >= pos+int64(len(dst)) {
-			clear(dst)
-			return
-		}
-		p := &l.pieces[i]
 		if gap := p.off - pos; gap > 0 {
 			clear(dst[:gap])
 			dst, pos = dst[gap:], p.off
@@ -385,6 +377,7 @@ func (l *Layout) fill(dst []byte, pos int64) {
 		}
 		dst, pos = dst[n:], pos+n
 	}
+	clear(dst)
 }
 
 // LogicalBytes returns how many bytes the buffers of rec have in an image,

@@ -19,10 +19,10 @@ type source interface {
 // adjusted is a buffer of which each value is adjusted by itself.
 type adjusted struct {
 	src []byte
-	adj payload.Adjustment
+	adj *payload.Adjustment
 }
 
-func (s *adjusted) read(dst []byte, at int64) { adjust(&s.adj, dst, s.src[at:], at) }
+func (s *adjusted) read(dst []byte, at int64) { adjust(s.adj, dst, s.src[at:], at) }
 
 // adjust fills dst with the bytes of an adjusted buffer from at on, a multiple of 64. src is where
 // they are in the source; it may be dst, unless bits are shifted.

@@ -89,13 +89,6 @@ func (in input) missing() bool {
 	return in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil)))
 }
 
-func (in input) length() int64 {
-	if in.dev != nil {
-		return in.dev.Length
-	}
-	return int64(in.host.Len())
-}
-
 func (in input) child(i int) input {
 	if in.dev != nil {
 		return input{dev: in.dev.Children[i]}
@@ -120,6 +113,9 @@ type buffer struct {
 	addr  tier.Addr
 }
 
+// all is the number of rows of an array with everything that it has.
+const all = -1
+
 // rows checks the parts of an array of type dt, and returns its n rows from the row from on.
 func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err error) {
 	s.input, s.n = in, n
@@ -130,9 +126,10 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 	if in.missing() {
 		return s, p.path.Invalid("no data")
 	}
-	length, children, want := in.length(), 0, s.NumChildren
+	var length int64
+	children, want := 0, s.NumChildren
 	if d := in.dev; d != nil {
-		s.at, children = d.Offset, len(d.Children)
+		s.at, length, children = d.Offset, d.Length, len(d.Children)
 		switch buffers := len(d.Buffers); {
 		case d.Nulls < Unknown || d.Nulls > length:
 			return s, p.path.Invalid("%d nulls of %d rows", d.Nulls, length)
@@ -140,13 +137,17 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 			return s, p.path.Invalid("%d buffers of %s, want %d", buffers, s.Type, len(s.Buffers))
 		}
 	} else {
-		s.at, children = int64(in.host.Offset()), len(in.host.Children())
-		if got := in.host.DataType(); shape.Storage(got).ID() != s.Type.ID() {
+		s.at, length, children = int64(in.host.Offset()), int64(in.host.Len()), len(in.host.Children())
+		if got := in.host.DataType(); got != dt && shape.Storage(got).ID() != s.Type.ID() {
 			return s, p.path.Invalid("the data is of type %s, not of type %s", got, s.Type)
 		}
 		if want == 0 {
 			children = 0 // arrow-go ignores them, too
 		}
+	}
+	if n == all {
+		n = length
+		s.n = n
 	}
 	switch {
 	case s.at < 0 || length < 0 || s.at > MaxRows || length > MaxRows:
@@ -178,24 +179,22 @@ func (s *rows) buffer(i int) (m buffer) {
 	return m
 }
 
-// array lays out the n rows of an array from the row from on. The array is called name in messages.
+// array lays out the n rows of an array from the row from on, or all of them. The array is called name
+// in messages.
 func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64) error {
 	p.path = append(p.path, name)
 	s, err := p.rows(dt, in, from, n)
 	switch {
 	case err != nil:
 		return err
-	case s.Null:
-		p.node(n, n)
-		p.path = p.path[:len(p.path)-1]
-		return nil
 	case s.HasValidity:
 		if err := p.validity(&s); err != nil {
 			return err
 		}
-	default:
-		p.node(n, 0)
+	case s.Null:
+		s.nulls = s.n
 	}
+	p.nodes = append(p.nodes, payload.Node{Length: s.n, Nulls: s.nulls})
 	var spanned [1]extent
 	shown := spanned[:] // the values that the rows show of each child, where buffers determine them
 	for i, b := range s.Buffers {
@@ -215,8 +214,9 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 			case !m.there:
 				p.spans = append(p.spans, payload.Absent)
 			default:
-				m, err = p.narrow(&s, i, m, e.from, e.to-e.from)
-				p.put(m, m.size, payload.Adjustment{})
+				if m, err = p.narrow(&s, i, m, e.from, e.to-e.from); err == nil {
+					p.put(m.size, m, nil, nil)
+				}
 			}
 		default:
 			m, none, fails := p.take(&s, i, b)
@@ -225,9 +225,9 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 			case b.Role == shape.Bits:
 				p.bits(&s, m)
 			case b.Role == shape.Offsets:
-				err = p.offsets(&s, m, b.Width, &spanned[0])
+				spanned[0], err = p.offsets(&s, m, b.Width)
 			default:
-				p.put(m, m.size, payload.Adjustment{})
+				p.put(m.size, m, nil, nil)
 			}
 		}
 		if err != nil {
@@ -240,50 +240,35 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 		}
 	}
 	if s.Rows == shape.Runs {
-		err = p.runs(&s)
-	} else {
-		err = p.children(&s, shown)
+		return p.runs(&s)
 	}
-	if err == nil && s.Values != nil {
-		err = p.dictionary(&s)
-	}
-	if err != nil {
-		return err
-	}
-	p.path = p.path[:len(p.path)-1]
-	return nil
-}
-
-// children lays out what the rows show of the children.
-func (p *planner) children(s *rows, shown []extent) error {
 	for i := range s.NumChildren {
 		name, dt := s.Child(i)
-		c := s.child(i)
-		e := extent{s.at, s.at + s.n}
+		first, rows := s.at, s.n
 		switch s.Rows {
 		case shape.Times:
 			if s.Size < 0 || s.Size > 0 && s.at+s.n > MaxRows/s.Size {
 				return p.path.Invalid("%d lists of %d", s.n, s.Size)
 			}
-			e = extent{s.at * s.Size, (s.at + s.n) * s.Size}
-		case shape.Between:
-			e = shown[0]
-		case shape.Shown:
-			if s.dev == nil {
-				e = shown[i]
-			} else if e = (extent{}); !c.missing() {
-				e.to = c.length()
+			first, rows = s.at*s.Size, s.n*s.Size
+		case shape.Between, shape.Shown:
+			if s.dev != nil && s.Rows == shape.Shown {
+				first, rows = 0, all
+				break
 			}
+			first, rows = shown[i].from, shown[i].to-shown[i].from
 		}
-		if err := p.array(name, dt, c, e.from, e.to-e.from); err != nil {
+		if err := p.array(name, dt, s.child(i), first, rows); err != nil {
 			return err
 		}
 	}
+	if s.Values != nil {
+		if err := p.dictionary(&s); err != nil {
+			return err
+		}
+	}
+	p.path = p.path[:len(p.path)-1]
 	return nil
-}
-
-func (p *planner) node(n, nulls int64) {
-	p.nodes = append(p.nodes, payload.Node{Length: n, Nulls: nulls})
 }
 
 // take returns the bytes that the rows have in buffer i. If there are none, it adds the span. A record
@@ -298,7 +283,7 @@ func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err
 		p.spans = append(p.spans, payload.Absent)
 		return m, true, nil
 	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width: // C wants one offset without rows, too
-		p.made(b.Width, zeros[:b.Width], nil)
+		p.put(b.Width, buffer{bytes: zeros[:b.Width]}, nil, nil)
 		return m, true, nil
 	}
 	off, n := b.Bytes(s.at, s.n)
@@ -331,50 +316,14 @@ func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) 
 	return m, nil
 }
 
-// put gives the first n bytes of m a place, with an adjustment if How is set, for which the others
-// may be needed.
-func (p *planner) put(m buffer, n int64, adj payload.Adjustment) {
-	off, placed := p.place(n)
-	switch {
-	case !placed:
-	case p.facts != nil: // of a table
-		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-1-len(p.ranges))...)
-		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr, Length: m.size})
-		if adj.Buffer = len(p.spans) - 1; adj.How != 0 {
-			p.adjust = append(p.adjust, adj)
-		}
-	case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
-		last := n - 1
-		if last > 0 {
-			p.pieces = append(p.pieces, piece{off: off, n: last, raw: m.bytes[:last]})
-		}
-		p.pieces = append(p.pieces, piece{off: off + last, n: 1, raw: []byte{m.bytes[last] & (1<<(adj.Count%8) - 1)}})
-	default:
-		b := piece{off: off, n: n}
-		if adj.How == 0 || adj.How == payload.Lower {
-			b.raw = m.bytes
-		}
-		if adj.How != 0 {
-			b.from = &adjusted{m.bytes, adj}
-		}
-		p.pieces = append(p.pieces, b)
-	}
-}
-
-// made gives n bytes a place that from makes, or that are raw.
-func (p *planner) made(n int64, raw []byte, from source) {
-	if off, placed := p.place(n); placed {
-		p.pieces = append(p.pieces, piece{off: off, n: n, raw: raw, from: from})
-	}
-}
-
-// place adds a span of n bytes, and returns where it begins; false if it has no bytes.
-func (p *planner) place(n int64) (off int64, placed bool) {
+// put adds the span of a buffer of n bytes. They are those of m, adjusted if adj is not nil,
+// for which m may have more; or those that from makes.
+func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	if n == 0 {
 		p.spans = append(p.spans, payload.Span{})
-		return 0, false
+		return
 	}
-	off = RoundUp(p.at, AlignSmall)
+	off := RoundUp(p.at, AlignSmall)
 	if n >= large {
 		off = RoundUp(p.at, alignLarge)
 		p.begun = off + n
@@ -382,13 +331,37 @@ func (p *planner) place(n int64) (off int64, placed bool) {
 		off = RoundUp(p.at, alignLarge)
 		p.begun = off
 	}
-	p.spans = append(p.spans, payload.Span{Offset: off, Length: n})
-	p.at = off + n
-	p.bytes += n
-	return off, true
+	span := payload.Span{Offset: off, Length: n}
+	p.at, p.bytes = off+n, p.bytes+n
+	if p.facts != nil { // of a table
+		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
+		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr, Length: m.size})
+		if adj != nil {
+			adj.Buffer = len(p.spans)
+			p.adjust = append(p.adjust, *adj)
+		}
+	} else {
+		raw := m.bytes
+		switch {
+		case adj == nil:
+		case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
+			tail := raw[n-1] & (1<<(adj.Count%8) - 1)
+			if n > 1 {
+				p.pieces = append(p.pieces, piece{off: off, n: n - 1, raw: raw})
+			}
+			off, n, raw = off+n-1, 1, []byte{tail}
+		default:
+			from = &adjusted{raw, adj}
+			if adj.How != payload.Lower {
+				raw = nil
+			}
+		}
+		p.pieces = append(p.pieces, piece{off: off, n: n, raw: raw, from: from})
+	}
+	p.spans = append(p.spans, span)
 }
 
-// validity adds the node and the validity of s. It counts the nulls, unless a table has told them.
+// validity adds the validity of s. It counts the nulls, unless a table has their number.
 func (p *planner) validity(s *rows) error {
 	m := s.buffer(0)
 	switch s.nulls = Unknown; {
@@ -413,7 +386,6 @@ func (p *planner) validity(s *rows) error {
 		valid, _ := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: m.size}, from: s.at % 8, n: s.n})
 		s.nulls = s.n - valid[0] // until they are counted: all
 	}
-	p.node(s.n, s.nulls)
 	if s.nulls == 0 {
 		p.spans = append(p.spans, payload.Absent)
 	} else {
@@ -424,39 +396,40 @@ func (p *planner) validity(s *rows) error {
 
 // bits adds the bitmap that lies in m.
 func (p *planner) bits(s *rows, m buffer) {
-	var adj payload.Adjustment
+	var adj *payload.Adjustment
 	if s.at%8 != 0 || s.n%8 != 0 {
-		adj = payload.Adjustment{How: payload.Bits, Base: s.at % 8, Count: s.n}
+		adj = &payload.Adjustment{How: payload.Bits, Base: s.at % 8, Count: s.n}
 	}
-	p.put(m, (s.n+7)/8, adj)
+	p.put((s.n+7)/8, m, adj, nil)
 }
 
 // extent is the values of a child from from up to, and without, to.
 type extent struct{ from, to int64 }
 
-// offsets adds the n+1 offsets in m, so that the first is 0, and sets e to what they span.
-func (p *planner) offsets(s *rows, m buffer, width int64, e *extent) error {
+// offsets adds the n+1 offsets in m, so that the first is 0, and returns what they span.
+func (p *planner) offsets(s *rows, m buffer, width int64) (e extent, err error) {
 	if s.dev == nil {
-		*e = extent{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
+		e = extent{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
 	} else {
 		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: width}, width: width})
 		end := m.addr + tier.Addr(m.size-width)
 		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: end, Length: width}, width: width})
 		if ok1 && ok2 {
-			*e = extent{first[0], last[0]}
+			e = extent{first[0], last[0]}
 		}
 	}
 	if e.from < 0 || e.to < e.from || s.dev != nil && e.to > MaxRows {
-		return p.path.Invalid("offsets from %d to %d", e.from, e.to)
+		return e, p.path.Invalid("offsets from %d to %d", e.from, e.to)
 	}
-	var adj payload.Adjustment
+	var adj *payload.Adjustment
 	if e.from != 0 {
-		adj = payload.Adjustment{How: payload.Lower, Width: width, Base: e.from}
+		adj = &payload.Adjustment{How: payload.Lower, Width: width, Base: e.from}
 	}
-	p.put(m, m.size, adj)
-	return nil
+	p.put(m.size, m, adj, nil)
+	return e, nil
 }
 
+// OffsetAt returns the i-th integer of width bytes, 4 or 8.
 func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
 		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
@@ -470,7 +443,7 @@ func (p *planner) wholeData(s *rows) error {
 	if s.n == 0 {
 		end = first
 	}
-	p.node(int64(end-first), 0)
+	p.nodes = append(p.nodes, payload.Node{Length: int64(end - first), Nulls: 0})
 	for i := first; i < end; i++ {
 		b := s.dev.Buffers[i]
 		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
@@ -480,7 +453,7 @@ func (p *planner) wholeData(s *rows) error {
 		if err != nil {
 			return err
 		}
-		p.put(m, m.size, payload.Adjustment{})
+		p.put(m.size, m, nil, nil)
 	}
 	return nil
 }
@@ -502,7 +475,7 @@ func (p *planner) dictionary(s *rows) error {
 		return nil
 	}
 	if s.dev != nil {
-		return p.array("dictionary", dt, in, 0, in.length())
+		return p.array("dictionary", dt, in, 0, all)
 	}
 	if laid, ok := p.dicts[in.host]; ok && equal.Types(laid.dt, dt) {
 		p.nodes = append(p.nodes, laid.nodes...)
@@ -519,11 +492,11 @@ func (p *planner) dictionary(s *rows) error {
 			i = len(p.uses)
 			p.uses = append(p.uses, l)
 		}
-		p.node(int64(i), payload.Outside)
+		p.nodes = append(p.nodes, payload.Node{Length: int64(i), Nulls: payload.Outside})
 		return nil
 	}
 	nodes, spans := len(p.nodes), len(p.spans)
-	if err := p.array("dictionary", dt, in, 0, in.length()); err != nil {
+	if err := p.array("dictionary", dt, in, 0, all); err != nil {
 		return err
 	}
 	if p.dicts == nil {
@@ -554,14 +527,14 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 		}
 	}
 	sub := planner{path: p.path, inline: p.inline, outside: p.outside, maxVar: p.maxVar}
-	if err := sub.array("dictionary", dt, in, 0, in.length()); err != nil {
+	if err := sub.array("dictionary", dt, in, 0, all); err != nil {
 		return nil, err
 	}
 	if sub.at <= p.inline {
 		return nil, nil // planned again where it lies, which is little work
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
-	l := sub.layout(schema, in.length())
+	l := sub.layout(schema, int64(data.Len()))
 	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
 	p.outside.of[key] = append(p.outside.of[key], l)
 	p.outside.order = append(p.outside.order, l)
@@ -581,12 +554,12 @@ func Empty(schema *arrow.Schema, metadata *arrow.Metadata) *batch.Descriptor {
 // shape gets an array that cannot be opened.
 func (p *planner) empty(dt arrow.DataType) {
 	sh, _ := shape.Of(dt)
-	p.node(0, 0)
+	p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
 	for range sh.Buffers {
 		p.spans = append(p.spans, payload.Absent)
 	}
 	if sh.Views {
-		p.node(0, 0)
+		p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
 	}
 	for i := range sh.NumChildren {
 		_, child := sh.Child(i)

@@ -19,13 +19,12 @@ func (p *planner) runs(s *rows) error {
 		return p.path.Invalid("run ends of type %s", t.RunEnds())
 	}
 	p.path = append(p.path, "run_ends")
-	ends := s.child(0)
-	e, err := p.rows(t.RunEnds(), ends, 0, 0)
+	e, err := p.rows(t.RunEnds(), s.child(0), 0, all)
 	if err != nil {
 		return err
 	}
-	if s.n > 0 {
-		e.n = ends.length()
+	if s.n == 0 {
+		e.n = 0
 	}
 	width, first, end := int64(index.Bytes()), int64(0), int64(0) // the runs that s shows
 	p.spans = append(p.spans, payload.Absent)
@@ -52,19 +51,23 @@ func (p *planner) runs(s *rows) error {
 			if m, err = p.narrow(&e, 1, m, first*width, (end-first)*width); err != nil {
 				return err
 			}
-			var adj payload.Adjustment
+			var adj *payload.Adjustment
 			if clamped {
-				adj = payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n}
+				adj = &payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n}
 			}
-			p.put(m, m.size, adj)
+			p.put(m.size, m, adj, nil)
 		}
 	}
 	if end > e.n || s.n > 0 && first >= end {
 		return p.path.Invalid("the runs end before row %d", s.at+s.n)
 	}
-	p.node(end-first, 0)
+	p.nodes = append(p.nodes, payload.Node{Length: end - first, Nulls: 0})
 	p.path = p.path[:len(p.path)-1]
-	return p.array("values", t.Encoded(), s.child(1), first, end-first)
+	if err := p.array("values", t.Encoded(), s.child(1), first, end-first); err != nil {
+		return err
+	}
+	p.path = p.path[:len(p.path)-1] // that of s
+	return nil
 }
 
 // signed returns the i-th integer of width bytes.
@@ -109,9 +112,9 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]extent, error) {
 		}
 	}
 	if raw {
-		p.made(4*s.n, d.offsets, nil)
+		p.put(4*s.n, buffer{bytes: d.offsets}, nil, nil)
 	} else {
-		p.made(4*s.n, nil, d)
+		p.put(4*s.n, buffer{}, nil, d)
 	}
 	return shown, nil
 }
@@ -159,14 +162,14 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
 		shown[0].add(at, size)
 	}
 	if l.base = shown[0].from; l.base == 0 && l.valid == nil {
-		p.made(s.n*width, l.offsets, nil)
+		p.put(s.n*width, buffer{bytes: l.offsets}, nil, nil)
 	} else {
-		p.made(s.n*width, nil, &l)
+		p.put(s.n*width, buffer{}, nil, &l)
 	}
 	if l.valid == nil {
-		p.made(s.n*width, l.sizes, nil)
+		p.put(s.n*width, buffer{bytes: l.sizes}, nil, nil)
 	} else {
-		p.made(s.n*width, nil, &listSizes{l})
+		p.put(s.n*width, buffer{}, nil, &listSizes{l})
 	}
 	return shown, nil
 }
@@ -191,7 +194,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 		return err
 	}
 	if none {
-		p.node(0, 0)
+		p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
 		return nil
 	}
 	v := &views{views: m.bytes, at: s.at}
@@ -230,29 +233,29 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 	}
 	switch {
 	case used >= total-total/8 && kept >= len(ranges)-len(ranges)/8:
-		p.made(s.n*viewWidth, v.views, nil)
-		p.node(int64(len(v.data)), 0)
+		p.put(s.n*viewWidth, buffer{bytes: v.views}, nil, nil)
+		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.data)), Nulls: 0})
 		for _, data := range v.data {
-			p.made(int64(len(data)), data, nil)
+			p.put(int64(len(data)), buffer{bytes: data}, nil, nil)
 		}
 	case used >= spanned-spanned/8:
-		p.made(s.n*viewWidth, nil, &movedViews{v, ranges})
-		p.node(int64(kept), 0)
+		p.put(s.n*viewWidth, buffer{}, nil, &movedViews{v, ranges})
+		p.nodes = append(p.nodes, payload.Node{Length: int64(kept), Nulls: 0})
 		for i, r := range ranges {
 			if r.to > 0 {
-				p.made(r.to-r.from, v.data[i][r.from:r.to], nil)
+				p.put(r.to-r.from, buffer{bytes: v.data[i][r.from:r.to]}, nil, nil)
 			}
 		}
 	default:
 		v.split(p.maxVar)
-		p.made(s.n*viewWidth, nil, v)
-		p.node(int64(len(v.begins)), 0)
+		p.put(s.n*viewWidth, buffer{}, nil, v)
+		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.begins)), Nulls: 0})
 		for i, begin := range v.begins {
 			end := v.total
 			if i+1 < len(v.begins) {
 				end = v.begins[i+1]
 			}
-			p.made(end-begin, nil, &viewData{v, begin})
+			p.put(end-begin, buffer{}, nil, &viewData{v, begin})
 		}
 	}
 	return nil
