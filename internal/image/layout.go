@@ -128,9 +128,11 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	}
 	for i := range fields {
 		f := schema.Field(i)
-		if empty {
-			p.empty(f.Type)
-		} else if err := p.array(f.Name, f.Type, input{host: rec.Column(i).Data()}, 0, rows); err != nil {
+		var in input
+		if !empty {
+			in.host = rec.Column(i).Data()
+		}
+		if err := p.array(f.Name, f.Type, in, 0, rows); err != nil {
 			return nil, err
 		}
 	}

@@ -393,6 +393,20 @@ func TestLongColumn(t *testing.T) {
 	checkRoundTrip(t, g.Rng, rec)
 }
 
+// TestLongSlices: slices whose bodies have several chunks come back, for every type. Short ones are
+// written in another way.
+func TestLongSlices(t *testing.T) {
+	for i, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.PrimitiveTypes.Int16)...) {
+		g := arrowgen.New(uint64(i))
+		schema := arrowgen.Schema(dt, arrow.PrimitiveTypes.Int64)
+		whole := g.Record(schema, 9000)
+		rec := whole.NewSlice(3, 8995)
+		checkRoundTrip(t, g.Rng, rec)
+		rec.Release()
+		whole.Release()
+	}
+}
+
 // TestOnlyWhatIsShown: a slice of ten rows of a hundred thousand has the bytes of
 // ten rows, for every type.
 func TestOnlyWhatIsShown(t *testing.T) {

@@ -94,8 +94,9 @@ func (s *denseOffsets) read(dst []byte, at int64) {
 	}
 }
 
-// listViews makes the offsets of list views, counted from base.
+// listViews makes the offsets of list views, counted from base, or their sizes.
 type listViews struct {
+	sizesOnly       bool
 	offsets, sizes  []byte
 	valid           []byte // nil if all are
 	at, width, base int64
@@ -113,20 +114,12 @@ func isNull(valid []byte, i int64) bool { return valid != nil && valid[i/8]>>(i%
 
 func (s *listViews) read(dst []byte, at int64) {
 	for o := int64(0); o < int64(len(dst)); o += s.width {
-		i, v := (at+o)/s.width, int64(0)
-		if s.size(i) != 0 {
+		i := (at + o) / s.width
+		v := s.size(i)
+		if v != 0 && !s.sizesOnly {
 			v = OffsetAt(s.offsets, s.width, i) - s.base
 		}
 		putOffset(dst[o:], s.width, v)
-	}
-}
-
-// listSizes makes the sizes of list views of which some are null.
-type listSizes struct{ listViews }
-
-func (s *listSizes) read(dst []byte, at int64) {
-	for o := int64(0); o < int64(len(dst)); o += s.width {
-		putOffset(dst[o:], s.width, s.size((at+o)/s.width))
 	}
 }
 

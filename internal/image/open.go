@@ -43,27 +43,26 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 		l.End()
 		return nil, Path(nil).Invalid("%d dictionaries, want %d", len(dictionaries), len(all))
 	}
-	opened := make([]openDict, len(all))
+	var at lookup.Table[*batch.Descriptor]
+	opened := make([]*array.Data, len(all))
 	defer func() {
-		for _, e := range opened {
-			if e.data != nil {
-				e.data.Release() // the record has references of its own
+		for _, data := range opened {
+			if data != nil {
+				data.Release() // the record has references of its own
 			}
 		}
 	}()
-	var at lookup.Table[*batch.Descriptor]
 	var find Finder
 	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
 		i := at.Of(all, dict)
-		e := &opened[i]
-		if e.data != nil && equal.Types(e.dt, dt) {
-			e.data.Retain()
-			return e.data, nil
+		if data := opened[i]; data != nil && equal.Types(data.DataType(), dt) {
+			data.Retain()
+			return data, nil
 		}
 		data, err := OpenDictionary(dict, dt, dictionaries[i], l, find)
-		if err == nil && e.data == nil {
+		if err == nil && opened[i] == nil {
 			data.Retain()
-			e.dt, e.data = dt, data
+			opened[i] = data
 		}
 		return data, err
 	}
@@ -184,8 +183,7 @@ type opener struct {
 	filled  int // in Descriptor.Buffers: no span before it that is not yet taken has bytes
 }
 
-// openDict is a dictionary that was opened. One that lies in the body has the nodes and
-// spans that it was opened from.
+// openDict is a dictionary in the body that was opened, and what it was opened from.
 type openDict struct {
 	laidOut
 	data *array.Data

@@ -89,11 +89,14 @@ func (in input) missing() bool {
 	return in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil)))
 }
 
-func (in input) child(i int) input {
-	if in.dev != nil {
-		return input{dev: in.dev.Children[i]}
+func (in input) child(i int) (c input) {
+	switch {
+	case in.dev != nil:
+		c.dev = in.dev.Children[i]
+	case in.host != nil:
+		c.host = in.host.Children()[i]
 	}
-	return input{host: in.host.Children()[i]}
+	return c
 }
 
 // rows are some rows of an array, whose parts fit its type as far as their numbers go.
@@ -116,7 +119,8 @@ type buffer struct {
 // all is the number of rows of an array with everything that it has.
 const all = -1
 
-// rows checks the parts of an array of type dt, and returns its n rows from the row from on.
+// rows checks the parts of an array of type dt, and returns its n rows from the row from on. An array
+// without rows may be missing, and lacks all buffers then.
 func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err error) {
 	s.input, s.n = in, n
 	var ok bool
@@ -124,7 +128,11 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 		return s, p.path.Invalid("no layout for the type %s", dt)
 	}
 	if in.missing() {
-		return s, p.path.Invalid("no data")
+		if n > 0 {
+			return s, p.path.Invalid("no data")
+		}
+		s.input, s.n = input{}, 0
+		return s, nil
 	}
 	var length int64
 	children, want := 0, s.NumChildren
@@ -171,6 +179,9 @@ func (s *rows) buffer(i int) (m buffer) {
 	}
 	if !s.HasValidity {
 		i++ // arrow-go leaves room for a validity
+	}
+	if s.host == nil {
+		return m
 	}
 	if bufs := s.host.Buffers(); i < len(bufs) && bufs[i] != nil {
 		b := bufs[i].Bytes()
@@ -343,6 +354,8 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	} else {
 		raw := m.bytes
 		switch {
+		case from != nil:
+			raw = nil
 		case adj == nil:
 		case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
 			tail := raw[n-1] & (1<<(adj.Count%8) - 1)
@@ -462,19 +475,16 @@ func (p *planner) wholeData(s *rows) error {
 func (p *planner) dictionary(s *rows) error {
 	dt := s.Values
 	var in input
-	if s.dev != nil {
+	switch {
+	case s.dev != nil:
 		in.dev = s.dev.Dictionary
-	} else {
+	case s.host != nil:
 		in.host = s.host.Dictionary()
 	}
-	if in.missing() {
-		if s.n > s.nulls {
-			return p.path.Invalid("no dictionary")
-		}
-		p.empty(dt)
-		return nil
+	if in.missing() && s.n > s.nulls {
+		return p.path.Invalid("no dictionary")
 	}
-	if s.dev != nil {
+	if s.dev != nil || in.missing() {
 		return p.array("dictionary", dt, in, 0, all)
 	}
 	if laid, ok := p.dicts[in.host]; ok && equal.Types(laid.dt, dt) {
@@ -542,30 +552,12 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 }
 
 // Empty describes a record without rows, which has no bytes.
-func Empty(schema *arrow.Schema, metadata *arrow.Metadata) *batch.Descriptor {
+func Empty(schema *arrow.Schema, metadata *arrow.Metadata) (*batch.Descriptor, error) {
 	var p planner
 	for _, f := range schema.Fields() {
-		p.empty(f.Type)
+		if err := p.array(f.Name, f.Type, input{}, 0, 0); err != nil {
+			return nil, err
+		}
 	}
-	return &batch.Descriptor{Schema: schema, Nodes: p.nodes, Buffers: p.spans, Metadata: metadata}
-}
-
-// empty lays out an array without rows and buffers, where the source has none. A type without a
-// shape gets an array that cannot be opened.
-func (p *planner) empty(dt arrow.DataType) {
-	sh, _ := shape.Of(dt)
-	p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
-	for range sh.Buffers {
-		p.spans = append(p.spans, payload.Absent)
-	}
-	if sh.Views {
-		p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
-	}
-	for i := range sh.NumChildren {
-		_, child := sh.Child(i)
-		p.empty(child)
-	}
-	if sh.Values != nil {
-		p.empty(sh.Values)
-	}
+	return &batch.Descriptor{Schema: schema, Nodes: p.nodes, Buffers: p.spans, Metadata: metadata}, nil
 }

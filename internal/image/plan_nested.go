@@ -161,16 +161,17 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
 		}
 		shown[0].add(at, size)
 	}
-	if l.base = shown[0].from; l.base == 0 && l.valid == nil {
-		p.put(s.n*width, buffer{bytes: l.offsets}, nil, nil)
-	} else {
-		p.put(s.n*width, buffer{}, nil, &l)
+	l.base = shown[0].from
+	starts, lengths := source(&l), source(nil)
+	if l.valid != nil {
+		sizes := l
+		sizes.sizesOnly = true
+		lengths = &sizes
+	} else if l.base == 0 {
+		starts = nil
 	}
-	if l.valid == nil {
-		p.put(s.n*width, buffer{bytes: l.sizes}, nil, nil)
-	} else {
-		p.put(s.n*width, buffer{}, nil, &listSizes{l})
-	}
+	p.put(s.n*width, offsets, nil, starts)
+	p.put(s.n*width, sizes, nil, lengths)
 	return shown, nil
 }
 

@@ -128,7 +128,11 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]
 
 // NoRows makes a record without rows, for which no memory is needed.
 func (c *Columns) NoRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
-	return image.OpenRows(image.Empty(c.Schema, of.Metadata), nil, nil, image.NewLease(nil), nil)
+	d, err := image.Empty(c.Schema, of.Metadata)
+	if err != nil {
+		return nil, err
+	}
+	return image.OpenRows(d, nil, nil, image.NewLease(nil), nil)
 }
 
 // Within describes the columns where they are, in an image that has all of its bytes. skip is how
