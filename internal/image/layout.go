@@ -326,14 +326,11 @@ func (l *Layout) emit(dst []byte) {
 			n = min(n, straight)
 			p := &rest[0]
 			src := p.raw[l.pos-p.off:][:n]
-			switch a, _ := p.from.(*adjusted); {
-			case a == nil:
-				l.sum.Copy(dst[:n], src)
-			case a.adj.Width == 4:
-				l.sum.CopySub32(dst[:n], src, uint32(a.adj.Base))
-			default:
-				l.sum.CopySub64(dst[:n], src, uint64(a.adj.Base))
+			var by sumcopy.Lower
+			if a, ok := p.from.(*adjusted); ok {
+				by = sumcopy.Lower{Width: a.adj.Width, Base: uint64(a.adj.Base)}
 			}
+			l.sum.Copy(dst[:n], src, by)
 		} else { // up to the next long buffer that needs none
 			n = min(n, scratchSize)
 			for _, p := range rest {
@@ -348,7 +345,7 @@ func (l *Layout) emit(dst []byte) {
 				l.scratch = make([]byte, scratchSize)
 			}
 			fill(l.scratch[:n], l.pos, rest)
-			l.sum.Copy(dst[:n], l.scratch[:n])
+			l.sum.Copy(dst[:n], l.scratch[:n], sumcopy.Lower{})
 		}
 		l.pos += n
 		dst = dst[n:]

@@ -27,22 +27,20 @@ func (s *adjusted) read(dst []byte, at int64) { adjust(s.adj, dst, s.src[at:], a
 // adjust fills dst with the bytes of an adjusted buffer from at on, a multiple of 64. src is where
 // they are in the source; it may be dst, unless bits are shifted.
 func adjust(a *payload.Adjustment, dst, src []byte, at int64) {
-	switch {
-	case a.How == payload.Bits:
+	switch a.How {
+	case payload.Bits:
 		if a.Base != 0 {
 			shiftBits(dst, src, uint(a.Base))
 		}
 		if end := (a.Count + 7) / 8; at+int64(len(dst)) == end && a.Count%8 != 0 {
 			dst[len(dst)-1] &= 1<<(a.Count%8) - 1
 		}
-	case a.How == payload.Ends:
+	case payload.Ends:
 		for i := int64(0); i < int64(len(dst)); i += a.Width {
 			putOffset(dst[i:], a.Width, min(signed(src[i:], a.Width, 0)-a.Base, a.Count))
 		}
-	case a.Width == 4:
-		sumcopy.Sub32(dst, src, uint32(a.Base))
-	default:
-		sumcopy.Sub64(dst, src, uint64(a.Base))
+	case payload.Lower:
+		sumcopy.Lower{Width: a.Width, Base: uint64(a.Base)}.Copy(dst, src)
 	}
 }
 

@@ -256,10 +256,8 @@ func (p *Plan) Mend(extents [][]byte) error {
 			return image.Path(nil).Invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
 		case m.width == 0:
 			n.Nulls = n.Length - int64(bitutil.CountSetBits(b, 0, int(n.Length)))
-		case m.width == 4:
-			sumcopy.Sub32(b, b, uint32(m.base))
 		default:
-			sumcopy.Sub64(b, b, uint64(m.base))
+			sumcopy.Lower{Width: m.width, Base: uint64(m.base)}.Copy(b, b)
 		}
 	}
 	return nil
