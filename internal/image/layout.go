@@ -101,7 +101,7 @@ type piece struct {
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
 // is not little-endian is tier.ErrNotSupported, an array whose parts do not fit
 // together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, maxInline) }
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, MaxInline) }
 
 // NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
 func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {

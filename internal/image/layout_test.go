@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { testseed.Main(m) }
 // each of its dictionaries that are images of their own.
 func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	return LaidOutInline(t, rec, maxInline)
+	return LaidOutInline(t, rec, MaxInline)
 }
 
 func LaidOutInline(
@@ -122,7 +122,7 @@ func opened(
 // with all of them outside.
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
-	checkRoundTripInline(t, rng, rec, maxInline)
+	checkRoundTripInline(t, rng, rec, MaxInline)
 	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return arrowgen.HasDictionary(f.Type) }) {
 		checkRoundTripInline(t, rng, rec, 0)
 	}

@@ -365,7 +365,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*maxInline)
+	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -473,7 +473,7 @@ func openSpoiled(t *testing.T, seed uint64) {
 	g := arrowgen.New(seed)
 	rec := g.RandomRecord(3, 80, 3)
 	defer rec.Release()
-	d, body, bodies := LaidOutInline(t, rec, int64(seed%2)*maxInline)
+	d, body, bodies := LaidOutInline(t, rec, int64(seed%2)*MaxInline)
 	dicts := make(map[*batch.Descriptor]*array.Data)
 	ended := 0
 	var find Finder = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {

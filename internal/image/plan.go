@@ -61,8 +61,8 @@ type laidOut struct {
 	spans []payload.Span
 }
 
-// maxInline is up to how many bytes a dictionary lies in the body of those that use it; see Layout.
-const maxInline = tier.Page
+// MaxInline is up to how many bytes a dictionary lies in the body of those that use it; see Layout.
+const MaxInline = tier.Page
 
 // maxBody is more than any device has, and small enough that sums of bytes stay in range.
 const maxBody = 1 << 62

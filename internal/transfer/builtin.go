@@ -58,10 +58,11 @@ type Builtin struct {
 
 // Layout plans the image of a record.
 func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
+	inline := int64(image.MaxInline)
 	if b.Outside {
-		return image.NewLayoutInline(rec, 0)
+		inline = 0
 	}
-	return image.NewLayout(rec)
+	return image.NewLayoutInline(rec, inline)
 }
 
 // Adder registers a converter.
