@@ -13,6 +13,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 	"github.com/apache/arrow-go/v18/arrow/endian"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
@@ -404,6 +405,48 @@ func TestLongSlices(t *testing.T) {
 		checkRoundTrip(t, g.Rng, rec)
 		rec.Release()
 		whole.Release()
+	}
+}
+
+// TestBitsAfterTheEnd: the bits after the end of a bitmap are zero, whatever the source has there.
+func TestBitsAfterTheEnd(t *testing.T) {
+	for _, offset := range []int{0, 8, 3} {
+		for _, n := range []int{1, 8, 13, 600} {
+			bits := memory.NewBufferBytes(bytes.Repeat([]byte{0xff}, 100))
+			data := array.NewData(arrow.FixedWidthTypes.Boolean, n, []*memory.Buffer{nil, bits}, nil, 0, offset)
+			rec := array.NewRecordBatch(arrowgen.Schema(arrow.FixedWidthTypes.Boolean), []arrow.Array{array.MakeFromData(data)}, int64(n))
+			_, body, _ := LaidOut(t, rec)
+			if got := bitutil.CountSetBits(body, 0, 8*len(body)); got != n {
+				t.Errorf("%d bits from %d on: %d are set in the image", n, offset, got)
+			}
+		}
+	}
+}
+
+// TestRunEndsOfSlices: the run ends of a slice count its rows, and the last is their number.
+func TestRunEndsOfSlices(t *testing.T) {
+	for _, ends := range []arrow.DataType{arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64} {
+		dt := arrow.RunEndEncodedOf(ends, arrow.PrimitiveTypes.Int32)
+		b := array.NewRunEndEncodedBuilder(memory.DefaultAllocator, ends, arrow.PrimitiveTypes.Int32)
+		for i, n := range []uint64{4, 6, 10} {
+			b.Append(n)
+			b.ValueBuilder().(*array.Int32Builder).Append(int32(i))
+		}
+		whole := array.NewRecordBatch(arrowgen.Schema(dt), []arrow.Array{b.NewArray()}, 20)
+		for _, c := range []struct {
+			from, to int64
+			want     string
+		}{{0, 20, "[4 10 20]"}, {0, 7, "[4 7]"}, {2, 20, "[2 8 18]"}, {2, 7, "[2 5]"}, {4, 10, "[6]"}, {5, 6, "[1]"}, {9, 11, "[1 2]"}} {
+			d, body, _ := LaidOut(t, whole.NewSlice(c.from, c.to))
+			back, err := Open(d, [][]byte{body}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := back.Column(0).(*array.RunEndEncoded).RunEndsArr().String(); got != c.want {
+				t.Errorf("%s: rows %d to %d have the run ends %s, want %s", ends, c.from, c.to, got, c.want)
+			}
+			back.Release()
+		}
 	}
 }
 

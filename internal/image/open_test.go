@@ -130,6 +130,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"short strings", str, 0, func(d desc, _ []byte) { d.Buffers[2].Length-- }, "are needed"},
 		{"no strings", str, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "buffer 2 is missing"},
 		{"view buffers", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Nodes[1].Length = 99 }, "99 data buffers"},
+		{"one view buffer more", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Nodes[1].Length++ }, "data buffers of which"},
 		{"absent view buffer", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "buffer 2 is missing"},
 		{"short list", arrow.ListOf(i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]"},
 		{"short fixed-size list", arrow.FixedSizeListOf(3, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]: 299 values where 300"},
