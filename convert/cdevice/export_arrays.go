@@ -237,7 +237,7 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 				_, need = k.Bytes(0, a.Length+back)
 				switch k.Role {
 				case shape.Validity, shape.Bits:
-					before = (back - b.base(a.First+i, payload.Bits)) / 8
+					before = back / 8 // as the batch does, the buffer begins at the bit back%8 of its first byte
 					if k.Role == shape.Validity && s.Length <= 0 && a.Nulls > 0 && a.Nulls < a.Length {
 						return b.Path.Invalid("%d nulls and no validity", a.Nulls)
 					}
