@@ -21,7 +21,7 @@ var callbacks = sync.OnceValue(func() *releases {
 	return r
 })
 
-// releases knows what was exported and is not released.
+// releases lists what was exported and is not released.
 type releases struct {
 	array, schema uintptr
 

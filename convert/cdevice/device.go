@@ -66,7 +66,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 		return d, unsupported(nil, "the memory of %s has no device", space.ID())
 	}
 	dev := pool.Device()
-	d.lend = func() (func() error, error) { return func() error { return nil }, nil } // of others' backends, memory ends with the device
+	// The memory of other backends ends with the device.
+	d.lend = func() (func() error, error) { return func() error { return nil }, nil }
 	if l, ok := tier.As[tier.Lender](dev); ok {
 		d.lend = l.Lend
 	}
@@ -91,7 +92,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	case d.kind == 0 && backend == "cuda":
 		d.kind = CUDA
 	default:
-		return d, unsupported(nil, "the memory of the device %q (%s), whose kind Config.Type can say", dev.Info().Name, backend)
+		return d, unsupported(nil, "the memory of the device %q (%s): set Config.Type to its kind",
+			dev.Info().Name, backend)
 	}
 	return d, nil
 }

@@ -20,7 +20,9 @@ type body struct {
 	desc   *batch.Descriptor
 	where  func(i int) tier.Addr // of the i-th of desc.Buffers
 	adjust []payload.Adjustment  // of a table; ascending by their buffers
-	whole  bool                  // the arrays lie where they were made: what a slice leaves out before its first row is there
+	// whole reports that the arrays lie where they were made, so that the rows before the first row of
+	// a slice are there, too.
+	whole bool
 }
 
 // inBody returns an image as a body.
@@ -123,7 +125,7 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil { // as brief as to allocate it
+	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil {
 		return nil, err
 	}
 	at, err := w.dev.pointer(m.Addr(), n)
@@ -223,7 +225,8 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 		back = 0
 	default:
 		for i, k := range a.Buffers {
-			if (k.Role == shape.Validity || k.Role == shape.Bits) && a.Spans[i].Length > 0 { // all bitmaps begin at the same bit
+			if (k.Role == shape.Validity || k.Role == shape.Bits) && a.Spans[i].Length > 0 {
+				// All bitmaps of the array begin at the same bit.
 				back += (b.base(a.First+i, payload.Bits) - front) & 7
 				break
 			}
@@ -264,7 +267,8 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 			case s.Length <= 0:
 			case before > 0 && !b.whole:
 				return unsupported(b.Path, "the copy of a slice, which lacks what is before its first row"+
-					" (buffer %d of %d; batch.GPUImage, which Mover.MoveAs makes of it, can be exported)", a.First+i, len(b.desc.Buffers))
+					" (buffer %d of %d; batch.GPUImage, which Mover.MoveAs makes of it, can be exported)",
+					a.First+i, len(b.desc.Buffers))
 			default:
 				p.zeros = 0
 				if p.at, err = w.dev.pointer(b.where(a.First+i)-tier.Addr(before), s.Length+before); err != nil {

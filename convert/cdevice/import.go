@@ -25,7 +25,9 @@ import (
 // A released struct is tier.ErrReleased. A struct that does not make sense is a
 // *convert.InvalidError. What Spillway has no type for is tier.ErrNotSupported, and the memory of
 // another device a *DeviceError.
-func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (batch.Payload, error) {
+func Import(
+	ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config,
+) (batch.Payload, error) {
 	switch {
 	case array == nil || schema == nil || space == nil || m == nil:
 		return nil, errors.New("cdevice: importing needs a mover, a space, an array and a schema")
@@ -37,7 +39,9 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 		return nil, err
 	}
 	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
-		return nil, &DeviceError{Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id}
+		return nil, &DeviceError{
+			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
+		}
 	}
 	sr := new(schemaReader)
 	s, err := sr.record(schema)
@@ -64,7 +68,8 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 	}
 	moved[0] = array.Array
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
-		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns, Charged: callbacks().charged(&array.Array, space),
+		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
+		Charged: callbacks().charged(&array.Array, space),
 		Release: func() {
 			release(where, moved[0].Release)
 			mem.free()

@@ -51,7 +51,7 @@ const (
 // than keeping it once. Several columns may share a dictionary within a body, too, as the same
 // arrow.ArrayData. It is there once, and its spans are the same in all of them.
 //
-// Nulls are counted, whatever the array says. A validity bitmap is kept if there
+// Nulls are counted; the array's own number is not used. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have
 // stays absent, a buffer without bytes stays without.
 //
@@ -59,11 +59,11 @@ const (
 // the format's order. Null, run-end encoded and union types have no validity span. The node of a
 // binary or string view is followed by one more, whose Length is the number of data buffers, and
 // the view's spans by as many. Run-end encoded arrays have the run ends and the values as children.
-// Extensions are laid out as their storage. A record's own metadata, beside its schema's, is in the
-// descriptor.
+// Extensions are laid out as their storage. The descriptor has a record's own metadata, besides that
+// of its schema.
 //
-// What is needed to find the buffers is checked, and what fails the check is an
-// *InvalidError. Values are not looked at: wrong offsets between the first and the
+// NewLayout checks what is needed to find the buffers, and that no array has more than MaxRows rows;
+// it returns an *InvalidError otherwise. Values are not looked at: wrong offsets between the first and the
 // last of a list come out as wrong as they went in.
 //
 // A Layout reads the record's memory until Close. It is not safe for concurrent
@@ -225,7 +225,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return l.made, nil
 	}
 	if l.pos != l.Desc.Body {
-		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.Desc.Body)
+		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
 	for _, u := range l.uses {
@@ -297,7 +297,8 @@ const scratchSize = 16 << 10
 // emit writes the bytes at pos to dst, whose length is a multiple of 4096, and makes the checksums.
 func (l *Layout) emit(dst []byte) {
 	body := l.Desc.Body
-	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk { // it stays in the cache: hashed where it was written
+	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk {
+		// The body stays in the cache, so it is hashed where it was written.
 		fill(dst, 0, l.pieces)
 		l.Desc.Sums[0] = xxh3.Hash(dst)
 		l.pos = body

@@ -178,10 +178,10 @@ func (s *views) place(i int64) (buffer, at int64) {
 }
 
 // split makes the index and decides which data buffer each value goes to: one
-// buffer for all, as far as 32-bit offsets reach, or up to most bytes if that is not 0.
-func (s *views) split(most int64) {
-	if most <= 0 || most > math.MaxInt32 {
-		most = math.MaxInt32
+// buffer for all, as far as 32-bit offsets reach, or up to limit bytes if that is not 0.
+func (s *views) split(limit int64) {
+	if limit <= 0 || limit > math.MaxInt32 {
+		limit = math.MaxInt32
 	}
 	n := int64(len(s.views) / viewWidth)
 	s.index = make([]int64, 0, n/viewStride+1)
@@ -193,7 +193,7 @@ func (s *views) split(most int64) {
 		if size <= viewInline {
 			continue
 		}
-		if len(s.begins) == 0 || s.total+size-s.begins[len(s.begins)-1] > most {
+		if len(s.begins) == 0 || s.total+size-s.begins[len(s.begins)-1] > limit {
 			s.begins = append(s.begins, s.total)
 		}
 		s.total += size

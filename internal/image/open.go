@@ -76,7 +76,9 @@ type Finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
 // OpenRows opens the record that d describes, and ends the lease on an error. Its columns may have
 // more rows than the record: each is sliced, from the row on that skip has for it. If skip is nil,
 // they have d.Rows.
-func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
+func OpenRows(
+	d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder,
+) (_ arrow.RecordBatch, err error) {
 	var arrays []*array.Data
 	var cols []arrow.Array
 	defer func() {
@@ -125,7 +127,9 @@ func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, fin
 
 // OpenDictionary opens the array of a dictionary's image. The lease stays the
 // caller's.
-func OpenDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *Lease, find Finder) (*array.Data, error) {
+func OpenDictionary(
+	d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *Lease, find Finder,
+) (*array.Data, error) {
 	arrays, err := open(d, []arrow.Field{{Name: "dictionary", Type: dt}}, extents, l, find)
 	if err != nil {
 		return nil, err
@@ -197,10 +201,12 @@ type firstByte struct {
 }
 
 // open opens the arrays of fields, which are all that d has.
-func open(d *batch.Descriptor, fields []arrow.Field, extents [][]byte, l *Lease, find Finder) (_ []*array.Data, err error) {
+func open(
+	d *batch.Descriptor, fields []arrow.Field, extents [][]byte, l *Lease, find Finder,
+) (_ []*array.Data, err error) {
 	o := opener{Cursor: NewCursor(d), extents: extents, lease: l, find: find}
 	defer func() {
-		if err != nil { // nobody has the arrays; but others use the dictionaries, too
+		if err != nil { // the arrays have no owner yet, but other batches use the dictionaries, too
 			for _, dict := range o.found {
 				dict.Release()
 			}
@@ -391,8 +397,9 @@ func (o *opener) dictionary(dt arrow.DataType) (*array.Data, error) {
 		first.span = all[o.filled]
 	}
 	e, ok := o.dicts[first]
-	if ok && len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) && slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) &&
-		slices.Equal(e.spans, o.spans[:len(e.spans)]) && equal.Types(e.dt, dt) {
+	if ok && len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
+		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
+		equal.Types(e.dt, dt) {
 		o.nodes, o.spans = o.nodes[len(e.nodes):], o.spans[len(e.spans):]
 		e.data.Retain()
 		return e.data, nil
@@ -403,7 +410,7 @@ func (o *opener) dictionary(dt arrow.DataType) (*array.Data, error) {
 		return nil, err
 	}
 	nodes, spans = nodes[:len(nodes)-len(o.nodes)], spans[:len(spans)-len(o.spans)]
-	if !ok && first.i < len(spans) { // else nothing says that another is the same
+	if !ok && first.i < len(spans) { // else no span identifies it
 		if o.dicts == nil {
 			o.dicts = make(map[firstByte]openDict)
 		}

@@ -99,7 +99,7 @@ func (in input) child(i int) (c input) {
 	return c
 }
 
-// rows are some rows of an array, whose parts fit its type as far as their numbers go.
+// rows are some rows of an array that has as many parts as its type asks for.
 type rows struct {
 	input
 	shape.Shape
@@ -293,7 +293,8 @@ func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err
 	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n):
 		p.spans = append(p.spans, payload.Absent)
 		return m, true, nil
-	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width: // C wants one offset without rows, too
+	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width:
+		// An array without rows has one offset, too, because consumers in C read it.
 		p.put(b.Width, buffer{bytes: zeros[:b.Width]}, nil, nil)
 		return m, true, nil
 	}
@@ -315,7 +316,8 @@ var zeros [8]byte
 func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) {
 	switch {
 	case m.size < Unknown || m.size != Unknown && at+n > m.size:
-		return m, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on", i, s.Type, m.size, s.n, s.at)
+		return m, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
+			i, s.Type, m.size, s.n, s.at)
 	case uint64(m.addr) > 1<<63: // sums of addresses stay in range
 		return m, p.path.Invalid("a buffer at %#x", uint64(m.addr))
 	case n > maxBody-p.at:

@@ -36,8 +36,9 @@ func (p *planner) runs(s *rows) error {
 		clamped := s.at > 0
 		end = e.n
 		if s.dev == nil {
-			first = int64(sort.Search(int(e.n), func(i int) bool { return signed(m.bytes, width, int64(i)) > s.at }))
-			end = int64(sort.Search(int(e.n), func(i int) bool { return signed(m.bytes, width, int64(i)) >= s.at+s.n })) + 1
+			runs, stop := int(e.n), s.at+s.n
+			first = int64(sort.Search(runs, func(i int) bool { return signed(m.bytes, width, int64(i)) > s.at }))
+			end = 1 + int64(sort.Search(runs, func(i int) bool { return signed(m.bytes, width, int64(i)) >= stop }))
 			clamped = clamped || end <= e.n && signed(m.bytes, width, end-1) != s.n
 		} else if s.at > 0 { // run ends ascend; of those that do not, no more is shown than there is
 			before, ok := p.facts.count(census{

@@ -76,7 +76,8 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 		for c, f := range known {
 			if !f.known {
 				f.known = true // by the next walk
-				reads = append(reads, Peek{c.of.Addr, c.of.Length, func(p []byte, off int64) { c.add(&f.tally, p, off) }})
+				take := func(p []byte, off int64) { c.add(&f.tally, p, off) }
+				reads = append(reads, Peek{c.of.Addr, c.of.Length, take})
 			}
 		}
 		if len(reads) == 0 {
@@ -92,11 +93,12 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 	}
 }
 
-// Peek is bytes of a device that the host has to know something of.
+// Peek is bytes of a device that are read to plan a table or to adjust its buffers.
 type Peek struct {
 	Addr tier.Addr
 	N    int64
-	Take func(p []byte, off int64) // gets them in ascending pieces of 8n bytes, except for the last, and does not keep those
+	// Take gets the bytes in ascending pieces of 8n bytes, except for the last. It does not keep them.
+	Take func(p []byte, off int64)
 }
 
 // PeekInto keeps the bytes.

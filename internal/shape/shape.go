@@ -54,7 +54,7 @@ const (
 	Same    Rows = iota // its own rows
 	Times               // Size for each row
 	Between             // those from the first to the last of the Offsets
-	Shown               // what Starts and Sizes, or Codes and Places, say
+	Shown               // those that Starts and Sizes, or Codes and Places, refer to
 	Runs                // the run ends and the values of its runs
 )
 

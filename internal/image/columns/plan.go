@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// Plan says what of a disk image is read, where in memory it comes to lie, and
-// what it means there.
+// Plan is what is read of a disk image, where in memory it comes to lie, and the descriptor that it
+// has there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
 //	           a a a a a             b b b           c
@@ -164,7 +164,7 @@ func (c *column) choose(of *Columns, d *batch.Descriptor, bounds []Bound) ([]Bou
 	for _, p := range c.parts {
 		s := p.span
 		if s.Length < 0 || s.Length > 0 && (s.Offset < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
-			return nil, image.Path(nil).Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
+			return nil, image.Path{}.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
 		}
 	}
 	c.end = d.Rows
@@ -187,7 +187,7 @@ func (c *column) choose(of *Columns, d *batch.Descriptor, bounds []Bound) ([]Bou
 			}
 			at := row * p.scale * offsets.Width
 			if at > offsets.span.Length-offsets.Width {
-				return nil, image.Path(nil).Invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
+				return nil, image.Path{}.Invalid("offsets of %d bytes end before row %d", offsets.span.Length, row)
 			}
 			bounds = append(bounds, Bound{At: offsets.span.Offset + at, width: offsets.Width, to: to})
 		}
@@ -206,7 +206,8 @@ func (p *part) needed(begin, end int64) (payload.Span, error) {
 		off, length = p.base(), p.last-p.base()
 	}
 	if off < 0 || length < 0 || off > p.span.Length || length > p.span.Length-off {
-		return p.span, image.Path(nil).Invalid("a buffer of %d bytes where %d at %d are needed", p.span.Length, length, off)
+		return p.span, image.Path{}.Invalid("a buffer of %d bytes where %d at %d are needed",
+			p.span.Length, length, off)
 	}
 	if length == 0 {
 		return payload.Span{}, nil
@@ -215,12 +216,13 @@ func (p *part) needed(begin, end int64) (payload.Span, error) {
 }
 
 // lay gives the chunks that have something of the buffers their places in memory, and
-// says where the buffers are there. A buffer that two columns have stays one.
+// sets the spans of the buffers there. A buffer that two columns have stays one.
 func (p *Plan) lay(body int64) {
 	for _, s := range p.Desc.Buffers {
 		if s.Length > 0 {
 			first := s.Offset / payload.SumChunk * payload.SumChunk
-			p.Runs = append(p.Runs, ChunkRun{Off: first, N: min(image.RoundUp(s.Offset+s.Length, payload.SumChunk), body) - first})
+			end := min(image.RoundUp(s.Offset+s.Length, payload.SumChunk), body)
+			p.Runs = append(p.Runs, ChunkRun{Off: first, N: end - first})
 		}
 	}
 	slices.SortFunc(p.Runs, func(a, b ChunkRun) int { return cmp.Compare(a.Off, b.Off) })
@@ -253,7 +255,7 @@ func (p *Plan) Mend(extents [][]byte) error {
 		b := image.Stretch(extents, s.Offset, s.Length)
 		switch n := &p.Desc.Nodes[m.node]; {
 		case b == nil:
-			return image.Path(nil).Invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
+			return image.Path{}.Invalid("a buffer of %d bytes at %d lies in several extents", s.Length, s.Offset)
 		case m.width == 0:
 			n.Nulls = n.Length - int64(bitutil.CountSetBits(b, 0, int(n.Length)))
 		default:

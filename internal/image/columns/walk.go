@@ -138,7 +138,8 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 		case err != nil:
 			return err
 		case outside:
-			c.nodes = append(c.nodes, node{Node: payload.Node{Length: int64(i), Nulls: payload.Outside}, scale: dependent})
+			n := payload.Node{Length: int64(i), Nulls: payload.Outside}
+			c.nodes = append(c.nodes, node{Node: n, scale: dependent})
 		default:
 			if err := c.array(cursor, "dictionary", a.Values, dependent, 0); err != nil {
 				return err
