@@ -184,17 +184,29 @@ func (s *Sum) Copy(dst, src []byte, by Lower) {
 // Copy copies the words of src to dst, which may be src, each less Base. It leaves out a rest of less
 // than a word.
 func (by Lower) Copy(dst, src []byte) {
-	n := min(len(dst), len(src))
+	high, base := uint64(1<<63), by.Base // the highest bits of the words in eight bytes, and Base for each
 	switch by.Width {
 	case 0:
 		copy(dst, src)
+		return
 	case 4:
-		for i := 0; i+4 <= n; i += 4 {
-			binary.LittleEndian.PutUint32(dst[i:], binary.LittleEndian.Uint32(src[i:])-uint32(by.Base))
-		}
-	default:
-		for i := 0; i+8 <= n; i += 8 {
-			binary.LittleEndian.PutUint64(dst[i:], binary.LittleEndian.Uint64(src[i:])-by.Base)
+		high, base = 1<<63|1<<31, by.Base<<32|by.Base&(1<<32-1)
+	}
+	rest, not := base&^high, ^base
+	for len(src) >= 32 && len(dst) >= 32 { // no word borrows from the next one's bits
+		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
+		c, d := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
+		binary.LittleEndian.PutUint64(dst, (a|high-rest)^(a^not)&high)
+		binary.LittleEndian.PutUint64(dst[8:], (b|high-rest)^(b^not)&high)
+		binary.LittleEndian.PutUint64(dst[16:], (c|high-rest)^(c^not)&high)
+		binary.LittleEndian.PutUint64(dst[24:], (d|high-rest)^(d^not)&high)
+		src, dst = src[32:], dst[32:]
+	}
+	for n := int(by.Width); len(src) >= n && len(dst) >= n; src, dst = src[n:], dst[n:] {
+		if n == 4 {
+			binary.LittleEndian.PutUint32(dst, binary.LittleEndian.Uint32(src)-uint32(by.Base))
+		} else {
+			binary.LittleEndian.PutUint64(dst, binary.LittleEndian.Uint64(src)-by.Base)
 		}
 	}
 }
