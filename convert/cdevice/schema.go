@@ -81,14 +81,12 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 		if t.KeysSorted {
 			out.Flags |= flagKeysSorted
 		}
-		return w.children(out, t.Fields())
-	case arrow.NestedType:
-		return w.children(out, t.Fields())
 	}
-	return nil
-}
-
-func (w *schemaWriter) children(out *Schema, fields []arrow.Field) (err error) {
+	nested, ok := dt.(arrow.NestedType)
+	if !ok {
+		return nil
+	}
+	fields := nested.Fields()
 	at, structs, err := place[Schema](w.mem, len(fields))
 	if err != nil {
 		return err
