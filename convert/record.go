@@ -136,7 +136,7 @@ func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
 		}
 		l := image.NewLease(release)
 		who.enter(l, img.Space(), img, img.Bytes())
-		return image.OpenRecord(img.Descriptor(), extents, l, transfer.FinderOf(img.Shared()))
+		return image.OpenRows(img.Descriptor(), nil, extents, l, transfer.FinderOf(img.Shared()))
 	}()
 	if owned != nil {
 		err = errors.Join(err, owned.Release())

@@ -52,7 +52,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		return nil, err
 	}
 	parts := payload.TableParts{
-		Descriptor: p.Descriptor(t),
+		Descriptor: p.Descriptor,
 		Ranges:     p.Ranges, Adjustments: p.Adjust, Space: t.Space,
 	}
 	before := covered(t.Charged)

@@ -21,7 +21,7 @@ var callbacks = sync.OnceValue(func() *releases {
 	return r
 })
 
-// releases knows what was exported and is not released.
+// releases lists what was exported and is not released.
 type releases struct {
 	array, schema uintptr
 
@@ -92,46 +92,41 @@ func (r *releases) open() int {
 	return len(r.mu.out)
 }
 
-// releaseArray is the release callback of arrays: children that were not moved elsewhere are
-// released with their parent.
+// releaseArray is the release callback of arrays.
 func (r *releases) releaseArray(p uintptr) {
 	if p == 0 {
 		return
 	}
-	a := at[Array](p)
-	if a.Release == 0 {
-		return
+	if a := at[Array](p); a.Release != 0 {
+		r.parts(a.Children, a.NChildren, a.Dictionary, func(p uintptr) uintptr { return at[Array](p).Release })
+		a.Release = 0
+		r.end(a.PrivateData)
 	}
-	if a.Children != 0 {
-		for _, c := range several[uintptr](a.Children, a.NChildren) {
-			r.call(c, at[Array](c).Release)
-		}
-	}
-	if a.Dictionary != 0 {
-		r.call(a.Dictionary, at[Array](a.Dictionary).Release)
-	}
-	a.Release = 0
-	r.end(a.PrivateData)
 }
 
+// releaseSchema is the release callback of schemas.
 func (r *releases) releaseSchema(p uintptr) {
 	if p == 0 {
 		return
 	}
-	s := at[Schema](p)
-	if s.Release == 0 {
-		return
+	if s := at[Schema](p); s.Release != 0 {
+		r.parts(s.Children, s.NChildren, s.Dictionary, func(p uintptr) uintptr { return at[Schema](p).Release })
+		s.Release = 0
+		r.end(s.PrivateData)
 	}
-	if s.Children != 0 {
-		for _, c := range several[uintptr](s.Children, s.NChildren) {
-			r.call(c, at[Schema](c).Release)
+}
+
+// parts releases a struct's children and its dictionary, unless they were moved elsewhere. callback
+// returns the release callback of the struct at p.
+func (r *releases) parts(children uintptr, n int64, dictionary uintptr, callback func(p uintptr) uintptr) {
+	if children != 0 {
+		for _, c := range several[uintptr](children, n) {
+			r.call(c, callback(c))
 		}
 	}
-	if s.Dictionary != 0 {
-		r.call(s.Dictionary, at[Schema](s.Dictionary).Release)
+	if dictionary != 0 {
+		r.call(dictionary, callback(dictionary))
 	}
-	s.Release = 0
-	r.end(s.PrivateData)
 }
 
 // release calls a release callback, ours or another library's.

@@ -63,10 +63,11 @@ type device struct {
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	pool, ok := space.Pool().(interface{ Device() tier.Device })
 	if !ok {
-		return d, path(nil).unsupported("the memory of %s has no device", space.ID())
+		return d, unsupported(nil, "the memory of %s has no device", space.ID())
 	}
 	dev := pool.Device()
-	d.lend = func() (func() error, error) { return func() error { return nil }, nil } // of others' backends, memory ends with the device
+	// The memory of other backends ends with the device.
+	d.lend = func() (func() error, error) { return func() error { return nil }, nil }
 	if l, ok := tier.As[tier.Lender](dev); ok {
 		d.lend = l.Lend
 	}
@@ -91,7 +92,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	case d.kind == 0 && backend == "cuda":
 		d.kind = CUDA
 	default:
-		return d, path(nil).unsupported("the memory of the device %q (%s), whose kind Config.Type can say", dev.Info().Name, backend)
+		return d, unsupported(nil, "the memory of the device %q (%s): set Config.Type to its kind",
+			dev.Info().Name, backend)
 	}
 	return d, nil
 }
@@ -117,7 +119,7 @@ func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, 
 		return 0, func() error { return nil }, nil
 	}
 	if d.sharer == nil {
-		return 0, nil, path(nil).unsupported("Config.Stream, for a device that has no events for others")
+		return 0, nil, unsupported(nil, "Config.Stream, for a device that has no events for others")
 	}
 	p, where, err := place[uintptr](mem, 1)
 	if err != nil {
@@ -130,7 +132,7 @@ func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, 
 // wait waits for the event that p points to, a cudaEvent_t.
 func (d device) wait(ctx context.Context, p uintptr) error {
 	if d.sharer == nil {
-		return path(nil).unsupported("an array with an event, without Config.Wait")
+		return unsupported(nil, "an array with an event, without Config.Wait")
 	}
 	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }

@@ -73,8 +73,8 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if err != nil {
 		return err
 	}
-	var meta arrow.Metadata = desc.Schema.Metadata()
-	if err := s.field(&outSchema, arrow.Field{Type: arrow.StructOf(desc.Schema.Fields()...), Metadata: meta}); err != nil {
+	root := arrow.Field{Type: arrow.StructOf(desc.Schema.Fields()...), Metadata: desc.Schema.Metadata()}
+	if err := s.field(&outSchema, root); err != nil {
 		return err
 	}
 	if err := w.record(&outArray, desc); err != nil {

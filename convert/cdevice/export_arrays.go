@@ -2,69 +2,61 @@ package cdevice
 
 import (
 	"errors"
+	"sort"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// places says where the buffers of a body are on the device.
-type places struct {
+// body is a descriptor, and where its buffers are on the device.
+type body struct {
+	image.Cursor
 	desc   *batch.Descriptor
-	nodes  []payload.Node // not yet taken
-	spans  []payload.Span
 	where  func(i int) tier.Addr // of the i-th of desc.Buffers
 	adjust []payload.Adjustment  // of a table; ascending by their buffers
-	whole  bool                  // the arrays lie where they were made: what a slice leaves out before its first row is there
+	// whole reports that the arrays lie where they were made, so that the rows before the first row of
+	// a slice are there, too.
+	whole bool
 }
 
-func placesOf(d *batch.Descriptor, where func(i int) tier.Addr) *places {
-	return &places{desc: d, nodes: d.Nodes, spans: d.Buffers, where: where}
-}
-
-// inBody returns the places of an image.
-func inBody(d *batch.Descriptor, buf *tier.Buffer) (*places, error) {
-	if buf == nil {
-		return placesOf(d, func(int) tier.Addr { return 0 }), nil
+// inBody returns an image as a body.
+func inBody(d *batch.Descriptor, buf *tier.Buffer, at image.Path) (*body, error) {
+	b := &body{Cursor: image.NewCursor(d), desc: d}
+	b.Path = at
+	begin := tier.Addr(0)
+	if buf != nil {
+		m, ok := buf.Memory().(tier.DeviceMemory)
+		if !ok {
+			return nil, unsupported(at, "memory of type %T, which is no device's", buf.Memory())
+		}
+		begin = m.Addr()
 	}
-	m, ok := buf.Memory().(tier.DeviceMemory)
-	if !ok {
-		return nil, path(nil).unsupported("memory of type %T, which is no device's", buf.Memory())
-	}
-	return placesOf(d, func(i int) tier.Addr { return m.Addr() + tier.Addr(d.Buffers[i].Offset) }), nil
+	b.where = func(i int) tier.Addr { return begin + tier.Addr(d.Buffers[i].Offset) }
+	return b, nil
 }
-
-// next is the number of the buffer that is taken next.
-func (p *places) next() int { return len(p.desc.Buffers) - len(p.spans) }
 
 // base returns the Base of a buffer's adjustment, if it is one of that kind, else 0.
-func (p *places) base(i int, how payload.Adjust) int64 {
-	for len(p.adjust) > 0 && p.adjust[0].Buffer < p.next() {
-		p.adjust = p.adjust[1:]
-	}
-	for _, a := range p.adjust {
-		if a.Buffer >= i {
-			if a.Buffer == i && a.How == how {
-				return a.Base
-			}
-			break
-		}
+func (b *body) base(i int, how payload.Adjust) int64 {
+	j := sort.Search(len(b.adjust), func(j int) bool { return b.adjust[j].Buffer >= i })
+	if j < len(b.adjust) && b.adjust[j].Buffer == i && b.adjust[j].How == how {
+		return b.adjust[j].Base
 	}
 	return 0
 }
 
-// arrayWriter lays out the structs of an array, beside the descriptor of an image.
+// arrayWriter lays out the structs of an array, along the descriptor of an image.
 type arrayWriter struct {
 	mem    *memory
 	dev    device
 	id     uintptr
 	count  int64
-	path   path
-	body   *places
+	body   *body
 	shared []batch.Shared
 	at     lookup.Table[*batch.Descriptor] // of shared
 	absent []absent
@@ -79,20 +71,20 @@ type absent struct {
 // open finds the buffers of a payload.
 func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 	if p.Space().Kind() != tier.GPU {
-		return nil, w.path.unsupported("a batch in %s: its memory is no device's", p.Space().ID())
+		return nil, unsupported(nil, "a batch in %s: its memory is no device's", p.Space().ID())
 	}
 	switch p := p.(type) {
 	case *batch.Image:
 		d, w.shared = p.Descriptor(), p.Shared()
-		w.body, err = inBody(d, p.Buffer())
+		w.body, err = inBody(d, p.Buffer(), nil)
 		return d, err
 	case *payload.Table:
 		d, w.shared = p.Descriptor(), p.Shared()
-		w.body = placesOf(d, func(i int) tier.Addr { return p.Ranges()[i].Addr })
-		w.body.adjust, w.body.whole = p.Adjustments(), isLent(p)
+		where := func(i int) tier.Addr { return p.Ranges()[i].Addr }
+		w.body = &body{image.NewCursor(d), d, where, p.Adjustments(), isLent(p)}
 		return d, nil
 	}
-	return nil, w.path.unsupported("a payload of type %s", p.Type())
+	return nil, unsupported(nil, "a payload of type %s", p.Type())
 }
 
 // isLent reports whether the buffers of a table are in their creator's arrays, and not in copies of
@@ -127,13 +119,13 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 	}()
 	m, ok := buf.Memory().(tier.DeviceMemory)
 	if !ok {
-		return nil, w.path.unsupported("memory of type %T, which is no device's", buf.Memory())
+		return nil, unsupported(nil, "memory of type %T, which is no device's", buf.Memory())
 	}
 	s, err := m.Device().NewStream()
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil { // as brief as to allocate it
+	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil {
 		return nil, err
 	}
 	at, err := w.dev.pointer(m.Addr(), n)
@@ -146,8 +138,9 @@ func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
 	return buf, nil
 }
 
+// record fills out with a struct of the columns.
 func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
-	w.header(out, payload.Node{Length: d.Rows})
+	w.header(out, d.Rows, 0)
 	if err := w.buffers(out, []pointer{{}}); err != nil {
 		return err
 	}
@@ -156,9 +149,9 @@ func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
 }
 
 // header fills in what is the same in all structs.
-func (w *arrayWriter) header(out *Array, n payload.Node) {
+func (w *arrayWriter) header(out *Array, length, nulls int64) {
 	w.count++
-	out.Length, out.NullCount = n.Length, n.Nulls
+	out.Length, out.NullCount = length, nulls
 	out.Release, out.PrivateData = callbacks().array, w.id
 }
 
@@ -184,10 +177,10 @@ func (w *arrayWriter) buffers(out *Array, p []pointer) error {
 
 // children fills in the arrays of the children, each with front rows before the batch's.
 func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err error) {
-	if sh.NumChildren() == 0 {
+	if sh.NumChildren == 0 {
 		return nil
 	}
-	at, structs, err := place[Array](w.mem, sh.NumChildren())
+	at, structs, err := place[Array](w.mem, sh.NumChildren)
 	if err != nil {
 		return err
 	}
@@ -197,21 +190,11 @@ func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err er
 	out.NChildren = int64(len(structs))
 	for i := range structs {
 		name, dt := sh.Child(i)
-		w.path.push(name)
-		if err := w.array(&structs[i], dt, front); err != nil {
+		if err := w.array(&structs[i], name, dt, front); err != nil {
 			return err
 		}
-		w.path.pop()
 	}
 	return nil
-}
-
-func (w *arrayWriter) node() (n payload.Node, err error) {
-	if len(w.body.nodes) == 0 {
-		return n, w.path.invalid("the descriptor has no node for it")
-	}
-	n, w.body.nodes = w.body.nodes[0], w.body.nodes[1:]
-	return n, nil
 }
 
 // array fills out with the next array, of type dt. Of the array that it is a slice of, if it is
@@ -222,76 +205,112 @@ func (w *arrayWriter) node() (n payload.Node, err error) {
 //
 // Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a
 // byte.
-func (w *arrayWriter) array(out *Array, dt arrow.DataType, front int64) error {
-	sh, ok := shape.Of(dt)
-	if !ok {
-		return w.path.unsupported("the type %s", dt)
-	}
-	n, err := w.node()
+func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front int64) error {
+	b := w.body
+	b.Path = append(b.Path, name)
+	a, err := b.Next(dt)
 	if err != nil {
 		return err
 	}
-	w.header(out, n)
-	out.Length += front
+	w.header(out, a.Length+front, a.Nulls)
+	back, first := front, int64(0) // first is what offsets begin with
 	switch {
-	case sh.Null:
+	case a.Null:
 		out.NullCount = out.Length
-		return nil
-	case sh.Rows == shape.Runs:
-		out.Offset = w.body.base(w.body.next()+1, payload.Ends) - front // the run ends' second buffer; they come first
-		if out.Offset < 0 {
-			return w.path.invalid("%d rows before the first", front)
+	case a.Rows == shape.Runs:
+		back = b.base(a.First+1, payload.Ends) // of the run ends' second buffer; they come first
+		if out.Offset = back - front; out.Offset < 0 {
+			return b.Path.Invalid("%d rows before the first", front)
 		}
-		return w.children(out, &sh, 0)
-	}
-	r := rows{n: n.Length, front: front, nulls: n.Nulls}
-	bufs, err := w.spans(&r, sh.Buffers)
-	if err != nil {
-		return err
-	}
-	if out.Offset = r.back - front; front > 0 && bufs[0].at != 0 && n.Nulls > 0 {
-		out.NullCount = -1 // those before the first are not counted
-	}
-	if sh.Views {
-		return w.views(out, bufs)
-	}
-	if err := w.buffers(out, bufs); err != nil {
-		return err
-	}
-	if sh.Values != nil {
-		return w.dictionary(out, sh.Values)
-	}
-	switch front = r.first; sh.Rows {
-	case shape.Same:
-		front = r.back
-	case shape.Times:
-		front = r.back * sh.Size
-	}
-	return w.children(out, &sh, front)
-}
-
-// views appends the lengths of the data buffers, as one more buffer.
-func (w *arrayWriter) views(out *Array, bufs []pointer) error {
-	data, err := w.node()
-	if err != nil {
-		return err
-	}
-	if data.Length < 0 || data.Length > int64(len(w.body.spans)) {
-		return w.path.invalid("%d data buffers of views", data.Length)
-	}
-	at, sizes, err := place[int64](w.mem, max(1, int(data.Length))) // the buffer is there also if it has none
-	if err != nil {
-		return err
-	}
-	for i := range data.Length {
-		sizes[i] = max(0, w.body.spans[0].Length)
-		p, err := w.span(0, 0)
-		if err != nil {
+		back = 0
+	default:
+		for i, k := range a.Buffers {
+			if (k.Role == shape.Validity || k.Role == shape.Bits) && a.Spans[i].Length > 0 {
+				// All bitmaps of the array begin at the same bit.
+				back += (b.base(a.First+i, payload.Bits) - front) & 7
+				break
+			}
+		}
+		bufs := make([]pointer, 0, len(a.Spans)+1)
+		for i, s := range a.Spans {
+			before, need := int64(0), int64(0) // bytes before the batch's, and as many as C must find
+			if i < len(a.Buffers) {
+				k := a.Buffers[i]
+				before = back * k.Width
+				_, need = k.Bytes(0, a.Length+back)
+				switch k.Role {
+				case shape.Validity, shape.Bits:
+					before = back / 8 // as the batch does, the buffer begins at the bit back%8 of its first byte
+					if k.Role == shape.Validity && s.Length <= 0 && a.Nulls > 0 && a.Nulls < a.Length {
+						return b.Path.Invalid("%d nulls and no validity", a.Nulls)
+					}
+					if k.Role == shape.Validity && a.Nulls == 0 {
+						need = 0
+					}
+				case shape.Offsets:
+					first = b.base(a.First+i, payload.Lower)
+					shown := b.Peek().Length
+					if i+1 < len(a.Spans) {
+						shown = a.Spans[i+1].Length
+					}
+					if first > 0 && shown <= 0 { // and where that would be is not known: zeros are equivalent
+						first = 0
+						bufs = append(bufs, pointer{zeros: need})
+						continue
+					}
+				case shape.Data:
+					before, need = first, 0
+				}
+			}
+			p := pointer{zeros: need}
+			switch {
+			case s.Length <= 0:
+			case before > 0 && !b.whole:
+				return unsupported(b.Path, "the copy of a slice, which lacks what is before its first row"+
+					" (buffer %d of %d; batch.GPUImage, which Mover.MoveAs makes of it, can be exported)",
+					a.First+i, len(b.desc.Buffers))
+			default:
+				p.zeros = 0
+				if p.at, err = w.dev.pointer(b.where(a.First+i)-tier.Addr(before), s.Length+before); err != nil {
+					return err
+				}
+			}
+			bufs = append(bufs, p)
+		}
+		if out.Offset = back - front; front > 0 && bufs[0].at != 0 && a.Nulls > 0 {
+			out.NullCount = -1 // those before the first are not counted
+		}
+		if a.Views { // the last buffer has the lengths of the data buffers; it is there also if it has none
+			data := a.Spans[len(a.Buffers):]
+			at, sizes, err := place[int64](w.mem, max(1, len(data)))
+			if err != nil {
+				return err
+			}
+			for i, s := range data {
+				sizes[i] = max(0, s.Length)
+			}
+			bufs = append(bufs, pointer{at: at})
+		}
+		if err := w.buffers(out, bufs); err != nil {
 			return err
 		}
-		bufs = append(bufs, p)
 	}
-	return w.buffers(out, append(bufs, pointer{at: at}))
+	switch a.Rows {
+	case shape.Times:
+		back *= a.Size
+	case shape.Between, shape.Shown:
+		back = first
+	}
+	if err := w.children(out, &a.Shape, back); err != nil {
+		return err
+	}
+	if a.Values != nil {
+		if err := w.dictionary(out, a.Values); err != nil {
+			return err
+		}
+	}
+	b.Path = b.Path[:len(b.Path)-1]
+	return nil
 }
 
 func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
@@ -300,25 +319,22 @@ func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 		return err
 	}
 	out.Dictionary = at
-	w.path.push("dictionary")
-	defer w.path.pop()
-	if len(w.body.nodes) == 0 || w.body.nodes[0].Nulls != payload.Outside {
-		return w.array(&dict[0], dt, 0)
-	}
-	n, _ := w.node()
-	if n.Length < 0 || n.Length >= int64(len(w.body.desc.Dictionaries)) {
-		return w.path.invalid("dictionary %d of %d", n.Length, len(w.body.desc.Dictionaries))
-	}
-	desc := w.body.desc.Dictionaries[n.Length]
-	i := w.at.Find(len(w.shared), func(i int) *batch.Descriptor { return w.shared[i].Descriptor() }, desc)
-	if i < 0 {
-		return errors.New("cdevice: a batch without a dictionary that it needs")
-	}
 	outer := w.body
-	if w.body, err = inBody(desc, w.shared[i].Buffer()); err != nil {
+	n, outside, err := outer.Outside()
+	if err != nil {
 		return err
 	}
-	err = w.array(&dict[0], dt, 0)
+	if outside {
+		desc := outer.desc.Dictionaries[n]
+		i := w.at.Find(len(w.shared), func(i int) *batch.Descriptor { return w.shared[i].Descriptor() }, desc)
+		if i < 0 {
+			return errors.New("cdevice: a batch without a dictionary that it needs")
+		}
+		if w.body, err = inBody(desc, w.shared[i].Buffer(), outer.Path); err != nil {
+			return err
+		}
+	}
+	err = w.array(&dict[0], "dictionary", dt, 0)
 	w.body = outer
 	return err
 }

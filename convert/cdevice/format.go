@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/internal/image"
 )
 
 // formats are the strings that stand for types without parameters.
@@ -26,7 +28,14 @@ var formats = map[string]arrow.DataType{
 	"ttu": arrow.FixedWidthTypes.Time64us, "ttn": arrow.FixedWidthTypes.Time64ns,
 	"tDs": arrow.FixedWidthTypes.Duration_s, "tDm": arrow.FixedWidthTypes.Duration_ms,
 	"tDu": arrow.FixedWidthTypes.Duration_us, "tDn": arrow.FixedWidthTypes.Duration_ns,
-	"tiM": arrow.FixedWidthTypes.MonthInterval, "tiD": arrow.FixedWidthTypes.DayTimeInterval, "tin": arrow.FixedWidthTypes.MonthDayNanoInterval,
+	"tiM": arrow.FixedWidthTypes.MonthInterval, "tiD": arrow.FixedWidthTypes.DayTimeInterval,
+	"tin": arrow.FixedWidthTypes.MonthDayNanoInterval,
+}
+
+// nested are the strings that stand for types over others, without parameters.
+var nested = map[arrow.Type]string{
+	arrow.LIST: "+l", arrow.LARGE_LIST: "+L", arrow.LIST_VIEW: "+vl", arrow.LARGE_LIST_VIEW: "+vL",
+	arrow.STRUCT: "+s", arrow.MAP: "+m", arrow.RUN_END_ENCODED: "+r",
 }
 
 // units are the letters of time units.
@@ -46,22 +55,8 @@ func format(dt arrow.DataType) (string, bool) {
 		return fmt.Sprintf("d:%d,%d", t.GetPrecision(), t.GetScale()), true
 	case *arrow.TimestampType:
 		return fmt.Sprintf("ts%c:%s", units[t.Unit], t.TimeZone), true
-	case *arrow.ListType:
-		return "+l", true
-	case *arrow.LargeListType:
-		return "+L", true
-	case *arrow.ListViewType:
-		return "+vl", true
-	case *arrow.LargeListViewType:
-		return "+vL", true
 	case *arrow.FixedSizeListType:
 		return fmt.Sprintf("+w:%d", t.Len()), true
-	case *arrow.StructType:
-		return "+s", true
-	case *arrow.MapType:
-		return "+m", true
-	case *arrow.RunEndEncodedType:
-		return "+r", true
 	case arrow.UnionType:
 		codes := make([]string, t.NumFields())
 		for i, c := range t.TypeCodes() {
@@ -73,6 +68,9 @@ func format(dt arrow.DataType) (string, bool) {
 		}
 		return mode + strings.Join(codes, ","), true
 	}
+	if f, ok := nested[dt.ID()]; ok {
+		return f, true
+	}
 	for f, t := range formats {
 		if arrow.TypeEqual(t, dt) {
 			return f, true
@@ -83,81 +81,48 @@ func format(dt arrow.DataType) (string, bool) {
 
 // typeOf makes the type of a format over its children's fields. Parameters that make no
 // type are a convert.InvalidError, and a format that is not known is tier.ErrNotSupported.
-func (p path) typeOf(f string, flags int64, children []arrow.Field) (arrow.DataType, error) {
-	if dt, ok := formats[f]; ok {
-		return dt, p.childless(f, children)
-	}
+func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (arrow.DataType, error) {
 	key, param, _ := strings.Cut(f, ":")
+	plain, unit := formats[f], -1
+	if len(key) == 3 && key[:2] == "ts" {
+		unit = strings.IndexByte(units, key[2])
+	}
+	want := 0 // children
+	switch key {
+	case "+s", "+us", "+ud":
+		want = len(children)
+	case "+l", "+L", "+vl", "+vL", "+w", "+m":
+		want = 1
+	case "+r":
+		want = 2
+	case "w", "d":
+	default:
+		if plain == nil && unit < 0 {
+			return nil, unsupported(p, "the format %q", f)
+		}
+	}
+	if len(children) != want {
+		return nil, p.Invalid("the format %q with %d children", f, len(children))
+	}
 	switch {
-	case key == "w":
-		n, err := strconv.ParseInt(param, 10, 32)
-		if err != nil || n < 0 {
-			return nil, p.invalid("the format %q", f)
-		}
-		return &arrow.FixedSizeBinaryType{ByteWidth: int(n)}, p.childless(f, children)
-	case key == "d":
-		dt, err := p.decimal(f, param)
-		if err != nil {
-			return nil, err
-		}
-		return dt, p.childless(f, children)
-	case len(key) == 3 && key[:2] == "ts" && strings.IndexByte(units, key[2]) >= 0:
-		return &arrow.TimestampType{Unit: arrow.TimeUnit(strings.IndexByte(units, key[2])), TimeZone: param}, p.childless(f, children)
+	case plain != nil:
+		return plain, nil
+	case unit >= 0:
+		return &arrow.TimestampType{Unit: arrow.TimeUnit(unit), TimeZone: param}, nil
 	}
-	return p.nested(f, key, param, flags, children)
-}
-
-func (p path) childless(f string, children []arrow.Field) error {
-	if len(children) > 0 {
-		return p.invalid("the format %q with %d children", f, len(children))
-	}
-	return nil
-}
-
-func (p path) decimal(f, param string) (arrow.DataType, error) {
-	var n [3]int64
-	n[2] = 128
-	parts := strings.Split(param, ",")
-	if len(parts) < 2 || len(parts) > 3 {
-		return nil, p.invalid("the format %q", f)
-	}
-	for i, s := range parts {
-		var err error
-		if n[i], err = strconv.ParseInt(s, 10, 32); err != nil {
-			return nil, p.invalid("the format %q", f)
+	var n []int64 // the parameters, which are all numbers
+	if param != "" {
+		for s := range strings.SplitSeq(param, ",") {
+			v, err := strconv.ParseInt(s, 10, 32)
+			if err != nil {
+				return nil, p.Invalid("the format %q", f)
+			}
+			n = append(n, v)
 		}
 	}
-	precision, scale := int32(n[0]), int32(n[1])
-	switch n[2] {
-	case 32:
-		return &arrow.Decimal32Type{Precision: precision, Scale: scale}, nil
-	case 64:
-		return &arrow.Decimal64Type{Precision: precision, Scale: scale}, nil
-	case 128:
-		return &arrow.Decimal128Type{Precision: precision, Scale: scale}, nil
-	case 256:
-		return &arrow.Decimal256Type{Precision: precision, Scale: scale}, nil
-	}
-	return nil, p.unsupported("the format %q", f)
-}
-
-func (p path) nested(f, key, param string, flags int64, children []arrow.Field) (arrow.DataType, error) {
-	want := 1
 	switch key {
 	case "+s":
 		return arrow.StructOf(children...), nil
-	case "+us", "+ud":
-		return p.union(f, key, param, children)
-	case "+r":
-		want = 2
-	case "+l", "+L", "+vl", "+vL", "+w", "+m":
-	default:
-		return nil, p.unsupported("the format %q", f)
-	}
-	if len(children) != want {
-		return nil, p.invalid("the format %q with %d children", f, len(children))
-	}
-	switch key {
 	case "+l":
 		return arrow.ListOfField(children[0]), nil
 	case "+L":
@@ -166,47 +131,63 @@ func (p path) nested(f, key, param string, flags int64, children []arrow.Field) 
 		return arrow.ListViewOfField(children[0]), nil
 	case "+vL":
 		return arrow.LargeListViewOfField(children[0]), nil
-	case "+w":
-		n, err := strconv.ParseInt(param, 10, 32)
-		if err != nil || n <= 0 { // arrow-go has no such lists of none
-			return nil, p.invalid("the format %q", f)
-		}
-		return arrow.FixedSizeListOfField(int32(n), children[0]), nil
 	case "+r":
 		t := arrow.RunEndEncodedOf(children[0].Type, children[1].Type)
 		if !t.ValidRunEndsType(children[0].Type) {
-			return nil, p.invalid("run ends of type %s", children[0].Type)
+			return nil, p.Invalid("run ends of type %s", children[0].Type)
 		}
 		t.ValueNullable = children[1].Nullable
 		return t, nil
-	}
-	entries, ok := children[0].Type.(*arrow.StructType)
-	if !ok || entries.NumFields() != 2 {
-		return nil, p.invalid("a map of %s", children[0].Type)
-	}
-	t := arrow.MapOfFields(entries.Field(0), entries.Field(1))
-	t.KeysSorted = flags&flagKeysSorted != 0
-	return t, nil
-}
-
-func (p path) union(f, key, param string, children []arrow.Field) (arrow.DataType, error) {
-	var codes []arrow.UnionTypeCode
-	if param != "" {
-		for s := range strings.SplitSeq(param, ",") {
-			n, err := strconv.ParseInt(s, 10, 8)
-			if err != nil || n < 0 || slices.Contains(codes, arrow.UnionTypeCode(n)) {
-				return nil, p.invalid("the format %q", f)
-			}
-			codes = append(codes, arrow.UnionTypeCode(n))
+	case "+m":
+		entries, ok := children[0].Type.(*arrow.StructType)
+		if !ok || entries.NumFields() != 2 {
+			return nil, p.Invalid("a map of %s", children[0].Type)
 		}
+		t := arrow.MapOfFields(entries.Field(0), entries.Field(1))
+		t.KeysSorted = flags&flagKeysSorted != 0
+		return t, nil
+	case "w":
+		if len(n) == 1 && n[0] >= 0 {
+			return &arrow.FixedSizeBinaryType{ByteWidth: int(n[0])}, nil
+		}
+	case "+w":
+		if len(n) == 1 && n[0] > 0 { // arrow-go has no such lists of none
+			return arrow.FixedSizeListOfField(int32(n[0]), children[0]), nil
+		}
+	case "d":
+		if len(n) == 2 {
+			n = append(n, 128)
+		}
+		if len(n) == 3 {
+			precision, scale := int32(n[0]), int32(n[1])
+			switch n[2] {
+			case 32:
+				return &arrow.Decimal32Type{Precision: precision, Scale: scale}, nil
+			case 64:
+				return &arrow.Decimal64Type{Precision: precision, Scale: scale}, nil
+			case 128:
+				return &arrow.Decimal128Type{Precision: precision, Scale: scale}, nil
+			case 256:
+				return &arrow.Decimal256Type{Precision: precision, Scale: scale}, nil
+			}
+			return nil, unsupported(p, "the format %q", f)
+		}
+	default: // a union
+		codes := make([]arrow.UnionTypeCode, len(n))
+		for i, c := range n {
+			if codes[i] = arrow.UnionTypeCode(c); c < 0 || c > 127 || slices.Contains(codes[:i], codes[i]) {
+				return nil, p.Invalid("the format %q", f)
+			}
+		}
+		if len(codes) != want {
+			return nil, p.Invalid("the format %q with %d children", f, want)
+		}
+		if key == "+us" {
+			return arrow.SparseUnionOf(children, codes), nil
+		}
+		return arrow.DenseUnionOf(children, codes), nil
 	}
-	if len(codes) != len(children) {
-		return nil, p.invalid("the format %q with %d children", f, len(children))
-	}
-	if key == "+us" {
-		return arrow.SparseUnionOf(children, codes), nil
-	}
-	return arrow.DenseUnionOf(children, codes), nil
+	return nil, p.Invalid("the format %q", f)
 }
 
 // encoded returns metadata as the C data interface has it: the number of pairs, and each key
@@ -228,7 +209,7 @@ func encoded(m arrow.Metadata) []byte {
 const metadataMost = 64 << 20
 
 // metadata reads what encoded writes.
-func (p path) metadata(at uintptr) (m arrow.Metadata, err error) {
+func metadata(p image.Path, at uintptr) (m arrow.Metadata, err error) {
 	if at == 0 {
 		return m, nil
 	}
@@ -243,16 +224,16 @@ func (p path) metadata(at uintptr) (m arrow.Metadata, err error) {
 	for range 2 * max(0, pairs) {
 		n := number()
 		if n < 0 || n > metadataMost-total {
-			return m, p.invalid("metadata of %d bytes and more", total)
+			return m, p.Invalid("metadata of %d bytes and more", total)
 		}
 		texts = append(texts, string(bytes.Clone(several[byte](at, n))))
 		at, total = at+uintptr(n), total+n
 		if total > metadataMost {
-			return m, p.invalid("metadata of %d bytes and more", total)
+			return m, p.Invalid("metadata of %d bytes and more", total)
 		}
 	}
 	if pairs < 0 {
-		return m, p.invalid("metadata of %d pairs", pairs)
+		return m, p.Invalid("metadata of %d pairs", pairs)
 	}
 	var keys, values []string
 	for i := 0; i < len(texts); i += 2 {

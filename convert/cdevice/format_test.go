@@ -62,7 +62,7 @@ func TestFormats(t *testing.T) {
 			t.Errorf("%s has no format", dt)
 			continue
 		}
-		if got, err := path(nil).typeOf(text, 0, nil); err != nil || !arrow.TypeEqual(got, dt) {
+		if got, err := typeOf(nil, text, 0, nil); err != nil || !arrow.TypeEqual(got, dt) {
 			t.Errorf("%s is %q, which is %v, %v", dt, text, got, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
@@ -24,7 +25,9 @@ import (
 // A released struct is tier.ErrReleased. A struct that does not make sense is a
 // *convert.InvalidError. What Spillway has no type for is tier.ErrNotSupported, and the memory of
 // another device a *DeviceError.
-func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config) (batch.Payload, error) {
+func Import(
+	ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config,
+) (batch.Payload, error) {
 	switch {
 	case array == nil || schema == nil || space == nil || m == nil:
 		return nil, errors.New("cdevice: importing needs a mover, a space, an array and a schema")
@@ -36,7 +39,9 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 		return nil, err
 	}
 	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
-		return nil, &DeviceError{Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id}
+		return nil, &DeviceError{
+			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
+		}
 	}
 	sr := new(schemaReader)
 	s, err := sr.record(schema)
@@ -63,7 +68,8 @@ func Import(ctx context.Context, m *convert.Mover, space *tier.Space, array *Dev
 	}
 	moved[0] = array.Array
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
-		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns, Charged: callbacks().charged(&array.Array, space),
+		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
+		Charged: callbacks().charged(&array.Array, space),
 		Release: func() {
 			release(where, moved[0].Release)
 			mem.free()
@@ -88,7 +94,7 @@ func await(ctx context.Context, wait func(context.Context, uintptr) error, event
 // arrayReader reads structs from outside the engine.
 type arrayReader struct {
 	dev     device
-	path    path
+	path    image.Path
 	structs int
 	count   int64 // of buffers, in all structs
 }
@@ -105,11 +111,11 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	}
 	switch {
 	case a.NBuffers > 1:
-		return nil, r.path.invalid("%d buffers of a struct", a.NBuffers)
+		return nil, r.path.Invalid("%d buffers of a struct", a.NBuffers)
 	case a.NullCount > 0 || a.NullCount != 0 && valid != 0:
-		return nil, r.path.unsupported("a record of which rows are null")
+		return nil, unsupported(r.path, "a record of which rows are null")
 	case a.Dictionary != 0:
-		return nil, r.path.invalid("a struct with a dictionary")
+		return nil, r.path.Invalid("a struct with a dictionary")
 	}
 	columns, err := r.children(a, s.Fields())
 	if err != nil {
@@ -117,7 +123,7 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	}
 	for _, c := range columns {
 		if c.Length < a.Offset || c.Length-a.Offset < a.Length {
-			return nil, r.path.invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
+			return nil, r.path.Invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
 		}
 		c.Offset += a.Offset
 		c.Length -= a.Offset
@@ -128,61 +134,87 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	return columns, nil
 }
 
-// rowsMost is more rows than any array has, and little enough that sums stay in range.
-const rowsMost = 1 << 48
-
-// check looks at what is the same in all structs.
+// check checks what is the same in all structs, and counts them.
 func (r *arrayReader) check(a *Array, depth int) error {
-	switch r.structs++; {
-	case r.structs > structMost || depth > depthMost:
-		return r.path.invalid("more than %d arrays, or nested deeper than %d", structMost, depthMost)
+	r.structs++
+	r.count += max(0, a.NBuffers)
+	switch {
+	case r.structs > maxStructs || depth > maxDepth:
+		return r.path.Invalid("more than %d arrays, or nested deeper than %d", maxStructs, maxDepth)
 	case a.Release == 0:
-		return r.path.invalid("an array that is released")
-	case a.Length < 0 || a.Length > rowsMost || a.Offset < 0 || a.Offset > rowsMost || a.NullCount < convert.Unknown || a.NullCount > a.Length:
-		return r.path.invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
-	case a.NBuffers < 0 || a.NBuffers > structMost || a.NBuffers > 0 && a.Buffers == 0:
-		return r.path.invalid("%d buffers at %#x", a.NBuffers, a.Buffers)
-	case a.NChildren < 0 || a.NChildren > structMost || a.NChildren > 0 && a.Children == 0:
-		return r.path.invalid("%d children at %#x", a.NChildren, a.Children)
+		return r.path.Invalid("an array that is released")
+	case a.Length < 0 || a.Length > image.MaxRows || a.Offset < 0 || a.Offset > image.MaxRows ||
+		a.NullCount < convert.Unknown || a.NullCount > a.Length:
+		return r.path.Invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
+	case a.NBuffers < 0 || a.NBuffers > maxStructs || a.NBuffers > 0 && a.Buffers == 0 || r.count > maxBuffers:
+		return r.path.Invalid("%d buffers at %#x, %d in all", a.NBuffers, a.Buffers, r.count)
+	case a.NChildren < 0 || a.NChildren > maxStructs || a.NChildren > 0 && a.Children == 0:
+		return r.path.Invalid("%d children at %#x", a.NChildren, a.Children)
 	}
 	return nil
 }
 
+// children reads the children of a, which has been checked.
 func (r *arrayReader) children(a *Array, fields []arrow.Field) ([]*convert.DeviceArray, error) {
 	if a.NChildren != int64(len(fields)) {
-		return nil, r.path.invalid("%d children, want %d", a.NChildren, len(fields))
+		return nil, r.path.Invalid("%d children, want %d", a.NChildren, len(fields))
 	}
-	if len(fields) == 0 {
-		return nil, nil
-	}
-	out := make([]*convert.DeviceArray, len(fields))
-	for i, c := range several[uintptr](a.Children, a.NChildren) {
-		r.path.push(fields[i].Name)
-		if c == 0 {
-			return nil, r.path.invalid("the array is missing")
-		}
-		var err error
-		if out[i], err = r.array(at[Array](c), fields[i].Type); err != nil {
+	var out []*convert.DeviceArray
+	for i, f := range fields {
+		child, err := r.array(several[uintptr](a.Children, a.NChildren)[i], f.Name, f.Type)
+		if err != nil {
 			return nil, err
 		}
-		r.path.pop()
+		out = append(out, child)
 	}
 	return out, nil
 }
 
-func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, error) {
+// array reads the array at p, which may be 0.
+func (r *arrayReader) array(p uintptr, name string, dt arrow.DataType) (*convert.DeviceArray, error) {
+	r.path = append(r.path, name)
+	if p == 0 {
+		return nil, r.path.Invalid("the array is missing")
+	}
+	a := at[Array](p)
 	if err := r.check(a, len(r.path)+1); err != nil {
 		return nil, err
 	}
 	sh, ok := shape.Of(dt)
 	if !ok {
-		return nil, r.path.unsupported("the type %s", dt)
+		return nil, unsupported(r.path, "the type %s", dt)
 	}
 	out := &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
-	if err := r.buffers(a, out, sh.Views); err != nil {
-		return nil, err
+	var all []uintptr
+	if a.NBuffers > 0 {
+		all = several[uintptr](a.Buffers, a.NBuffers)
 	}
-	if len(out.Buffers) > 0 && out.Buffers[0].Addr == 0 && out.Nulls == convert.Unknown {
+	var sizes []int64 // of the data buffers of views; the last buffer has them
+	if sh.Views && len(all) > 0 {
+		last, n := all[len(all)-1], len(all)-3
+		if n < 0 || n > 0 && last == 0 {
+			return nil, r.path.Invalid("%d buffers of views, without the lengths", len(all))
+		}
+		if n > 0 {
+			sizes = several[int64](last, int64(n))
+		}
+		all = all[:len(all)-1]
+	}
+	out.Buffers = make([]payload.DeviceRange, len(all))
+	for i, p := range all {
+		b := &out.Buffers[i]
+		if p != 0 {
+			b.Length = convert.Unknown
+			var err error
+			if b.Addr, err = r.dev.addr(p); err != nil {
+				return nil, r.path.Invalid("buffer %d: %v", i, err)
+			}
+		}
+		if i >= 2 && sh.Views {
+			b.Length = sizes[i-2]
+		}
+	}
+	if len(all) > 0 && all[0] == 0 && out.Nulls == convert.Unknown {
 		out.Nulls = 0
 	}
 	var fields []arrow.Field
@@ -193,52 +225,14 @@ func (r *arrayReader) array(a *Array, dt arrow.DataType) (*convert.DeviceArray, 
 	if out.Children, err = r.children(a, fields); err != nil {
 		return nil, err
 	}
-	switch {
-	case (sh.Values != nil) != (a.Dictionary != 0):
-		return nil, r.path.invalid("a dictionary is there: %v", a.Dictionary != 0)
-	case sh.Values != nil:
-		r.path.push("dictionary")
-		out.Dictionary, err = r.array(at[Array](a.Dictionary), sh.Values)
-		r.path.pop()
+	if (sh.Values != nil) != (a.Dictionary != 0) {
+		return nil, r.path.Invalid("a dictionary is there: %v", a.Dictionary != 0)
 	}
-	return out, err
-}
-
-// buffers reads the pointers. Of views the last buffer has the lengths of those before it.
-func (r *arrayReader) buffers(a *Array, out *convert.DeviceArray, views bool) error {
-	if a.NBuffers == 0 {
-		return nil
-	}
-	if r.count += a.NBuffers; r.count > buffersMost {
-		return r.path.invalid("more than %d buffers", buffersMost)
-	}
-	all := several[uintptr](a.Buffers, a.NBuffers)
-	var sizes []int64
-	if views {
-		n := len(all) - 3
-		if n < 0 || n > 0 && all[len(all)-1] == 0 {
-			return r.path.invalid("%d buffers of views, without the lengths", len(all))
+	if sh.Values != nil {
+		if out.Dictionary, err = r.array(a.Dictionary, "dictionary", sh.Values); err != nil {
+			return nil, err
 		}
-		if n > 0 {
-			sizes = several[int64](all[len(all)-1], int64(n))
-		}
-		all = all[:len(all)-1]
 	}
-	out.Buffers = make([]payload.DeviceRange, len(all))
-	for i, p := range all {
-		b := payload.DeviceRange{Length: convert.Unknown}
-		if i >= 2 && views {
-			b.Length = sizes[i-2]
-		}
-		if p != 0 {
-			var err error
-			if b.Addr, err = r.dev.addr(p); err != nil {
-				return r.path.invalid("buffer %d: %v", i, err)
-			}
-		} else if b.Length == convert.Unknown {
-			b.Length = 0
-		}
-		out.Buffers[i] = b
-	}
-	return nil
+	r.path = r.path[:len(r.path)-1]
+	return out, nil
 }

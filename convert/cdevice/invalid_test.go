@@ -172,21 +172,21 @@ func TestImportOfMuchFromLittle(t *testing.T) {
 	defer r.drop(t, held)
 	for name, do := range map[string]func(*broken){
 		"fields in fields": func(b *broken) {
-			p, to := b.pointers(structMost)
+			p, to := b.pointers(maxStructs)
 			for i := range to {
 				to[i] = addressOf(b.fields[0])
 			}
-			b.fields[0].Children, b.fields[0].NChildren = p, structMost
+			b.fields[0].Children, b.fields[0].NChildren = p, maxStructs
 		},
 		"buffers": func(b *broken) {
-			p, _ := b.pointers(structMost)
+			p, _ := b.pointers(maxStructs)
 			const columns = 1000
 			arrays, to := b.pointers(columns)
 			fields, of := b.pointers(columns)
 			for i := range columns {
 				to[i], of[i] = addressOf(b.columns[0]), addressOf(b.fields[0])
 			}
-			b.columns[0].Buffers, b.columns[0].NBuffers = p, structMost
+			b.columns[0].Buffers, b.columns[0].NBuffers = p, maxStructs
 			b.a.Array.Children, b.a.Array.NChildren, b.s.Children, b.s.NChildren = arrays, columns, fields, columns
 		},
 	} {

@@ -198,7 +198,7 @@ func (l *letter) read(a *Array, dt arrow.DataType) *array.Data {
 	p := several[uintptr](a.Buffers, a.NBuffers)
 	var bufs []*arrowmemory.Buffer
 	nulls := 0
-	if !sh.HasValidity() { // for which arrow-go's arrays have room
+	if !sh.HasValidity { // for which arrow-go's arrays have room
 		bufs = append(bufs, nil)
 	}
 	if sh.Null {

@@ -20,7 +20,8 @@ const blockSize = 16 << 10
 func (m *memory) take(n int) (uintptr, []byte, error) {
 	n = (n + 7) &^ 7
 	if n > len(m.rest) {
-		b, err := unix.Mmap(-1, 0, (n+blockSize-1)/blockSize*blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		size := (n + blockSize - 1) / blockSize * blockSize
+		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
 			return 0, nil, fmt.Errorf("cdevice: mapping %d bytes: %w", n, err)
 		}

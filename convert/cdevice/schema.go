@@ -7,7 +7,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
-	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -19,9 +19,9 @@ const (
 
 // How large the trees may be that are read: more is a mistake, or an attack.
 const (
-	depthMost   = 64
-	structMost  = 1 << 20
-	buffersMost = 4 * structMost // in all structs of an array
+	maxDepth   = 64
+	maxStructs = 1 << 20
+	maxBuffers = 4 * maxStructs // in all structs of an array
 )
 
 // schemaWriter lays out the structs of a schema.
@@ -29,13 +29,13 @@ type schemaWriter struct {
 	mem   *memory
 	id    uintptr
 	count int64
-	path  path
+	path  image.Path
 }
 
 // field fills out, which may lie anywhere.
 func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
-	w.path.push(f.Name)
-	defer w.path.pop()
+	w.path = append(w.path, f.Name)
+	defer func() { w.path = w.path[:len(w.path)-1] }()
 	w.count++
 	dt, meta := f.Type, f.Metadata
 	if e, ok := dt.(arrow.ExtensionType); ok {
@@ -45,12 +45,12 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 		}
 		dt = e.StorageType()
 		if _, ok := dt.(arrow.ExtensionType); ok {
-			return w.path.unsupported("an extension of an extension")
+			return unsupported(w.path, "an extension of an extension")
 		}
 	}
 	text, ok := format(dt)
 	if !ok {
-		return w.path.unsupported("the type %s", dt)
+		return unsupported(w.path, "the type %s", dt)
 	}
 	if f.Nullable {
 		out.Flags |= flagNullable
@@ -81,14 +81,12 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 		if t.KeysSorted {
 			out.Flags |= flagKeysSorted
 		}
-		return w.children(out, t.Fields())
-	case arrow.NestedType:
-		return w.children(out, t.Fields())
 	}
-	return nil
-}
-
-func (w *schemaWriter) children(out *Schema, fields []arrow.Field) (err error) {
+	nested, ok := dt.(arrow.NestedType)
+	if !ok {
+		return nil
+	}
+	fields := nested.Fields()
 	at, structs, err := place[Schema](w.mem, len(fields))
 	if err != nil {
 		return err
@@ -122,7 +120,7 @@ func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
 
 // schemaReader reads structs from outside the engine.
 type schemaReader struct {
-	path    path
+	path    image.Path
 	structs int64 // with those that are only announced, because room is made for all children at once
 }
 
@@ -130,7 +128,7 @@ type schemaReader struct {
 func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	defer func() { // arrow-go panics on some types, and extensions are foreign code
 		if p := recover(); p != nil {
-			err = r.path.invalid("a type that cannot be made: %v", p)
+			err = r.path.Invalid("a type that cannot be made: %v", p)
 		}
 	}()
 	f, err := r.field(s)
@@ -139,86 +137,72 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	}
 	t, ok := f.Type.(*arrow.StructType)
 	if !ok {
-		return nil, r.path.unsupported("a %s: a record is a struct", f.Type)
+		return nil, unsupported(r.path, "a %s: a record is a struct", f.Type)
 	}
 	meta := f.Metadata
 	return arrow.NewSchema(t.Fields(), &meta), nil
 }
 
+// field reads a struct and what it points to.
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
-	if r.structs > structMost || len(r.path) > depthMost {
-		return f, r.path.invalid("a schema of more than %d fields, or nested deeper than %d", structMost, depthMost)
+	if r.structs > maxStructs || len(r.path) > maxDepth {
+		return f, r.path.Invalid("a schema of more than %d fields, or nested deeper than %d", maxStructs, maxDepth)
 	}
 	if s.Release == 0 {
-		return f, r.path.invalid("a schema that is released")
+		return f, r.path.Invalid("a schema that is released")
 	}
-	var ok bool
+	named, ok := true, false
 	if s.Name != 0 {
-		if f.Name, ok = textAt(s.Name); !ok {
-			return f, r.path.invalid("a name without an end")
-		}
+		f.Name, named = textAt(s.Name)
 	}
-	r.path.push(fmt.Sprintf("%.100q", f.Name))
-	defer r.path.pop()
+	r.path = append(r.path, fmt.Sprintf("%.100q", f.Name))
 	text := ""
 	if s.Format != 0 {
 		text, ok = textAt(s.Format)
 	}
-	if s.Format == 0 || !ok {
-		return f, r.path.invalid("no format")
+	if !named || !ok {
+		return f, r.path.Invalid("no format, or a name or format without an end")
 	}
-	if f.Metadata, err = r.path.metadata(s.Metadata); err != nil {
+	if f.Metadata, err = metadata(r.path, s.Metadata); err != nil {
 		return f, err
 	}
 	f.Nullable = s.Flags&flagNullable != 0
-	children, err := r.children(s)
-	if err != nil {
-		return f, err
+	var children []arrow.Field
+	switch {
+	case s.NChildren < 0 || s.NChildren > maxStructs-r.structs:
+		return f, r.path.Invalid("%d children, with %d fields before them", s.NChildren, r.structs)
+	case s.NChildren > 0 && s.Children == 0:
+		return f, r.path.Invalid("%d children that are missing", s.NChildren)
+	case s.NChildren > 0:
+		r.structs += s.NChildren
+		children = make([]arrow.Field, s.NChildren)
+		for i, c := range several[uintptr](s.Children, s.NChildren) {
+			if c == 0 {
+				return f, r.path.Invalid("child %d is missing", i)
+			}
+			if children[i], err = r.field(at[Schema](c)); err != nil {
+				return f, err
+			}
+		}
 	}
-	if f.Type, err = r.path.typeOf(text, s.Flags, children); err != nil {
+	if f.Type, err = typeOf(r.path, text, s.Flags, children); err != nil {
 		return f, err
 	}
 	if s.Dictionary != 0 {
-		if f.Type, err = r.dictionary(s, f.Type); err != nil {
+		if !arrow.IsInteger(f.Type.ID()) {
+			return f, r.path.Invalid("a dictionary under %s", f.Type)
+		}
+		r.structs++
+		values, err := r.field(at[Schema](s.Dictionary))
+		if err != nil {
 			return f, err
 		}
+		f.Type = &arrow.DictionaryType{IndexType: f.Type, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}
 	}
-	return r.extension(f)
-}
-
-func (r *schemaReader) children(s *Schema) ([]arrow.Field, error) {
-	switch {
-	case s.NChildren < 0 || s.NChildren > structMost-r.structs:
-		return nil, r.path.invalid("%d children, beside %d fields", s.NChildren, r.structs)
-	case s.NChildren == 0:
-		return nil, nil
-	case s.Children == 0:
-		return nil, r.path.invalid("%d children that are missing", s.NChildren)
+	if f, err = r.extension(f); err == nil {
+		r.path = r.path[:len(r.path)-1]
 	}
-	r.structs += s.NChildren
-	fields := make([]arrow.Field, s.NChildren)
-	for i, c := range several[uintptr](s.Children, s.NChildren) {
-		if c == 0 {
-			return nil, r.path.invalid("child %d is missing", i)
-		}
-		var err error
-		if fields[i], err = r.field(at[Schema](c)); err != nil {
-			return nil, err
-		}
-	}
-	return fields, nil
-}
-
-func (r *schemaReader) dictionary(s *Schema, index arrow.DataType) (arrow.DataType, error) {
-	if !arrow.IsInteger(index.ID()) {
-		return nil, r.path.invalid("a dictionary under %s", index)
-	}
-	r.structs++
-	values, err := r.field(at[Schema](s.Dictionary))
-	if err != nil {
-		return nil, err
-	}
-	return &arrow.DictionaryType{IndexType: index, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}, nil
+	return f, err
 }
 
 // extension makes a field of a registered extension out of its storage. One that is not
@@ -238,7 +222,7 @@ func (r *schemaReader) extension(f arrow.Field) (arrow.Field, error) {
 	}
 	dt, err := known.Deserialize(f.Type, data)
 	if err != nil {
-		return f, r.path.invalid("the extension %s: %v", known.ExtensionName(), err)
+		return f, r.path.Invalid("the extension %s: %v", known.ExtensionName(), err)
 	}
 	var keys, values []string
 	for j, k := range f.Metadata.Keys() {
@@ -250,17 +234,8 @@ func (r *schemaReader) extension(f arrow.Field) (arrow.Field, error) {
 	return f, nil
 }
 
-// path names the array that a walk is at.
-type path []string
-
-func (p *path) push(name string) { *p = append(*p, name) }
-func (p *path) pop()             { *p = (*p)[:len(*p)-1] }
-
-func (p path) invalid(format string, args ...any) error {
-	return &convert.InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
-}
-
-func (p path) unsupported(format string, args ...any) error {
+// unsupported returns an error for what the engine does not support in an array.
+func unsupported(p image.Path, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	if len(p) > 0 {
 		what = strings.Join(p, ".") + ": " + what

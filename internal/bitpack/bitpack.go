@@ -32,9 +32,9 @@ const (
 	lookAgain = 16
 )
 
-// scheme is how a block is stored. Behind its number come the width in bits of a packed number, one
-// byte, the base, eight bytes, and for 64 bits what all were divided by; for differences the word
-// before the first. Raw blocks have only the number.
+// scheme is how a block is stored. After its number come the width in bits of a packed number, one
+// byte, and eight bytes each: the base, the divisor of all, and the word before the first, for
+// differences. Raw blocks have only the number.
 //
 // Then come the numbers in vectors of 32 bytes, lane by lane. The first bits of the first vector's
 // lanes are those of the block's first vector. Behind them are those of the second. What does not
@@ -56,8 +56,8 @@ const (
 // lanes is how many bits a lane has; bytes are in pairs.
 var lanes = [schemes]uint{for64: 64, delta64: 64, for32: 32, delta32: 32, for16: 16, for8: 16}
 
-// headers is how long what comes before the packed words is.
-var headers = [schemes]int{raw: 1, for64: 18, delta64: 26, for32: 10, delta32: 18, for16: 10, for8: 10}
+// header is how many bytes come before the packed words.
+const header = 26
 
 // plan is a scheme with its numbers for one block.
 type plan struct {
@@ -88,7 +88,7 @@ func (p *plan) size(block int) int {
 	if p.scheme == raw {
 		return 1 + block
 	}
-	return headers[p.scheme] + p.packed(block)
+	return header + p.packed(block)
 }
 
 // next returns how long the first block of so many bytes is: what does not fill a vector is one of
@@ -159,21 +159,19 @@ func look(s scheme, block []byte, divisor uint64) plan {
 	lo, hi := span(s, block)
 	p := plan{scheme: s, base: uint64(lo), span: uint64(hi) - uint64(lo), divisor: 1}
 	switch s {
-	case for64:
-		if divisor == 0 {
-			for i := 0; i < len(block)/8 && divisor != 1; i += 1 + len(block)/512 {
-				divisor = gcd(divisor, load(block, i)-p.base)
-			}
-		}
 	case delta64:
 		p.first = load(block, 0) - p.base
-		if divisor == 0 {
-			for i := 1; i < len(block)/8 && divisor != 1; i += 1 + len(block)/512 {
-				divisor = gcd(divisor, load(block, i)-load(block, i-1)-p.base)
-			}
-		}
 	case delta32:
 		p.first = uint64(binary.LittleEndian.Uint32(block) - uint32(p.base))
+	}
+	if divisor == 0 && lanes[s] == 64 {
+		for i := 1; i < len(block)/8 && divisor != 1; i += 1 + len(block)/512 {
+			d := load(block, i) - p.base
+			if s == delta64 {
+				d -= load(block, i-1)
+			}
+			divisor = gcd(divisor, d)
+		}
 	}
 	if divisor > 1 && p.span > 0 && lanes[s] == 64 {
 		p.divisor = divisor
@@ -213,15 +211,8 @@ func (p *plan) append(dst, block []byte) ([]byte, bool) {
 	}
 	before := dst
 	dst = append(dst, byte(p.scheme), byte(p.width))
-	dst = binary.LittleEndian.AppendUint64(dst, p.base)
-	switch p.scheme {
-	case for64:
-		dst = binary.LittleEndian.AppendUint64(dst, p.divisor)
-	case delta64:
-		dst = binary.LittleEndian.AppendUint64(dst, p.divisor)
-		dst = binary.LittleEndian.AppendUint64(dst, p.first)
-	case delta32:
-		dst = binary.LittleEndian.AppendUint64(dst, p.first)
+	for _, v := range []uint64{p.base, p.divisor, p.first} {
+		dst = binary.LittleEndian.AppendUint64(dst, v)
 	}
 	at, n := len(dst), p.packed(len(block))
 	dst = slices.Grow(dst, n)[:at+n]
@@ -256,25 +247,18 @@ func decode(block, src []byte) (int, error) {
 	if len(src) == 0 || scheme(src[0]) >= schemes {
 		return 0, ErrMalformed
 	}
-	p := plan{scheme: scheme(src[0])}
-	header := headers[p.scheme]
-	if p.scheme == raw {
-		if len(src) < header+len(block) {
+	if scheme(src[0]) == raw {
+		if len(src) <= len(block) {
 			return 0, ErrMalformed
 		}
-		return header + copy(block, src[header:]), nil
+		return 1 + copy(block, src[1:]), nil
 	}
 	if len(src) < header || len(block)%vector != 0 {
 		return 0, ErrMalformed
 	}
-	p.width, p.base = uint(src[1]), binary.LittleEndian.Uint64(src[2:])
-	switch p.scheme {
-	case for64:
-		p.divisor = binary.LittleEndian.Uint64(src[10:])
-	case delta64:
-		p.divisor, p.first = binary.LittleEndian.Uint64(src[10:]), binary.LittleEndian.Uint64(src[18:])
-	case delta32:
-		p.first = binary.LittleEndian.Uint64(src[10:])
+	p := plan{
+		scheme: scheme(src[0]), width: uint(src[1]), base: binary.LittleEndian.Uint64(src[2:]),
+		divisor: binary.LittleEndian.Uint64(src[10:]), first: binary.LittleEndian.Uint64(src[18:]),
 	}
 	if p.laneWidth() > lanes[p.scheme] {
 		return 0, ErrMalformed

@@ -3,7 +3,6 @@
 package bitpack
 
 import (
-	"encoding/binary"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -159,7 +158,7 @@ func span(s scheme, block []byte) (lo, hi int64) {
 	case for8:
 		range8(&out, from, uint64(n))
 	}
-	lo, hi = extremes(s, out[:])
+	lo, hi = extremes(s, &out)
 	if step == 0 {
 		return lo, hi
 	}
@@ -172,28 +171,20 @@ func span(s scheme, block []byte) (lo, hi int64) {
 
 // extremes returns the least of the lanes of the first vector and the largest of those of
 // the second.
-func extremes(s scheme, of [][vector]byte) (lo, hi int64) {
-	lo, hi = 1<<63-1, -1<<63
-	width := int(lanes[s]) / 8
-	if s == for8 {
-		width = 1
-	}
-	for at := 0; at < vector; at += width {
-		var v [2]int64
-		for i := range v {
-			b := of[i][at : at+width]
-			switch {
-			case s == for8:
-				v[i] = int64(b[0])
-			case width == 2:
-				v[i] = int64(int16(binary.LittleEndian.Uint16(b)))
-			case width == 4:
-				v[i] = int64(int32(binary.LittleEndian.Uint32(b)))
-			default:
-				v[i] = int64(binary.LittleEndian.Uint64(b))
-			}
+func extremes(s scheme, of *[2][vector]byte) (lo, hi int64) {
+	switch s {
+	case for8:
+		lo = 255
+		for i := range vector {
+			lo, hi = min(lo, int64(of[0][i])), max(hi, int64(of[1][i]))
 		}
-		lo, hi = min(lo, v[0]), max(hi, v[1])
+		return lo, hi
+	case delta64:
+		s = for64
+	case delta32:
+		s = for32
 	}
+	lo, _ = spanWords(s, of[0][:])
+	_, hi = spanWords(s, of[1][:])
 	return lo, hi
 }

@@ -4,15 +4,18 @@
 //	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
 //	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
 //
-//	plan.go, plan_nested.go   walk a record and decide where each buffer goes
-//	layout.go                 Layout: the plan, and the writer of the bytes and checksums
-//	moved.go                  buffers that change as they are written: offsets and bitmaps
-//	open.go                   Open: a record in place; verify.go: checks bytes as they are read
-//	table_plan.go             the same plan for a table on a device; table_parts.go: its copies
-//	columns                   which bytes some columns and rows need
+//	plan.go         planner: walks the arrays of a record, or of a table on a device, and decides
+//	                where each buffer goes
+//	plan_nested.go  what the planner does for runs, unions, list views and string views
+//	layout.go       Layout: the plan of a record, and the writer of the bytes and checksums
+//	moved.go        buffers that change as they are written: offsets, bitmaps, views
+//	cursor.go       Cursor: reads a descriptor along its schema's types
+//	open.go         Open: a record in place; verify.go: checks bytes as they are read
+//	table_plan.go   what must be read of a device to plan a table; table_parts.go: its copies
+//	columns         which bytes some columns and rows need
 //
-// The comment at Layout specifies the image. docs/formats.md has the part that programs may rely
-// on.
+// All walks use the table of types in package shape. The comment at Layout specifies the image.
+// docs/formats.md has the part that programs may rely on.
 package image
 
 import (

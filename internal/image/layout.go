@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
-	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -53,7 +51,7 @@ const (
 // than keeping it once. Several columns may share a dictionary within a body, too, as the same
 // arrow.ArrayData. It is there once, and its spans are the same in all of them.
 //
-// Nulls are counted, whatever the array says. A validity bitmap is kept if there
+// Nulls are counted; the array's own number is not used. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have
 // stays absent, a buffer without bytes stays without.
 //
@@ -61,11 +59,11 @@ const (
 // the format's order. Null, run-end encoded and union types have no validity span. The node of a
 // binary or string view is followed by one more, whose Length is the number of data buffers, and
 // the view's spans by as many. Run-end encoded arrays have the run ends and the values as children.
-// Extensions are laid out as their storage. A record's own metadata, beside its schema's, is in the
-// descriptor.
+// Extensions are laid out as their storage. The descriptor has a record's own metadata, besides that
+// of its schema.
 //
-// What is needed to find the buffers is checked, and what fails the check is an
-// *InvalidError. Values are not looked at: wrong offsets between the first and the
+// NewLayout checks what is needed to find the buffers, and that no array has more than MaxRows rows;
+// it returns an *InvalidError otherwise. Values are not looked at: wrong offsets between the first and the
 // last of a list come out as wrong as they went in.
 //
 // A Layout reads the record's memory until Close. It is not safe for concurrent
@@ -76,6 +74,7 @@ type Layout struct {
 	pieces []piece          // the buffers, ascending by offset
 	bytes  int64            // in buffers
 	pos    int64            // how much of the body is laid out
+	next   int              // of pieces: those before it end before pos
 
 	uses []*Layout // the dictionaries by the numbers that nodes outside have
 	all  []*Layout // of a record: what is needed to open it, inner ones first
@@ -86,31 +85,23 @@ type Layout struct {
 	valueType arrow.DataType
 	number    int // its place in the record's list of all
 
-	sum     sumcopy.Sum // of the chunk at pos, if the body is large
-	hash    *xxh3.Hasher
+	sum     sumcopy.Sum // of the chunk at pos
 	scratch []byte
 }
 
-// piece is a buffer of the image: n bytes at off, which are either raw, as they
-// are in the source, or made by from.
+// piece is a buffer of the image: n bytes at off. If from is nil they are raw, as they are in the
+// source. Else from makes them; raw is set, too, if it makes each offset of raw lower, because the
+// copy loop can do that.
 type piece struct {
 	off, n int64
 	raw    []byte
 	from   source
 }
 
-// source makes the bytes of a buffer that are not in the record's memory as
-// they should be.
-type source interface {
-	// read fills dst with the bytes from at on. at is a multiple of 64, and so
-	// is dst's length unless it reaches to the end.
-	read(dst []byte, at int64)
-}
-
 // NewLayout plans the image of rec, and retains rec until Close. A schema that
 // is not little-endian is tier.ErrNotSupported, an array whose parts do not fit
 // together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, inlineMost) }
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, MaxInline) }
 
 // NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
 func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
@@ -125,11 +116,27 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	if err := CheckEndian(schema); err != nil {
 		return nil, err
 	}
-	p := planner{inline: inline}
-	if err := p.record(rec, schema); err != nil {
-		return nil, err
+	rows, fields := rec.NumRows(), schema.NumFields()
+	p := planner{
+		inline: inline, nodes: make([]payload.Node, 0, 2*fields), spans: make([]payload.Span, 0, 3*fields),
+		pieces: make([]piece, 0, 3*fields),
 	}
-	l := p.layout(schema, rec.NumRows())
+	cols := int(rec.NumCols())
+	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
+	if rows < 0 || cols != fields && !empty {
+		return nil, p.path.Invalid("%d rows, %d columns for %d fields", rows, cols, fields)
+	}
+	for i := range fields {
+		f := schema.Field(i)
+		var in input
+		if !empty {
+			in.host = rec.Column(i).Data()
+		}
+		if err := p.array(f.Name, f.Type, in, 0, rows); err != nil {
+			return nil, err
+		}
+	}
+	l := p.layout(schema, rows)
 	if meta := equal.Metadata(rec); meta.Len() > 0 {
 		l.Desc.Metadata = &meta
 	}
@@ -157,36 +164,7 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	}
 }
 
-// Alike has nodes and spans of layouts that were made a short time ago. Batches of a stream often
-// have the same ones, as a rule all but the last, and keep them together then. The zero value is
-// ready. It is safe for concurrent use.
-type Alike struct {
-	nodes recent[payload.Node]
-	spans recent[payload.Span]
-}
-
-// Share has l use the nodes and the spans of an earlier layout, as far as they are the same. It
-// comes before any use of l.
-func (a *Alike) Share(l *Layout) {
-	l.Desc.Nodes = a.nodes.of(l.Desc.Nodes, l.Desc.Rows)
-	l.Desc.Buffers = a.spans.of(l.Desc.Buffers, l.bytes)
-}
-
-// recent is lists of which each may have taken the place of another that was there.
-type recent[T comparable] [16]atomic.Pointer[[]T]
-
-// of returns a list that is equal to s, which is immutable from now on. Lists with the same hint
-// may be equal.
-func (r *recent[T]) of(s []T, hint int64) []T {
-	at := &r[(uint64(len(s))+uint64(hint))%uint64(len(r))]
-	if p := at.Load(); p != nil && slices.Equal(*p, s) {
-		return *p
-	}
-	s = append(make([]T, 0, len(s)), s...) // it was made with room for more
-	at.Store(&s)
-	return s
-}
-
+// RoundUp returns the least multiple of to, a power of two, that is not below n.
 func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
 
 // Size returns the length of the body in bytes, a multiple of 4096; 0 if no
@@ -247,7 +225,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return l.made, nil
 	}
 	if l.pos != l.Desc.Body {
-		return nil, fmt.Errorf("convert: the descriptor of a layout of which %d of %d bytes are laid out", l.pos, l.Desc.Body)
+		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
 	for _, u := range l.uses {
@@ -312,142 +290,81 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 	return nil
 }
 
-// emit writes the bytes at pos to dst, whose length is a multiple of 4096.
-func (l *Layout) emit(dst []byte) {
-	for len(dst) > 0 {
-		chunk := l.pos / payload.SumChunk
-		begin := chunk * payload.SumChunk
-		end := min(begin+payload.SumChunk, l.Desc.Body)
-		n := min(int64(len(dst)), end-l.pos)
-		if l.Desc.Body < payload.SumChunk {
-			l.emitSmall(dst[:n])
-		} else {
-			if l.pos == begin {
-				l.sum.Reset(end - begin)
-			}
-			l.emitLarge(dst[:n])
-			if l.pos+n == end {
-				l.Desc.Sums[chunk] = l.sum.Sum64()
-			}
-		}
-		l.pos += n
-		dst = dst[n:]
-	}
-	sumcopy.Fence()
-}
-
-// emitSmall writes a body, or a part of one, that stays in the cache: there the
-// bytes are hashed where they were written.
-func (l *Layout) emitSmall(dst []byte) {
-	l.fill(dst, l.pos)
-	if int64(len(dst)) == l.Desc.Body {
-		l.Desc.Sums[0] = xxh3.Hash(dst)
-		return
-	}
-	if l.hash == nil {
-		l.hash = xxh3.New()
-	}
-	if l.pos == 0 {
-		l.hash.Reset()
-	}
-	l.hash.Write(dst) // never fails
-	if l.pos+int64(len(dst)) == l.Desc.Body {
-		l.Desc.Sums[0] = l.hash.Sum64()
-	}
-}
-
 // scratchSize is how much of what cannot be copied straight from the source is
 // made at once, to be copied from there; it should stay in the first-level cache.
 const scratchSize = 16 << 10
 
-// emitLarge writes a part of a chunk. Everything goes through sum.Copy, straight
-// from the record where it has a block's bytes in one piece, else from scratch.
-func (l *Layout) emitLarge(dst []byte) {
-	i := l.find(l.pos)
-	for pos := l.pos; len(dst) > 0; {
-		for i < len(l.pieces) && l.pieces[i].off+l.pieces[i].n <= pos {
-			i++
+// emit writes the bytes at pos to dst, whose length is a multiple of 4096, and makes the checksums.
+func (l *Layout) emit(dst []byte) {
+	body := l.Desc.Body
+	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk {
+		// The body stays in the cache, so it is hashed where it was written.
+		fill(dst, 0, l.pieces)
+		l.Desc.Sums[0] = xxh3.Hash(dst)
+		l.pos = body
+		return
+	}
+	if l.pos == 0 {
+		l.next = 0
+	}
+	for len(dst) > 0 {
+		chunk := l.pos / payload.SumChunk
+		end := min((chunk+1)*payload.SumChunk, body)
+		if l.pos%payload.SumChunk == 0 {
+			l.sum.Reset(end - l.pos)
 		}
-		var n int64
-		if n = l.straight(i, pos); n > 0 {
-			n = min(n, int64(len(dst)))
-			l.copyStraight(&l.pieces[i], dst[:n], pos)
-		} else {
+		rest := l.pieces[l.next:]
+		for len(rest) > 0 && rest[0].off+rest[0].n <= l.pos {
+			rest = rest[1:]
+		}
+		l.next = len(l.pieces) - len(rest)
+		n := min(int64(len(dst)), end-l.pos)
+		straight := int64(0) // bytes in whole blocks that need no scratch
+		if len(rest) > 0 && rest[0].off <= l.pos && rest[0].raw != nil {
+			straight = (rest[0].off + rest[0].n - l.pos) &^ (sumcopy.Block - 1)
+		}
+		if straight > 0 {
+			n = min(n, straight)
+			p := &rest[0]
+			src := p.raw[l.pos-p.off:][:n]
+			var by sumcopy.Lower
+			if a, ok := p.from.(*adjusted); ok {
+				by = sumcopy.Lower{Width: a.adj.Width, Base: uint64(a.adj.Base)}
+			}
+			l.sum.Copy(dst[:n], src, by)
+		} else { // up to the next long buffer that needs none
+			n = min(n, scratchSize)
+			for _, p := range rest {
+				if p.off >= l.pos+n {
+					break
+				}
+				if p.off > l.pos && p.n >= scratchSize && p.raw != nil {
+					n = RoundUp(p.off-l.pos, sumcopy.Block)
+				}
+			}
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
 			}
-			n = min(l.scattered(i, pos), int64(len(dst)))
-			l.fill(l.scratch[:n], pos)
-			l.sum.Copy(dst[:n], l.scratch[:n])
+			fill(l.scratch[:n], l.pos, rest)
+			l.sum.Copy(dst[:n], l.scratch[:n], sumcopy.Lower{})
 		}
-		pos += n
+		l.pos += n
 		dst = dst[n:]
-	}
-}
-
-// isStraight reports whether p can be copied from the record in one go.
-func (p *piece) isStraight() bool {
-	switch p.from.(type) {
-	case nil, *lower32, *lower64:
-		return true
-	}
-	return false
-}
-
-// straight returns how many bytes at pos, in whole blocks, can be copied from piece i of the record
-// without scratch; 0 if none.
-func (l *Layout) straight(i int, pos int64) int64 {
-	if i == len(l.pieces) || l.pieces[i].off > pos || !l.pieces[i].isStraight() {
-		return 0
-	}
-	return (l.pieces[i].off + l.pieces[i].n - pos) &^ (sumcopy.Block - 1)
-}
-
-func (l *Layout) copyStraight(p *piece, dst []byte, pos int64) {
-	at, n := pos-p.off, int64(len(dst))
-	switch s := p.from.(type) {
-	case *lower32:
-		l.sum.CopySub32(dst, s.src[at:at+n], s.base)
-	case *lower64:
-		l.sum.CopySub64(dst, s.src[at:at+n], s.base)
-	default:
-		l.sum.Copy(dst, p.raw[at:at+n])
-	}
-}
-
-// scattered returns how many bytes from pos on emitLarge should assemble in scratch memory: up to the
-// next large buffer that it can copy straight from the record.
-func (l *Layout) scattered(i int, pos int64) int64 {
-	for ; i < len(l.pieces) && l.pieces[i].off < pos+scratchSize; i++ {
-		if p := &l.pieces[i]; p.off > pos && p.n >= scratchSize && p.isStraight() {
-			return min(scratchSize, RoundUp(p.off-pos, sumcopy.Block))
+		if l.pos == end {
+			l.Desc.Sums[chunk] = l.sum.Sum64()
 		}
 	}
-	return scratchSize
+	sumcopy.Fence()
 }
 
-// find returns the first piece that ends after pos.
-func (l *Layout) find(pos int64) int {
-	lo, hi := 0, len(l.pieces)
-	for lo < hi {
-		mid := int(uint(lo+hi) / 2)
-		if l.pieces[mid].off+l.pieces[mid].n <= pos {
-			lo = mid + 1
-		} else {
-			hi = mid
+// fill writes the bytes of a body at pos, a multiple of 64, to dst. The pieces are those that end after
+// pos.
+func fill(dst []byte, pos int64, pieces []piece) {
+	for i := range pieces {
+		p := &pieces[i]
+		if p.off >= pos+int64(len(dst)) {
+			break
 		}
-	}
-	return lo
-}
-
-// fill writes the bytes of the body at pos, a multiple of 64, to dst.
-func (l *Layout) fill(dst []byte, pos int64) {
-	for i := l.find(pos); len(dst) > 0; i++ {
-		if i == len(l.pieces) || l.pieces[i].off >= pos+int64(len(dst)) {
-			clear(dst)
-			return
-		}
-		p := &l.pieces[i]
 		if gap := p.off - pos; gap > 0 {
 			clear(dst[:gap])
 			dst, pos = dst[gap:], p.off
@@ -460,6 +377,7 @@ func (l *Layout) fill(dst []byte, pos int64) {
 		}
 		dst, pos = dst[n:], pos+n
 	}
+	clear(dst)
 }
 
 // LogicalBytes returns how many bytes the buffers of rec have in an image,

@@ -93,7 +93,7 @@ func BenchmarkLayout(b *testing.B) {
 					case "sums":
 						err = l.WriteTo([][]byte{arena})
 					case "no-sums":
-						l.fill(arena, 0)
+						fill(arena, 0, l.pieces)
 						l.pos = l.Desc.Body
 					case "pieces":
 						for at := int64(0); at < size && err == nil; {

@@ -46,11 +46,11 @@ func TestWideOffsets(t *testing.T) {
 		t.Errorf("%d bytes, cuts %v", l.Size(), l.Cuts())
 	}
 	page := make([]byte, 4096)
-	l.fill(page, 0)
+	fill(page, 0, l.pieces)
 	if got := arrow.Int64Traits.CastFromBytes(page[:40]); !slices.Equal(got, []int64{0, value, 2 * value, 3 * value, 4 * value}) {
 		t.Errorf("%v", got)
 	}
-	l.fill(page, 4096+3*value)
+	fill(page, 4096+3*value, l.pieces[1:])
 	if string(page[:8]) != "far away" {
 		t.Errorf("%q", page[:8])
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 	"github.com/apache/arrow-go/v18/arrow/endian"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) { testseed.Main(m) }
 // each of its dictionaries that are images of their own.
 func LaidOut(t testing.TB, rec arrow.RecordBatch) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	return LaidOutInline(t, rec, inlineMost)
+	return LaidOutInline(t, rec, MaxInline)
 }
 
 func LaidOutInline(
@@ -122,7 +123,7 @@ func opened(
 // with all of them outside.
 func checkRoundTrip(t *testing.T, rng *rand.Rand, rec arrow.RecordBatch) {
 	t.Helper()
-	checkRoundTripInline(t, rng, rec, inlineMost)
+	checkRoundTripInline(t, rng, rec, MaxInline)
 	if slices.ContainsFunc(rec.Schema().Fields(), func(f arrow.Field) bool { return arrowgen.HasDictionary(f.Type) }) {
 		checkRoundTripInline(t, rng, rec, 0)
 	}
@@ -393,6 +394,62 @@ func TestLongColumn(t *testing.T) {
 	checkRoundTrip(t, g.Rng, rec)
 }
 
+// TestLongSlices: slices whose bodies have several chunks come back, for every type. Short ones are
+// written in another way.
+func TestLongSlices(t *testing.T) {
+	for i, dt := range append(arrowgen.Flat(), arrowgen.Nested(arrow.PrimitiveTypes.Int16)...) {
+		g := arrowgen.New(uint64(i))
+		schema := arrowgen.Schema(dt, arrow.PrimitiveTypes.Int64)
+		whole := g.Record(schema, 9000)
+		rec := whole.NewSlice(3, 8995)
+		checkRoundTrip(t, g.Rng, rec)
+		rec.Release()
+		whole.Release()
+	}
+}
+
+// TestBitsAfterTheEnd: the bits after the end of a bitmap are zero, whatever the source has there.
+func TestBitsAfterTheEnd(t *testing.T) {
+	for _, offset := range []int{0, 8, 3} {
+		for _, n := range []int{1, 8, 13, 600} {
+			bits := memory.NewBufferBytes(bytes.Repeat([]byte{0xff}, 100))
+			data := array.NewData(arrow.FixedWidthTypes.Boolean, n, []*memory.Buffer{nil, bits}, nil, 0, offset)
+			rec := array.NewRecordBatch(arrowgen.Schema(arrow.FixedWidthTypes.Boolean), []arrow.Array{array.MakeFromData(data)}, int64(n))
+			_, body, _ := LaidOut(t, rec)
+			if got := bitutil.CountSetBits(body, 0, 8*len(body)); got != n {
+				t.Errorf("%d bits from %d on: %d are set in the image", n, offset, got)
+			}
+		}
+	}
+}
+
+// TestRunEndsOfSlices: the run ends of a slice count its rows, and the last is their number.
+func TestRunEndsOfSlices(t *testing.T) {
+	for _, ends := range []arrow.DataType{arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int32, arrow.PrimitiveTypes.Int64} {
+		dt := arrow.RunEndEncodedOf(ends, arrow.PrimitiveTypes.Int32)
+		b := array.NewRunEndEncodedBuilder(memory.DefaultAllocator, ends, arrow.PrimitiveTypes.Int32)
+		for i, n := range []uint64{4, 6, 10} {
+			b.Append(n)
+			b.ValueBuilder().(*array.Int32Builder).Append(int32(i))
+		}
+		whole := array.NewRecordBatch(arrowgen.Schema(dt), []arrow.Array{b.NewArray()}, 20)
+		for _, c := range []struct {
+			from, to int64
+			want     string
+		}{{0, 20, "[4 10 20]"}, {0, 7, "[4 7]"}, {2, 20, "[2 8 18]"}, {2, 7, "[2 5]"}, {4, 10, "[6]"}, {5, 6, "[1]"}, {9, 11, "[1 2]"}} {
+			d, body, _ := LaidOut(t, whole.NewSlice(c.from, c.to))
+			back, err := Open(d, [][]byte{body}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := back.Column(0).(*array.RunEndEncoded).RunEndsArr().String(); got != c.want {
+				t.Errorf("%s: rows %d to %d have the run ends %s, want %s", ends, c.from, c.to, got, c.want)
+			}
+			back.Release()
+		}
+	}
+}
+
 // TestOnlyWhatIsShown: a slice of ten rows of a hundred thousand has the bytes of
 // ten rows, for every type.
 func TestOnlyWhatIsShown(t *testing.T) {
@@ -551,20 +608,14 @@ func TestManyViewBuffers(t *testing.T) {
 		whole := g.Record(arrowgen.Schema(arrow.BinaryTypes.StringView), 3000)
 		rec := whole.NewSlice(5, 2990)
 		p := planner{maxVar: most}
-		if err := p.record(rec, rec.Schema()); err != nil {
+		if err := p.array("views", arrow.BinaryTypes.StringView, input{host: rec.Column(0).Data()}, 0, rec.NumRows()); err != nil {
 			t.Fatal(err)
 		}
-		l := &Layout{rec: rec, pieces: p.pieces, Desc: batch.Descriptor{
-			Schema:  rec.Schema(),
-			Rows:    rec.NumRows(),
-			Nodes:   p.nodes,
-			Buffers: p.spans,
-			Body:    RoundUp(p.at, tier.Page),
-			Sums:    make([]uint64, 1),
-		}}
+		l := p.layout(rec.Schema(), rec.NumRows())
 		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
 		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
-			l.fill(body[at:at+4096], int64(at))
+			i := slices.IndexFunc(l.pieces, func(p piece) bool { return p.off+p.n > int64(at) })
+			fill(body[at:at+4096], int64(at), l.pieces[max(0, i):])
 		}
 		if n := p.nodes[1].Length; most < 1<<20 && n < 10 {
 			t.Errorf("%d buffers of at most %d bytes", n, most)

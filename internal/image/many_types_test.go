@@ -24,7 +24,7 @@ func TestOneArrayUnderManyTypes(t *testing.T) {
 		for i := range n {
 			dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: &arrow.TimestampType{TimeZone: fmt.Sprintf("+00:%02d", i)}}
 			d := array.NewDataWithDictionary(dt, 2, index.Data().Buffers(), 0, 0, data)
-			if err := p.child("a column", dt, d, 0, 2); err != nil {
+			if err := p.array("a column", dt, input{host: d}, 0, 2); err != nil {
 				t.Fatal(err)
 			}
 		}

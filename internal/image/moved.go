@@ -5,71 +5,63 @@ import (
 	"math"
 	"sort"
 
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// bits is a run of a bitmap that does not begin with a byte, and is moved so
-// that it does. The bits behind its end are zero.
-type bits struct {
-	src   []byte // from the byte with the first bit on, to the byte with the last
-	shift uint   // where in its byte the first bit is
-	n     int64
+// source makes the bytes of a buffer that are not in the record's memory as they should be.
+type source interface {
+	// read fills dst with the bytes from at on. at is a multiple of 64, and so is dst's length unless
+	// it reaches to the end.
+	read(dst []byte, at int64)
 }
 
-func newBits(b []byte, at, n int64) *bits {
-	return &bits{src: b[at/8 : (at+n+7)/8], shift: uint(at % 8), n: n}
+// adjusted is a buffer of which each value is adjusted by itself.
+type adjusted struct {
+	src []byte
+	adj *payload.Adjustment
 }
 
-func (s *bits) read(dst []byte, at int64) {
-	src, d := s.src[at:], dst
-	right, left := s.shift&63, (64-s.shift)&63 // &63 shows the compiler that they are below 64
-	for len(d) >= 32 && len(src) >= 40 {
+func (s *adjusted) read(dst []byte, at int64) { adjust(s.adj, dst, s.src[at:], at) }
+
+// adjust fills dst with the bytes of an adjusted buffer from at on, a multiple of 64. src is where
+// they are in the source; it may be dst, unless bits are shifted.
+func adjust(a *payload.Adjustment, dst, src []byte, at int64) {
+	switch a.How {
+	case payload.Bits:
+		if a.Base != 0 {
+			shiftBits(dst, src, uint(a.Base))
+		}
+		if end := (a.Count + 7) / 8; at+int64(len(dst)) == end && a.Count%8 != 0 {
+			dst[len(dst)-1] &= 1<<(a.Count%8) - 1
+		}
+	case payload.Ends:
+		for i := int64(0); i < int64(len(dst)); i += a.Width {
+			putOffset(dst[i:], a.Width, min(signed(src[i:], a.Width, 0)-a.Base, a.Count))
+		}
+	case payload.Lower:
+		sumcopy.Lower{Width: a.Width, Base: uint64(a.Base)}.Copy(dst, src)
+	}
+}
+
+// shiftBits fills dst with the bits of src from bit shift on, which is below 8.
+func shiftBits(dst, src []byte, shift uint) {
+	right, left := shift&63, (64-shift)&63 // &63 shows the compiler that they are below 64
+	for len(dst) >= 32 && len(src) >= 40 {
 		v, w := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
 		x, y := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
 		z := binary.LittleEndian.Uint64(src[32:])
-		binary.LittleEndian.PutUint64(d, v>>right|w<<left)
-		binary.LittleEndian.PutUint64(d[8:], w>>right|x<<left)
-		binary.LittleEndian.PutUint64(d[16:], x>>right|y<<left)
-		binary.LittleEndian.PutUint64(d[24:], y>>right|z<<left)
-		d, src = d[32:], src[32:]
+		binary.LittleEndian.PutUint64(dst, v>>right|w<<left)
+		binary.LittleEndian.PutUint64(dst[8:], w>>right|x<<left)
+		binary.LittleEndian.PutUint64(dst[16:], x>>right|y<<left)
+		binary.LittleEndian.PutUint64(dst[24:], y>>right|z<<left)
+		dst, src = dst[32:], src[32:]
 	}
-	for i := range d {
-		d[i] = src[i] >> s.shift
+	for i := range dst {
+		dst[i] = src[i] >> shift
 		if i+1 < len(src) {
-			d[i] |= src[i+1] << (8 - s.shift)
+			dst[i] |= src[i+1] << (8 - shift)
 		}
-	}
-	if tail := s.n % 8; tail != 0 && at+int64(len(dst)) == (s.n+7)/8 {
-		dst[len(dst)-1] &= 1<<tail - 1
-	}
-}
-
-// lower32 subtracts base from 32-bit offsets. Layout.emitLarge knows it, to do
-// that while it copies.
-type lower32 struct {
-	src  []byte
-	base uint32
-}
-
-func (s *lower32) read(dst []byte, at int64) { sumcopy.Sub32(dst, s.src[at:], s.base) }
-
-// lower64 subtracts base from 64-bit offsets.
-type lower64 struct {
-	src  []byte
-	base uint64
-}
-
-func (s *lower64) read(dst []byte, at int64) { sumcopy.Sub64(dst, s.src[at:], s.base) }
-
-// runEnds counts the ends of runs from the row base on, and at most to length.
-type runEnds struct {
-	src                 []byte
-	width, base, length int64
-}
-
-func (s *runEnds) read(dst []byte, at int64) {
-	for i := int64(0); i < int64(len(dst)); i += s.width {
-		putOffset(dst[i:], s.width, min(signed(s.src, s.width, (at+i)/s.width)-s.base, s.length))
 	}
 }
 
@@ -100,8 +92,9 @@ func (s *denseOffsets) read(dst []byte, at int64) {
 	}
 }
 
-// listViews makes the offsets of list views, counted from base.
+// listViews makes the offsets of list views, counted from base, or their sizes.
 type listViews struct {
+	sizesOnly       bool
 	offsets, sizes  []byte
 	valid           []byte // nil if all are
 	at, width, base int64
@@ -119,20 +112,12 @@ func isNull(valid []byte, i int64) bool { return valid != nil && valid[i/8]>>(i%
 
 func (s *listViews) read(dst []byte, at int64) {
 	for o := int64(0); o < int64(len(dst)); o += s.width {
-		i, v := (at+o)/s.width, int64(0)
-		if s.size(i) != 0 {
+		i := (at + o) / s.width
+		v := s.size(i)
+		if v != 0 && !s.sizesOnly {
 			v = OffsetAt(s.offsets, s.width, i) - s.base
 		}
 		putOffset(dst[o:], s.width, v)
-	}
-}
-
-// listSizes makes the sizes of list views of which some are null.
-type listSizes struct{ listViews }
-
-func (s *listSizes) read(dst []byte, at int64) {
-	for o := int64(0); o < int64(len(dst)); o += s.width {
-		putOffset(dst[o:], s.width, s.size((at+o)/s.width))
 	}
 }
 
@@ -144,10 +129,10 @@ type movedViews struct {
 }
 
 // viewRange is the bytes of a data buffer that views refer to, and its number among the buffers that
-// have some. In one that no view refers to, to is 0.
+// have some. In a buffer that no view refers to, to is 0.
 type viewRange struct {
-	from, to int64
-	number   uint32
+	extent
+	number uint32
 }
 
 func (s *movedViews) read(dst []byte, at int64) {
@@ -193,10 +178,10 @@ func (s *views) place(i int64) (buffer, at int64) {
 }
 
 // split makes the index and decides which data buffer each value goes to: one
-// buffer for all, as far as 32-bit offsets reach, or up to most bytes if that is not 0.
-func (s *views) split(most int64) {
-	if most <= 0 || most > math.MaxInt32 {
-		most = math.MaxInt32
+// buffer for all, as far as 32-bit offsets reach, or up to limit bytes if that is not 0.
+func (s *views) split(limit int64) {
+	if limit <= 0 || limit > math.MaxInt32 {
+		limit = math.MaxInt32
 	}
 	n := int64(len(s.views) / viewWidth)
 	s.index = make([]int64, 0, n/viewStride+1)
@@ -208,23 +193,16 @@ func (s *views) split(most int64) {
 		if size <= viewInline {
 			continue
 		}
-		if len(s.begins) == 0 || s.total+size-s.begins[len(s.begins)-1] > most {
+		if len(s.begins) == 0 || s.total+size-s.begins[len(s.begins)-1] > limit {
 			s.begins = append(s.begins, s.total)
 		}
 		s.total += size
 	}
 }
 
-// before returns the last indexed view at or before view i, and how many bytes
-// those before it refer to.
-func (s *views) before(i int64) (view, bytes int64) {
-	k := i / viewStride
-	return k * viewStride, s.index[k]
-}
-
 func (s *views) read(dst []byte, at int64) {
 	i, end := at/viewWidth, (at+int64(len(dst)))/viewWidth
-	k, pos := s.before(i)
+	k, pos := i/viewStride*viewStride, s.index[i/viewStride] // the last indexed view that is not after i
 	buf := max(0, sort.Search(len(s.begins), func(j int) bool { return s.begins[j] > pos })-1)
 	for ; k < end; k++ {
 		size := s.size(k)

@@ -2,9 +2,7 @@ package image
 
 import (
 	"errors"
-	"math"
 	"slices"
-	"sort"
 	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -45,136 +43,98 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 		l.End()
 		return nil, Path(nil).Invalid("%d dictionaries, want %d", len(dictionaries), len(all))
 	}
-	if len(all) == 0 {
-		return OpenRecord(d, extents, l, nil)
-	}
-	opened := make([]openDict, len(all))
+	var at lookup.Table[*batch.Descriptor]
+	opened := make([]*array.Data, len(all))
 	defer func() {
-		for _, e := range opened {
-			if e.data != nil {
-				e.data.Release() // the record has references of its own
+		for _, data := range opened {
+			if data != nil {
+				data.Release() // the record has references of its own
 			}
 		}
 	}()
-	var at lookup.Table[*batch.Descriptor]
 	var find Finder
 	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
 		i := at.Of(all, dict)
-		e := &opened[i]
-		if e.data != nil && equal.Types(e.dt, dt) {
-			e.data.Retain()
-			return e.data, nil
+		if data := opened[i]; data != nil && equal.Types(data.DataType(), dt) {
+			data.Retain()
+			return data, nil
 		}
 		data, err := OpenDictionary(dict, dt, dictionaries[i], l, find)
-		if err == nil && e.data == nil {
+		if err == nil && opened[i] == nil {
 			data.Retain()
-			e.dt, e.data = dt, data
+			opened[i] = data
 		}
 		return data, err
 	}
-	return OpenRecord(d, extents, l, find)
+	return OpenRows(d, nil, extents, l, find)
 }
 
 // Finder returns the opened array of a dictionary that is an image of its own, as the type that its
 // user has, and a reference to it.
 type Finder func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error)
 
-// OpenRecord opens d with a new lease, which it ends on an error.
-func OpenRecord(d *batch.Descriptor, extents [][]byte, l *Lease, find Finder) (arrow.RecordBatch, error) {
-	return OpenRows(d, nil, extents, l, find)
-}
-
-// OpenRows is OpenRecord for columns that may have more rows than the record: each is
-// sliced, from the row on that skip has for it. Without skip they have d.Rows.
-func OpenRows(d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
-	o := opener{desc: d, lease: l, find: find}
+// OpenRows opens the record that d describes, and ends the lease on an error. Its columns may have
+// more rows than the record: each is sliced, from the row on that skip has for it. If skip is nil,
+// they have d.Rows.
+func OpenRows(
+	d *batch.Descriptor, skip []int64, extents [][]byte, l *Lease, find Finder,
+) (_ arrow.RecordBatch, err error) {
+	var arrays []*array.Data
 	var cols []arrow.Array
 	defer func() {
+		for _, c := range cols {
+			c.Release()
+		}
+		for _, a := range arrays {
+			a.Release()
+		}
 		if err != nil {
-			// The arrays made so far have no owner. But dictionaries that others use, too, and the
-			// memory must be given back.
-			o.abandon()
-			for _, c := range cols {
-				c.Release()
-			}
 			l.End()
 		}
 	}()
 	defer guard.Error(&err, "convert: opening an image")
-	if err := o.begin(extents); err != nil {
+	if d.Schema == nil {
+		return nil, errors.New("convert: a descriptor without a schema")
+	}
+	if arrays, err = open(d, d.Schema.Fields(), extents, l, find); err != nil {
 		return nil, err
 	}
-	cols = make([]arrow.Array, 0, d.Schema.NumFields())
-	for i := range d.Schema.NumFields() {
-		f := d.Schema.Field(i)
-		o.path.Push(f.Name)
-		data, err := o.array(f.Type)
-		if err != nil {
-			return nil, err
+	cols = make([]arrow.Array, 0, len(arrays))
+	for i, a := range arrays {
+		n, from := int64(a.Len()), int64(0)
+		if skip != nil {
+			from = skip[i]
 		}
-		col, err := o.column(data, skip, i)
-		if err != nil {
-			return nil, err
+		if skip == nil && n != d.Rows || from < 0 || from > n || n-from < d.Rows {
+			return nil, Path{d.Schema.Field(i).Name}.Invalid("%d rows in a record of %d", n-from, d.Rows)
 		}
-		o.holders = o.holders[:0] // the column has them
+		col := array.MakeFromData(a)
+		if n != d.Rows {
+			whole := col
+			col = array.NewSlice(whole, from, from+d.Rows)
+			whole.Release()
+		}
 		cols = append(cols, col)
-		o.path.Pop()
-	}
-	if err := o.end(); err != nil {
-		return nil, err
 	}
 	var meta arrow.Metadata
 	if d.Metadata != nil {
 		meta = *d.Metadata
 	}
 	rec := array.NewRecordBatchWithMetadata(d.Schema, cols, d.Rows, meta)
-	for _, c := range cols {
-		c.Release()
-	}
-	cols = nil
 	l.Free(nil)
 	return rec, nil
 }
 
-// column makes the i-th column out of its data, which it takes over unless it fails.
-func (o *opener) column(data *array.Data, skip []int64, i int) (arrow.Array, error) {
-	n, from := int64(data.Len()), int64(0)
-	if skip != nil {
-		from = skip[i]
-	}
-	if skip == nil && n != o.desc.Rows || from < 0 || from > n || n-from < o.desc.Rows {
-		return nil, o.path.Invalid("%d rows in a record of %d", n-from, o.desc.Rows)
-	}
-	col := array.MakeFromData(data)
-	data.Release()
-	if n == o.desc.Rows {
-		return col, nil
-	}
-	defer col.Release()
-	return array.NewSlice(col, from, from+o.desc.Rows), nil
-}
-
 // OpenDictionary opens the array of a dictionary's image. The lease stays the
 // caller's.
-func OpenDictionary(d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *Lease, find Finder) (_ *array.Data, err error) {
-	o := opener{desc: d, lease: l, find: find}
-	defer func() {
-		if err != nil {
-			o.abandon()
-		}
-	}()
-	o.path.Push("dictionary")
-	if err := o.begin(extents); err != nil {
-		return nil, err
-	}
-	data, err := o.array(dt)
+func OpenDictionary(
+	d *batch.Descriptor, dt arrow.DataType, extents [][]byte, l *Lease, find Finder,
+) (*array.Data, error) {
+	arrays, err := open(d, []arrow.Field{{Name: "dictionary", Type: dt}}, extents, l, find)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.end(); err != nil {
-		return nil, err
-	}
-	return data, nil
+	return arrays[0], nil
 }
 
 // Lease gives the extents back when no buffer needs them. It is the allocator
@@ -216,208 +176,190 @@ func (l *Lease) Allocate(int) []byte { panic("convert: a buffer of an image is r
 // Reallocate panics: the buffers are parts of an image and cannot grow.
 func (l *Lease) Reallocate(int, []byte) []byte { panic("convert: a buffer of an image is read-only") }
 
-// opener walks a schema beside a descriptor's nodes and spans.
+// opener opens the arrays of one body.
 type opener struct {
-	desc    *batch.Descriptor
-	path    Path
-	nodes   []payload.Node // not yet taken
-	spans   []payload.Span
+	Cursor
 	extents [][]byte
-	begins  []int64 // of the extents; nil for one
 	lease   *Lease
 	find    Finder
-	dicts   []openDict // inside, with bytes
-	at      lookup.Table[firstByte]
-	filled  int           // of desc.Buffers: the first not yet taken that has a byte is not before it
-	holders []*array.Data // those of the column under way that have references of dictionaries outside
+	found   []*array.Data // by find: references that the arrays opened so far have
+	dicts   map[firstByte]openDict
+	filled  int // in Descriptor.Buffers: no span before it that is not yet taken has bytes
 }
 
-// openDict is a dictionary that was opened. One that lies in the body has the nodes and
-// spans that it was opened from.
+// openDict is a dictionary in the body that was opened, and what it was opened from.
 type openDict struct {
-	dt    arrow.DataType
-	nodes []payload.Node
-	spans []payload.Span
-	data  *array.Data
+	laidOut
+	data *array.Data
 }
 
-// firstByte is which of a dictionary's spans is the first that has a byte. Two dictionaries
-// of one body have different ones, unless the descriptor says that they are the same.
+// firstByte is the first span of a dictionary that has bytes. Two dictionaries of one body have
+// different ones, unless the descriptor says that they are the same.
 type firstByte struct {
 	span payload.Span
 	i    int // among the dictionary's spans
 }
 
-// firstByteOf looks for it. Without a byte, i is behind the last.
-func firstByteOf(spans []payload.Span) firstByte {
-	for i, s := range spans {
-		if s.Offset >= 0 && s.Length > 0 {
-			return firstByte{s, i}
+// open opens the arrays of fields, which are all that d has.
+func open(
+	d *batch.Descriptor, fields []arrow.Field, extents [][]byte, l *Lease, find Finder,
+) (_ []*array.Data, err error) {
+	o := opener{Cursor: NewCursor(d), extents: extents, lease: l, find: find}
+	defer func() {
+		if err != nil { // the arrays have no owner yet, but other batches use the dictionaries, too
+			for _, dict := range o.found {
+				dict.Release()
+			}
 		}
-	}
-	return firstByte{i: len(spans)}
-}
-
-// begin checks the descriptor and takes the extents.
-func (o *opener) begin(extents [][]byte) error {
-	d := o.desc
+	}()
+	defer guard.Error(&err, "convert: opening an image")
 	if d.Schema == nil {
-		return errors.New("convert: a descriptor without a schema")
+		return nil, errors.New("convert: a descriptor without a schema")
 	}
 	if err := CheckEndian(d.Schema); err != nil {
-		return err
-	}
-	if d.Rows < 0 {
-		return o.path.Invalid("%d rows", d.Rows)
-	}
-	o.nodes, o.spans = d.Nodes, d.Buffers
-	return o.memory(extents)
-}
-
-// End checks that everything was taken.
-func (o *opener) end() error {
-	if len(o.nodes) > 0 || len(o.spans) > 0 {
-		return o.path.Invalid("%d nodes and %d buffers more than the schema has", len(o.nodes), len(o.spans))
-	}
-	return nil
-}
-
-// abandon releases the references to outside dictionaries of arrays that will not be used. Each of
-// the holders has one reference that counts: its parent's, or the one that is not handed out yet.
-func (o *opener) abandon() {
-	for _, d := range o.holders {
-		d.Release()
-	}
-	o.holders = nil
-}
-
-// memory takes the extents, whose lengths must add up to the body's.
-func (o *opener) memory(extents [][]byte) error {
-	o.extents = extents
-	if len(extents) > 1 {
-		o.begins = make([]int64, len(extents))
+		return nil, err
 	}
 	total := int64(0)
-	for i, e := range extents {
-		if o.begins != nil {
-			o.begins[i] = total
-		}
+	for _, e := range extents {
 		total += int64(len(e))
 	}
-	if total != o.desc.Body {
-		return o.path.Invalid("extents of %d bytes for a body of %d", total, o.desc.Body)
+	if d.Rows < 0 || total != d.Body {
+		return nil, o.Path.Invalid("%d rows, in extents of %d bytes for a body of %d", d.Rows, total, d.Body)
 	}
-	return nil
+	arrays := make([]*array.Data, len(fields))
+	for i, f := range fields {
+		if arrays[i], err = o.array(f.Name, f.Type, 0); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.End(); err != nil {
+		return nil, err
+	}
+	return arrays, nil
 }
-
-// node takes the next node.
-func (o *opener) node() (payload.Node, error) {
-	if len(o.nodes) == 0 {
-		return payload.Node{}, o.path.Invalid("the descriptor has no node for it")
-	}
-	n := o.nodes[0]
-	o.nodes = o.nodes[1:]
-	if n.Length < 0 || n.Nulls < 0 || n.Nulls > n.Length || n.Length > MaxRows {
-		return n, o.path.Invalid("a node of %d rows, %d nulls", n.Length, n.Nulls)
-	}
-	return n, nil
-}
-
-// MaxRows keeps the products of rows and widths within 64 bits: no value is
-// wider than 32 bytes but in fixed-size binaries and lists, which are checked by
-// themselves.
-const MaxRows = 1 << 48
 
 // noBytes is the buffer without bytes. It needs no memory and is not counted.
 var noBytes = []byte{}
 
-// buffer takes the next span, which must have need bytes; nil if it is absent.
-func (o *opener) buffer(need int64) (*memory.Buffer, error) {
-	if len(o.spans) == 0 {
-		return nil, o.path.Invalid("the descriptor has no buffer for it")
-	}
-	s := o.spans[0]
-	o.spans = o.spans[1:]
+// buffer returns the buffer at s, which must have need bytes; nil if it is absent.
+func (o *opener) buffer(s payload.Span, need int64) (*memory.Buffer, error) {
+	body := o.desc.Body
 	switch {
 	case s == payload.Absent:
 		return nil, nil
-	case s.Offset < 0 || s.Length < 0 || s.Offset%AlignSmall != 0 || s.Offset > o.desc.Body || s.Length > o.desc.Body-s.Offset:
-		return nil, o.path.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, o.desc.Body)
+	case s.Offset < 0 || s.Length < 0 || s.Offset%AlignSmall != 0 || s.Offset > body || s.Length > body-s.Offset:
+		return nil, o.Path.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, body)
 	case s.Length < need:
-		return nil, o.path.Invalid("a buffer of %d bytes where %d are needed", s.Length, need)
+		return nil, o.Path.Invalid("a buffer of %d bytes where %d are needed", s.Length, need)
 	case s.Length == 0:
 		return memory.NewBufferBytes(noBytes), nil
 	}
-	var e []byte
-	begin := int64(0)
-	if o.begins == nil {
-		e = o.extents[0]
-	} else {
-		i := sort.Search(len(o.begins), func(i int) bool { return o.begins[i] > s.Offset }) - 1
-		e, begin = o.extents[i], o.begins[i]
-	}
-	at := s.Offset - begin
-	if at+s.Length > int64(len(e)) {
-		return nil, o.path.Invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
+	b := Stretch(o.extents, s.Offset, s.Length)
+	if b == nil {
+		return nil, o.Path.Invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
 	}
 	o.lease.buffers.Add(1)
-	return memory.NewBufferWithAllocator(e[at:at+s.Length:at+s.Length], o.lease), nil
+	return memory.NewBufferWithAllocator(b, o.lease), nil
 }
 
-// must is buffer for one that may only be absent if no row has a value.
-func (o *opener) must(n payload.Node, need int64) (*memory.Buffer, error) {
-	b, err := o.buffer(need)
-	if err == nil && b == nil && n.Nulls < n.Length {
-		err = o.path.Invalid("a buffer of %d bytes is missing", need)
-	}
-	return b, err
-}
-
-// validity takes the bitmap of n.
-func (o *opener) validity(n payload.Node) (*memory.Buffer, error) {
-	b, err := o.buffer((n.Length + 7) / 8)
-	if err == nil && b == nil && n.Nulls > 0 {
-		err = o.path.Invalid("%d nulls and no validity", n.Nulls)
-	}
-	return b, err
-}
-
-// array opens the next array, of type dt. The caller releases the data.
-func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
-	n, err := o.node()
-	if err != nil {
-		return nil, err
-	}
-	sh, ok := shape.Of(dt)
+// array opens the next array, of type dt, which must have at least rows rows. The caller releases
+// the data.
+func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data, error) {
+	o.Path = append(o.Path, name)
+	a, err := o.Next(dt)
+	n := a.Length
 	switch {
-	case !ok:
-		return nil, o.path.Invalid("no image of the type %s", dt)
-	case sh.Null && n.Nulls != n.Length:
-		return nil, o.path.Invalid("%d of %d nulls", n.Nulls, n.Length)
-	case !sh.Null && !sh.HasValidity() && n.Nulls != 0:
-		return nil, o.path.Invalid("%d nulls of a %s, which has none of its own", n.Nulls, sh.Type.Name())
-	}
-	bufs, last, err := o.buffers(&sh, n)
-	if err != nil {
+	case err != nil:
 		return nil, err
+	case n < rows:
+		return nil, o.Path.Invalid("%d values where %d are needed", n, rows)
+	case a.Null && a.Nulls != n:
+		return nil, o.Path.Invalid("%d of %d nulls", a.Nulls, n)
+	case !a.Null && !a.HasValidity && a.Nulls != 0:
+		return nil, o.Path.Invalid("%d nulls of a %s, which has none of its own", a.Nulls, a.Type.Name())
 	}
-	children, err := o.children(&sh, n, last)
-	if err != nil {
-		return nil, err
+	bufs := make([]*memory.Buffer, 0, max(3, 1+len(a.Spans)))
+	if !a.HasValidity {
+		bufs = append(bufs, nil) // arrow-go wants room for a validity
 	}
-	var d *array.Data
-	if sh.Values == nil {
-		d = array.NewData(dt, int(n.Length), bufs, children, int(n.Nulls), 0)
-	} else {
-		dict, outside, err := o.dictionary(sh.Values)
+	last := int64(0) // of the offsets
+	for i, s := range a.Spans {
+		need, must := int64(0), true // bytes; whether the buffer may not be absent
+		var b shape.Buffer
+		if i < len(a.Buffers) {
+			if b = a.Buffers[i]; b.Width < 0 || b.Width > 0 && n >= maxBody/b.Width {
+				return nil, o.Path.Invalid("%d values of %d bytes", n, b.Width)
+			}
+			if n > 0 {
+				_, need = b.Bytes(0, n)
+			}
+			switch must = a.Nulls < n; b.Role {
+			case shape.Validity:
+				must = a.Nulls > 0
+			case shape.Data:
+				need, must = last, last > 0
+			}
+		}
+		buf, err := o.buffer(s, need)
 		if err != nil {
 			return nil, err
 		}
-		d = array.NewDataWithDictionary(dt, int(n.Length), bufs, int(n.Nulls), 0, dict)
-		dict.Release()
-		if outside {
-			o.holders = append(o.holders, d)
+		if buf == nil && must {
+			return nil, o.Path.Invalid("buffer %d is missing, of %d rows, %d nulls", i, n, a.Nulls)
 		}
+		if b.Role == shape.Offsets && n > 0 && buf != nil {
+			first := OffsetAt(buf.Bytes(), b.Width, 0)
+			if last = OffsetAt(buf.Bytes(), b.Width, n); first < 0 || last < first {
+				return nil, o.Path.Invalid("offsets from %d to %d", first, last)
+			}
+		}
+		bufs = append(bufs, buf)
+	}
+	var children []arrow.ArrayData
+	shown := n // of each child
+	switch a.Rows {
+	case shape.Times:
+		if a.Size < 0 || a.Size > 0 && n > MaxRows/a.Size {
+			return nil, o.Path.Invalid("%d lists of %d", n, a.Size)
+		}
+		shown *= a.Size
+	case shape.Between:
+		shown = last
+	case shape.Shown:
+		shown = 0
+	case shape.Runs:
+		shown = min(n, 1)
+	}
+	for i := range a.NumChildren {
+		name, dt := a.Child(i)
+		c, err := o.array(name, dt, shown)
+		if err != nil {
+			return nil, err
+		}
+		if a.Rows == shape.Runs && i == 0 {
+			shown = int64(c.Len())
+			t := a.Type.(*arrow.RunEndEncodedType)
+			if !t.ValidRunEndsType(dt) {
+				return nil, o.Path.Invalid("run ends of type %s", dt)
+			}
+			ends := c.Buffers()[1]
+			if n > 0 && (ends == nil || c.NullN() != 0 ||
+				signed(ends.Bytes(), int64(dt.(arrow.FixedWidthDataType).Bytes()), shown-1) < n) {
+				return nil, o.Path.Invalid("the runs end before row %d", n)
+			}
+		}
+		children = append(children, c)
+	}
+	var d *array.Data
+	if a.Values == nil {
+		d = array.NewData(dt, int(n), bufs, children, int(a.Nulls), 0)
+	} else {
+		dict, err := o.dictionary(a.Values)
+		if err != nil {
+			return nil, err
+		}
+		d = array.NewDataWithDictionary(dt, int(n), bufs, int(a.Nulls), 0, dict)
+		dict.Release()
 	}
 	for _, b := range bufs {
 		if b != nil {
@@ -427,197 +369,52 @@ func (o *opener) array(dt arrow.DataType) (*array.Data, error) {
 	for _, c := range children {
 		c.Release()
 	}
+	o.Path = o.Path[:len(o.Path)-1]
 	return d, nil
 }
 
-// buffers takes the buffers of an array, and returns the last of its offsets. arrow-go wants room
-// for a validity where there is none.
-func (o *opener) buffers(sh *shape.Shape, n payload.Node) (bufs []*memory.Buffer, last int64, err error) {
-	bufs = make([]*memory.Buffer, 0, 3)
-	if !sh.HasValidity() {
-		bufs = append(bufs, nil)
-	}
-	for _, b := range sh.Buffers {
-		var buf *memory.Buffer
-		switch b.Role {
-		case shape.Validity:
-			buf, err = o.validity(n)
-		case shape.Bits:
-			buf, err = o.must(n, (n.Length+7)/8)
-		case shape.Offsets:
-			buf, last, err = o.offsets(n, b.Width)
-		case shape.Data:
-			if buf, err = o.buffer(last); err == nil && buf == nil && last > 0 {
-				err = o.path.Invalid("the values are missing")
-			}
-		default:
-			if b.Width < 0 || b.Width > 0 && n.Length > (1<<62)/b.Width {
-				return nil, 0, o.path.Invalid("%d values of %d bytes", n.Length, b.Width)
-			}
-			buf, err = o.must(n, n.Length*b.Width)
+// dictionary opens the next dictionary. One that lies where one before it does becomes the same
+// array, as it was when it was laid out.
+func (o *opener) dictionary(dt arrow.DataType) (*array.Data, error) {
+	if i, outside, err := o.Outside(); outside {
+		if err == nil && o.find == nil {
+			err = o.Path.Invalid("no dictionary %d", i)
 		}
-		if err != nil {
-			return nil, 0, err
-		}
-		bufs = append(bufs, buf)
-	}
-	if sh.Views {
-		bufs, err = o.viewed(bufs)
-	}
-	return bufs, last, err
-}
-
-// viewed takes as many data buffers as the node behind the views says.
-func (o *opener) viewed(bufs []*memory.Buffer) ([]*memory.Buffer, error) {
-	data, err := o.node()
-	if err != nil {
-		return nil, err
-	}
-	if data.Nulls != 0 || data.Length > int64(len(o.spans)) {
-		return nil, o.path.Invalid("%d data buffers of which the descriptor has %d", data.Length, len(o.spans))
-	}
-	for range data.Length {
-		b, err := o.buffer(0)
 		if err != nil {
 			return nil, err
 		}
-		if b == nil {
-			return nil, o.path.Invalid("a data buffer is missing")
+		d, err := o.find(o.desc.Dictionaries[i], dt)
+		if err == nil {
+			o.found = append(o.found, d)
 		}
-		bufs = append(bufs, b)
+		return d, err
 	}
-	return bufs, nil
-}
-
-// children opens the children, each of which must have the rows that the array shows of it. last
-// is the last offset.
-func (o *opener) children(sh *shape.Shape, n payload.Node, last int64) ([]arrow.ArrayData, error) {
-	if sh.NumChildren() == 0 {
-		return nil, nil
-	}
-	rows := n.Length
-	switch sh.Rows {
-	case shape.Times:
-		if sh.Size < 0 || sh.Size > 0 && n.Length > math.MaxInt64/sh.Size {
-			return nil, o.path.Invalid("%d lists of %d", n.Length, sh.Size)
-		}
-		rows *= sh.Size
-	case shape.Between:
-		rows = last
-	case shape.Shown:
-		rows = 0
-	case shape.Runs:
-		rows = min(n.Length, 1)
-	}
-	children := make([]arrow.ArrayData, sh.NumChildren())
-	for i := range children {
-		name, dt := sh.Child(i)
-		c, err := o.child(name, dt, rows)
-		if err != nil {
-			return nil, err
-		}
-		children[i] = c
-		if sh.Rows == shape.Runs && i == 0 {
-			if err := o.runEnds(sh.Type.(*arrow.RunEndEncodedType), c, n.Length); err != nil {
-				return nil, err
-			}
-			rows = int64(c.Len())
-		}
-	}
-	return children, nil
-}
-
-// offsets takes the offsets of n lists and returns the last. Without lists
-// there may be none.
-func (o *opener) offsets(n payload.Node, width int64) (b *memory.Buffer, last int64, err error) {
-	need := (n.Length + 1) * width
-	if n.Length == 0 {
-		need = 0
-	}
-	if b, err = o.must(n, need); err != nil || b == nil || n.Length == 0 {
-		return b, 0, err
-	}
-	first := OffsetAt(b.Bytes(), width, 0)
-	last = OffsetAt(b.Bytes(), width, n.Length)
-	if first < 0 || last < first {
-		err = o.path.Invalid("offsets from %d to %d", first, last)
-	}
-	return b, last, err
-}
-
-// child opens a child under its name. It must have at least n rows.
-func (o *opener) child(name string, dt arrow.DataType, n int64) (*array.Data, error) {
-	o.path.Push(name)
-	d, err := o.array(dt)
-	if err == nil && int64(d.Len()) < n {
-		err = o.path.Invalid("%d values where %d are needed", d.Len(), n)
-	}
-	o.path.Pop()
-	return d, err
-}
-
-// runEnds checks that the run ends reach to the last row.
-func (o *opener) runEnds(t *arrow.RunEndEncodedType, ends *array.Data, rows int64) error {
-	if !t.ValidRunEndsType(t.RunEnds()) {
-		return o.path.Invalid("run ends of type %s", t.RunEnds())
-	}
-	if rows == 0 {
-		return nil
-	}
-	b := ends.Buffers()[1]
-	width := int64(t.RunEnds().(arrow.FixedWidthDataType).Bytes())
-	if b == nil || ends.NullN() != 0 || signed(b.Bytes(), width, int64(ends.Len())-1) < rows {
-		return o.path.Invalid("the runs end before row %d", rows)
-	}
-	return nil
-}
-
-// dictionary takes a dictionary, and reports whether it is an image of its own. One that lies where
-// one before it does becomes the same array, as it was when it was laid out.
-func (o *opener) dictionary(dt arrow.DataType) (_ *array.Data, outside bool, err error) {
-	if len(o.nodes) == 0 || o.nodes[0].Nulls != payload.Outside {
-		d, err := o.sharedDict(dt)
-		return d, false, err
-	}
-	i := o.nodes[0].Length
-	o.nodes = o.nodes[1:]
-	if i < 0 || i >= int64(len(o.desc.Dictionaries)) || o.find == nil {
-		return nil, false, o.path.Invalid("dictionary %d of %d", i, len(o.desc.Dictionaries))
-	}
-	d, err := o.find(o.desc.Dictionaries[i], dt)
-	return d, true, err
-}
-
-func (o *opener) sharedDict(dt arrow.DataType) (*array.Data, error) {
 	all, begin := o.desc.Buffers, len(o.desc.Buffers)-len(o.spans)
-	o.filled = max(o.filled, begin)
-	first := firstByteOf(all[o.filled:])
-	o.filled += first.i
-	first.i = o.filled - begin
-	if i := o.at.Find(len(o.dicts), func(i int) firstByte { return firstByteOf(o.dicts[i].spans) }, first); i >= 0 && o.isNext(&o.dicts[i], dt) {
-		e := &o.dicts[i]
+	for o.filled = max(o.filled, begin); o.filled < len(all) && all[o.filled].Length <= 0; o.filled++ {
+	}
+	first := firstByte{i: o.filled - begin}
+	if o.filled < len(all) {
+		first.span = all[o.filled]
+	}
+	e, ok := o.dicts[first]
+	if ok && len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
+		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
+		equal.Types(e.dt, dt) {
 		o.nodes, o.spans = o.nodes[len(e.nodes):], o.spans[len(e.spans):]
 		e.data.Retain()
-		o.holders = append(o.holders, e.data) // it may have a dictionary outside
 		return e.data, nil
 	}
-	e := openDict{dt: dt, nodes: o.nodes, spans: o.spans}
-	d, err := o.child("dictionary", dt, 0)
+	nodes, spans := o.nodes, o.spans
+	d, err := o.array("dictionary", dt, 0)
 	if err != nil {
 		return nil, err
 	}
-	e.data = d
-	e.nodes = e.nodes[:len(e.nodes)-len(o.nodes)]
-	e.spans = e.spans[:len(e.spans)-len(o.spans)]
-	if first.i < len(e.spans) { // else nothing says that another is the same
-		o.dicts = append(o.dicts, e)
+	nodes, spans = nodes[:len(nodes)-len(o.nodes)], spans[:len(spans)-len(o.spans)]
+	if !ok && first.i < len(spans) { // else no span identifies it
+		if o.dicts == nil {
+			o.dicts = make(map[firstByte]openDict)
+		}
+		o.dicts[first] = openDict{laidOut{dt, nodes, spans}, d}
 	}
 	return d, nil
-}
-
-// isNext reports whether the next dictionary is e, of type dt.
-func (o *opener) isNext(e *openDict, dt arrow.DataType) bool {
-	return len(e.nodes) <= len(o.nodes) && len(e.spans) <= len(o.spans) &&
-		slices.Equal(e.nodes, o.nodes[:len(e.nodes)]) && slices.Equal(e.spans, o.spans[:len(e.spans)]) &&
-		equal.Types(e.dt, dt)
 }

@@ -115,7 +115,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"negative length", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Length = -5 }, "a node of -5 rows"},
 		{"huge length", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Length = math.MaxInt64 }, "a node of 9223372036854775807 rows"},
 		{"more nulls than rows", i32, 0.5, func(d desc, _ []byte) { d.Nodes[0].Nulls = 101 }, "101 nulls"},
-		{"nulls without validity", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "1 nulls and no validity"},
+		{"nulls without validity", i32, 0, func(d desc, _ []byte) { d.Nodes[0].Nulls = 1 }, "buffer 0 is missing, of 100 rows, 1 nulls"},
 		{"short validity", i32, 0.5, func(d desc, _ []byte) { d.Buffers[0].Length = 12 }, "a buffer of 12 bytes where 13 are needed"},
 		{"absent values", i32, 0.5, func(d desc, _ []byte) { d.Buffers[1] = payload.Absent }, "missing"},
 		{"short values", i32, 0, func(d desc, _ []byte) { d.Buffers[1].Length-- }, "a buffer of 399 bytes where 400"},
@@ -128,9 +128,10 @@ func TestOpenRefuses(t *testing.T) {
 		{"negative first offset", str, 0, func(d desc, b []byte) { b[d.Buffers[1].Offset+3] = 0x80 }, "offsets from -"},
 		{"falling offsets", str, 0, func(d desc, b []byte) { copy(b[d.Buffers[1].Offset:], "\xff\xff\xff\x00") }, "offsets from 16777215"},
 		{"short strings", str, 0, func(d desc, _ []byte) { d.Buffers[2].Length-- }, "are needed"},
-		{"no strings", str, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "the values are missing"},
+		{"no strings", str, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "buffer 2 is missing"},
 		{"view buffers", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Nodes[1].Length = 99 }, "99 data buffers"},
-		{"absent view buffer", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "a data buffer is missing"},
+		{"one view buffer more", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Nodes[1].Length++ }, "data buffers of which"},
+		{"absent view buffer", arrow.BinaryTypes.StringView, 0, func(d desc, _ []byte) { d.Buffers[2] = payload.Absent }, "buffer 2 is missing"},
 		{"short list", arrow.ListOf(i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]"},
 		{"short fixed-size list", arrow.FixedSizeListOf(3, i32), 0, func(d desc, _ []byte) { d.Nodes[1].Length-- }, "c0.[]: 299 values where 300"},
 		{"huge fixed-size list", arrow.FixedSizeListOf(1<<30, i32), -1, func(d desc, _ []byte) { d.Rows, d.Nodes[0].Length = 1<<40, 1<<40 }, "1099511627776 lists of 1073741824"},
@@ -251,12 +252,12 @@ func TestLayoutRefuses(t *testing.T) {
 	}{
 		{"negative offset", data(i32, 1, -1, bufs(nil, "abcd")), "offset -1, length 1"},
 		{"overflow", data(i32, 2, math.MaxInt-1, bufs(nil, "abcd")), "offset 9223372036854775806"},
-		{"far offset", data(i32, 2, math.MaxInt-2, bufs(nil, "abcd")), "too short for 2 rows"},
+		{"far offset", data(i32, 2, math.MaxInt-2, bufs(nil, "abcd")), "offset 9223372036854775805, length 2"},
 		{"no buffers", data(i32, 1, 0, nil), "buffer 1 of int32 is missing"},
 		{"short values", data(i32, 2, 0, bufs(nil, "abcdefg")), "too short for 2 rows from 0 on"},
 		{"short values behind an offset", data(i32, 1, 1, bufs(nil, "abcd")), "too short for 1 rows from 1 on"},
-		{"short validity", data(i32, 9, 0, bufs("x", make([]int32, 9))), "a validity of 1 bytes"},
-		{"short bits", data(arrow.FixedWidthTypes.Boolean, 5, 4, bufs(nil, "x")), "1 bytes are too short for 5 bits from 4 on"},
+		{"short validity", data(i32, 9, 0, bufs("x", make([]int32, 9))), "buffer 0 of int32 has 1 bytes: too short for 9 rows"},
+		{"short bits", data(arrow.FixedWidthTypes.Boolean, 5, 4, bufs(nil, "x")), "1 bytes: too short for 5 rows from 4 on"},
 		{"no offsets", data(str, 1, 0, bufs(nil, nil, "abc")), "buffer 1 of utf8 is missing"},
 		{"short offsets", data(str, 2, 0, bufs(nil, []int32{0, 1}, "abc")), "too short"},
 		{"negative first offset", data(str, 1, 0, bufs(nil, []int32{-1, 1}, "abc")), "offsets from -1 to 1"},
@@ -268,7 +269,7 @@ func TestLayoutRefuses(t *testing.T) {
 		{"list without values", data(arrow.ListOf(i32), 1, 0, bufs(nil, []int32{0, 4})), "0 children, want 1"},
 		{"list of nil", data(arrow.ListOf(i32), 1, 0, bufs(nil, []int32{0, 4}), nil), "no data"},
 		{"fixed-size list beyond", data(arrow.FixedSizeListOf(3, i32), 1, 1, bufs(nil), ints(5)), "3 rows from 3 on of an array of 5"},
-		{"fixed-size list overflow", data(arrow.FixedSizeListOf(3, i32), 1, math.MaxInt/2, bufs(nil), ints(5)), "1 lists of 3"},
+		{"fixed-size list overflow", data(arrow.FixedSizeListOf(3, i32), 1, MaxRows, bufs(nil), ints(5)), "1 lists of 3"},
 		{"field too short", data(arrow.StructOf(arrow.Field{Name: "f", Type: i32}), 2, 2, bufs(nil), ints(3)), "c0.f: 2 rows from 2 on of an array of 3"},
 		{"field missing", data(arrow.StructOf(arrow.Field{Name: "f", Type: i32}), 2, 2, bufs(nil)), "0 children, want 1"},
 		{"field of another type", data(arrow.StructOf(arrow.Field{Name: "f", Type: str}), 2, 0, bufs(nil), ints(3)), "the data is of type int32"},
@@ -365,7 +366,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*inlineMost)
+	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -473,7 +474,7 @@ func openSpoiled(t *testing.T, seed uint64) {
 	g := arrowgen.New(seed)
 	rec := g.RandomRecord(3, 80, 3)
 	defer rec.Release()
-	d, body, bodies := LaidOutInline(t, rec, int64(seed%2)*inlineMost)
+	d, body, bodies := LaidOutInline(t, rec, int64(seed%2)*MaxInline)
 	dicts := make(map[*batch.Descriptor]*array.Data)
 	ended := 0
 	var find Finder = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
@@ -500,7 +501,7 @@ func openSpoiled(t *testing.T, seed uint64) {
 	spoiled.Nodes, spoiled.Buffers = slices.Clone(d.Nodes), slices.Clone(d.Buffers)
 	body = spoil(g.Rng, &spoiled, body)
 	released := 0
-	back, err := OpenRecord(&spoiled, [][]byte{body}, NewLease(func() { released++ }), find)
+	back, err := OpenRows(&spoiled, nil, [][]byte{body}, NewLease(func() { released++ }), find)
 	if err == nil {
 		for _, c := range back.Columns() {
 			arrowgen.Values(c) // may fail on the values, and is caught

@@ -3,7 +3,6 @@ package image
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -18,264 +17,324 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// planner walks a record's arrays and decides where their buffers go in the body.
+// planner walks arrays and decides where each buffer goes in the body. The arrays are those of a
+// record in host memory or those of a table on a device, but not both. Of a record, the planner
+// lists the pieces to write; of a table, the ranges to copy.
 type planner struct {
 	path   Path
 	nodes  []payload.Node
 	spans  []payload.Span
 	pieces []piece
 	at     int64 // end of the last buffer
-	begun  int64 // where the small buffers behind the last place to cut begin
-	bytes  int64
-	dicts  map[arrow.ArrayData]laidDict // those that were laid out
-	maxVar int64                        // longest data buffer of views; 0 for the format's limit
+	begun  int64 // where the small buffers after the last place to cut begin
+	bytes  int64 // in buffers
+	maxVar int64 // longest data buffer of views; 0 for the format's limit
 
-	inline  int64                 // up to how many bytes a dictionary lies in the body
-	outside *outside              // nil until a dictionary is an image of its own
-	uses    []*Layout             // those that nodes here refer to
-	numbers lookup.Table[*Layout] // of uses
-	spanned [1]extent             // what buffers returns for offsets
+	inline  int64                       // dictionaries of up to so many bytes lie in the body
+	dicts   map[arrow.ArrayData]laidOut // dictionaries in the body
+	outside *outside                    // nil until a dictionary is an image of its own
+	uses    []*Layout                   // dictionaries that nodes here refer to
+	numbers lookup.Table[*Layout]       // of uses
+
+	ranges []payload.DeviceRange // of a table, by span; up to the last span that has bytes
+	adjust []payload.Adjustment
+	facts  facts // what is known of the device's memory
 }
 
 // outside is the dictionaries of a record that are images of their own.
 type outside struct {
 	order []*Layout           // inner ones first
-	of    map[typed][]*Layout // more than one if types differ that have one fingerprint
+	of    map[typed][]*Layout // more than one if different types have one fingerprint
 }
 
-// typed is an array under a type, by its fingerprint and, for an extension, its name. Types that
-// are the same have the same; of those that differ few do.
+// typed is an array under a type, by its fingerprint and, for an extension, its name. Equal types
+// have equal ones; few different types do.
 type typed struct {
 	data              *array.Data
 	fingerprint, name string
 }
 
-func typedAs(data *array.Data, dt arrow.DataType) typed {
-	name := ""
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		name = e.ExtensionName()
-	}
-	return typed{data, dt.Fingerprint(), name}
+// laidOut is a dictionary in a body: its type, nodes and spans.
+type laidOut struct {
+	dt    arrow.DataType
+	nodes []payload.Node
+	spans []payload.Span
 }
 
-// inlineMost is up to how many bytes a dictionary lies in the body of those that
-// use it; see Layout.
-const inlineMost = tier.Page
+// MaxInline is up to how many bytes a dictionary lies in the body of those that use it; see Layout.
+const MaxInline = tier.Page
 
-// laidDict is where a dictionary's nodes and spans are.
-type laidDict struct {
-	dt           arrow.DataType
-	nodes, spans [2]int
-}
+// maxBody is more than any device has, and small enough that sums of bytes stay in range.
+const maxBody = 1 << 62
+
+// MaxRows limits lengths and offsets of arrays, so that their products with the widths of values
+// can be checked within 64 bits.
+const MaxRows = 1 << 48
 
 // Path names the array that a walker is at, for error messages.
 type Path []string
 
-func (p *Path) Push(name string) { *p = append(*p, name) }
-func (p *Path) Pop()             { *p = (*p)[:len(*p)-1] }
-
+// Invalid returns an *InvalidError for the array at p.
 func (p Path) Invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
-func (p *planner) record(rec arrow.RecordBatch, schema *arrow.Schema) error {
-	rows, cols := rec.NumRows(), int(rec.NumCols())
-	if rows < 0 {
-		return p.path.Invalid("%d rows", rows)
-	}
-	empty := rows == 0 && cols == 0 // arrow-go lets such a record have any schema
-	if cols != schema.NumFields() && !empty {
-		return p.path.Invalid("%d columns for %d fields", cols, schema.NumFields())
-	}
-	p.nodes = make([]payload.Node, 0, 2*schema.NumFields())
-	p.spans = make([]payload.Span, 0, 3*schema.NumFields())
-	p.pieces = make([]piece, 0, 3*schema.NumFields())
-	for i := range schema.NumFields() {
-		f := schema.Field(i)
-		p.path.Push(f.Name)
-		if empty {
-			p.empty(f.Type)
-		} else if err := p.array(f.Type, rec.Column(i).Data(), 0, rows); err != nil {
-			return err
-		}
-		p.path.Pop()
-	}
-	return nil
+// input is an array to lay out: host or dev is set, or neither if there is no array.
+type input struct {
+	host arrow.ArrayData
+	dev  *DeviceArray
 }
 
-// child lays out a child under its name.
-func (p *planner) child(name string, dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
-	p.path.Push(name)
-	err := p.array(dt, d, from, n)
-	p.path.Pop()
-	return err
+func (in input) missing() bool {
+	return in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil)))
 }
 
-// array lays out the n rows of d from the row from on.
-func (p *planner) array(dt arrow.DataType, d arrow.ArrayData, from, n int64) error {
-	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
-		return p.path.Invalid("no data")
-	}
-	sh, ok := shape.Of(dt)
-	off, length := int64(d.Offset()), int64(d.Len())
+func (in input) child(i int) (c input) {
 	switch {
-	case !ok:
-		return p.path.Invalid("no layout for the type %s", dt)
-	case off < 0 || length < 0 || off > math.MaxInt64-length:
-		return p.path.Invalid("offset %d, length %d", off, length)
-	case from < 0 || n < 0 || n > length || from > length-n:
-		return p.path.Invalid("%d rows from %d on of an array of %d", n, from, length)
-	case shape.Storage(d.DataType()).ID() != sh.Type.ID():
-		return p.path.Invalid("the data is of type %s, the field of type %s", d.DataType(), sh.Type)
-	case sh.NumChildren() > 0 && len(d.Children()) != sh.NumChildren():
-		return p.path.Invalid("%d children, want %d", len(d.Children()), sh.NumChildren())
+	case in.dev != nil:
+		c.dev = in.dev.Children[i]
+	case in.host != nil:
+		c.host = in.host.Children()[i]
 	}
-	s := slice{d: d, at: off + from, n: n}
-	switch {
-	case sh.Null:
-		p.node(n, n)
-		return nil
-	case sh.HasValidity():
-		var err error
-		if s.nulls, err = p.validity(s); err != nil {
-			return err
-		}
-	default:
-		p.node(n, 0)
-	}
-	if sh.Rows == shape.Runs {
-		return p.runs(sh.Type.(*arrow.RunEndEncodedType), s)
-	}
-	shown, err := p.buffers(&sh, s)
-	if err != nil {
-		return err
-	}
-	for i, c := range d.Children()[:sh.NumChildren()] {
-		name, dt := sh.Child(i)
-		var e extent
-		switch sh.Rows {
-		case shape.Same:
-			e = extent{s.at, s.at + n}
-		case shape.Times:
-			if sh.Size < 0 || sh.Size > 0 && s.at > math.MaxInt64/sh.Size-n {
-				return p.path.Invalid("%d lists of %d", n, sh.Size)
-			}
-			e = extent{s.at * sh.Size, (s.at + n) * sh.Size}
-		case shape.Between:
-			e = shown[0]
-		case shape.Shown:
-			e = shown[i]
-		}
-		if err := p.child(name, dt, c, e.from, e.to-e.from); err != nil {
-			return err
-		}
-	}
-	if sh.Values != nil {
-		return p.dictionary(sh.Values, s)
-	}
-	return nil
+	return c
 }
 
-// buffers lays out the buffers of s except for its validity. It returns which values of each child
-// they show, if they say that.
-func (p *planner) buffers(sh *shape.Shape, s slice) (shown []extent, err error) {
-	first := 0 // where arrow-go has them: it leaves room for a validity
-	if !sh.HasValidity() {
-		first = 1
-	}
-	for i, b := range sh.Buffers {
-		switch b.Role {
-		case shape.Bits:
-			err = p.booleans(s)
-		case shape.Values, shape.Codes:
-			err = p.fixed(s, first+i, b.Width)
-		case shape.Offsets:
-			p.spanned[0], err = p.offsets(s, b.Width)
-			shown = p.spanned[:]
-		case shape.Data:
-			err = p.data(s, shown[0])
-		case shape.Views:
-			err = p.views(s)
-		case shape.Starts: // with the sizes
-			shown, err = p.listView(s, b.Width)
-		case shape.Places:
-			shown, err = p.denseOffsets(sh.Type.(arrow.UnionType), s)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return shown, nil
-}
-
-// slice is a run of rows of an array.
-type slice struct {
-	d     arrow.ArrayData
-	at    int64 // first row, counted from the beginning of the buffers
+// rows are some rows of an array that has as many parts as its type asks for.
+type rows struct {
+	input
+	shape.Shape
+	at    int64 // the first row, counted from the beginning of the buffers
 	n     int64
 	nulls int64
 }
 
-// buffer returns the bytes of buffer i and whether the array has it.
-func (s slice) buffer(i int) ([]byte, bool) {
-	if bufs := s.d.Buffers(); i < len(bufs) && bufs[i] != nil {
-		return bufs[i].Bytes(), true
-	}
-	return nil, false
+// buffer is one buffer of an array.
+type buffer struct {
+	there bool
+	size  int64 // bytes; Unknown for some of a device's
+	bytes []byte
+	addr  tier.Addr
 }
 
-// need returns buffer i, which must have the bytes up to row at+n+extra, each
-// width bytes. Without rows, or with nothing but nulls, it may be absent, and
-// without rows it may be short; then all is false.
-func (p *planner) need(s slice, i int, width, extra int64) (b []byte, has, all bool, err error) {
-	b, has = s.buffer(i)
-	switch {
-	case !has && (s.n == 0 || s.nulls == s.n):
-		return nil, false, false, nil
-	case !has:
-		return nil, false, false, p.path.Invalid("buffer %d of %s is missing", i, s.d.DataType())
-	case s.n == 0 && width == 0:
-		return b, true, true, nil
+// all is the number of rows of an array with everything that it has.
+const all = -1
+
+// rows checks the parts of an array of type dt, and returns its n rows from the row from on. An array
+// without rows may be missing, and lacks all buffers then.
+func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err error) {
+	s.input, s.n = in, n
+	var ok bool
+	if s.Shape, ok = shape.Of(dt); !ok {
+		return s, p.path.Invalid("no layout for the type %s", dt)
 	}
-	rows := int64(math.MaxInt64)
-	if width > 0 {
-		rows = int64(len(b)) / width
-	}
-	if s.at > math.MaxInt64-s.n-extra || s.at+s.n+extra > rows {
-		if s.n == 0 {
-			return b, true, false, nil
+	if in.missing() {
+		if n > 0 {
+			return s, p.path.Invalid("no data")
 		}
-		return nil, false, false, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
-			i, s.d.DataType(), len(b), s.n, s.at)
+		s.input, s.n = input{}, 0
+		return s, nil
 	}
-	return b, true, true, nil
-}
-
-func (p *planner) node(n, nulls int64) {
-	p.nodes = append(p.nodes, payload.Node{Length: n, Nulls: nulls})
-}
-
-func (p *planner) absent() { p.spans = append(p.spans, payload.Absent) }
-
-// raw gives bytes of the source a place.
-func (p *planner) raw(b []byte) {
-	if n := int64(len(b)); p.place(n) {
-		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, raw: b})
+	var length int64
+	children, want := 0, s.NumChildren
+	if d := in.dev; d != nil {
+		s.at, length, children = d.Offset, d.Length, len(d.Children)
+		switch buffers := len(d.Buffers); {
+		case d.Nulls < Unknown || d.Nulls > length:
+			return s, p.path.Invalid("%d nulls of %d rows", d.Nulls, length)
+		case buffers < len(s.Buffers) || buffers > len(s.Buffers) && !s.Views:
+			return s, p.path.Invalid("%d buffers of %s, want %d", buffers, s.Type, len(s.Buffers))
+		}
+	} else {
+		s.at, length, children = int64(in.host.Offset()), int64(in.host.Len()), len(in.host.Children())
+		if got := in.host.DataType(); got != dt && shape.Storage(got).ID() != s.Type.ID() {
+			return s, p.path.Invalid("the data is of type %s, not of type %s", got, s.Type)
+		}
+		if want == 0 {
+			children = 0 // arrow-go ignores them, too
+		}
 	}
-}
-
-// made gives n bytes a place that from makes.
-func (p *planner) made(n int64, from source) {
-	if p.place(n) {
-		p.pieces = append(p.pieces, piece{off: p.at - n, n: n, from: from})
+	if n == all {
+		n = length
+		s.n = n
 	}
+	switch {
+	case s.at < 0 || length < 0 || s.at > MaxRows || length > MaxRows:
+		return s, p.path.Invalid("offset %d, length %d", s.at, length)
+	case from < 0 || n < 0 || n > length || from > length-n:
+		return s, p.path.Invalid("%d rows from %d on of an array of %d", n, from, length)
+	case children != want:
+		return s, p.path.Invalid("%d children, want %d", children, want)
+	}
+	s.at += from
+	return s, nil
 }
 
-// place adds a span of n bytes; false if there is nothing to write.
-func (p *planner) place(n int64) bool {
+// buffer returns the buffer with number i of Shape.Buffers, or after them one of a view's data.
+func (s *rows) buffer(i int) (m buffer) {
+	if s.dev != nil {
+		if b := s.dev.Buffers[i]; b.Addr != 0 {
+			m = buffer{there: true, size: b.Length, addr: b.Addr}
+		}
+		return m
+	}
+	if !s.HasValidity {
+		i++ // arrow-go leaves room for a validity
+	}
+	if s.host == nil {
+		return m
+	}
+	if bufs := s.host.Buffers(); i < len(bufs) && bufs[i] != nil {
+		b := bufs[i].Bytes()
+		m = buffer{there: true, size: int64(len(b)), bytes: b}
+	}
+	return m
+}
+
+// array lays out the n rows of an array from the row from on, or all of them. The array is called name
+// in messages.
+func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64) error {
+	p.path = append(p.path, name)
+	s, err := p.rows(dt, in, from, n)
+	switch {
+	case err != nil:
+		return err
+	case s.HasValidity:
+		if err := p.validity(&s); err != nil {
+			return err
+		}
+	case s.Null:
+		s.nulls = s.n
+	}
+	p.nodes = append(p.nodes, payload.Node{Length: s.n, Nulls: s.nulls})
+	var spanned [1]extent
+	shown := spanned[:] // the values that the rows show of each child, where buffers determine them
+	for i, b := range s.Buffers {
+		switch record := s.dev == nil; {
+		case b.Role == shape.Validity, record && b.Role == shape.Sizes: // listView adds the sizes
+		case record && b.Role == shape.Views:
+			err = p.views(&s, b)
+		case record && b.Role == shape.Starts:
+			shown, err = p.listView(&s, b)
+		case record && b.Role == shape.Places:
+			shown, err = p.denseOffsets(&s, b)
+		case b.Role == shape.Data:
+			m, e := s.buffer(i), spanned[0]
+			switch {
+			case m.size != Unknown && e.to > m.size:
+				err = p.path.Invalid("offsets reach to byte %d of %d", e.to, m.size)
+			case !m.there:
+				p.spans = append(p.spans, payload.Absent)
+			default:
+				if m, err = p.narrow(&s, i, m, e.from, e.to-e.from); err == nil {
+					p.put(m.size, m, nil, nil)
+				}
+			}
+		default:
+			m, none, fails := p.take(&s, i, b)
+			switch err = fails; {
+			case err != nil || none:
+			case b.Role == shape.Bits:
+				p.bits(&s, m)
+			case b.Role == shape.Offsets:
+				spanned[0], err = p.offsets(&s, m, b.Width)
+			default:
+				p.put(m.size, m, nil, nil)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if s.Views && s.dev != nil {
+		if err := p.wholeData(&s); err != nil {
+			return err
+		}
+	}
+	if s.Rows == shape.Runs {
+		return p.runs(&s)
+	}
+	for i := range s.NumChildren {
+		name, dt := s.Child(i)
+		first, rows := s.at, s.n
+		switch s.Rows {
+		case shape.Times:
+			if s.Size < 0 || s.Size > 0 && s.at+s.n > MaxRows/s.Size {
+				return p.path.Invalid("%d lists of %d", s.n, s.Size)
+			}
+			first, rows = s.at*s.Size, s.n*s.Size
+		case shape.Between, shape.Shown:
+			if s.dev != nil && s.Rows == shape.Shown {
+				first, rows = 0, all
+				break
+			}
+			first, rows = shown[i].from, shown[i].to-shown[i].from
+		}
+		if err := p.array(name, dt, s.child(i), first, rows); err != nil {
+			return err
+		}
+	}
+	if s.Values != nil {
+		if err := p.dictionary(&s); err != nil {
+			return err
+		}
+	}
+	p.path = p.path[:len(p.path)-1]
+	return nil
+}
+
+// take returns the bytes that the rows have in buffer i. If there are none, it adds the span. A record
+// may lack a buffer also if all rows are null; of a table, that claim may be wrong, and a reader of
+// the batch would rely on it.
+func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err error) {
+	m = s.buffer(i)
+	switch {
+	case b.Width < 0 || b.Width > 0 && s.at+s.n >= maxBody/b.Width:
+		return m, false, p.path.Invalid("%d values of %d bytes", s.n, b.Width)
+	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n):
+		p.spans = append(p.spans, payload.Absent)
+		return m, true, nil
+	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width:
+		// An array without rows has one offset, too, because consumers in C read it.
+		p.put(b.Width, buffer{bytes: zeros[:b.Width]}, nil, nil)
+		return m, true, nil
+	}
+	off, n := b.Bytes(s.at, s.n)
+	if s.n == 0 || n == 0 {
+		p.spans = append(p.spans, payload.Span{})
+		return m, true, nil
+	}
+	if !m.there {
+		return m, false, p.path.Invalid("buffer %d of %s is missing, of %d rows", i, s.Type, s.n)
+	}
+	m, err = p.narrow(s, i, m, off, n)
+	return m, false, err
+}
+
+var zeros [8]byte
+
+// narrow returns the n bytes of buffer i from at on.
+func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) {
+	switch {
+	case m.size < Unknown || m.size != Unknown && at+n > m.size:
+		return m, p.path.Invalid("buffer %d of %s has %d bytes: too short for %d rows from %d on",
+			i, s.Type, m.size, s.n, s.at)
+	case uint64(m.addr) > 1<<63: // sums of addresses stay in range
+		return m, p.path.Invalid("a buffer at %#x", uint64(m.addr))
+	case n > maxBody-p.at:
+		return m, p.path.Invalid("%d bytes after %d others: more than there can be", n, p.at)
+	case s.dev == nil:
+		m.bytes = m.bytes[at : at+n]
+	}
+	m.addr, m.size = m.addr+tier.Addr(at), n
+	return m, nil
+}
+
+// put adds the span of a buffer of n bytes. They are those of m, adjusted if adj is not nil,
+// for which m may have more; or those that from makes.
+func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	if n == 0 {
 		p.spans = append(p.spans, payload.Span{})
-		return false
+		return
 	}
 	off := RoundUp(p.at, AlignSmall)
 	if n >= large {
@@ -285,119 +344,107 @@ func (p *planner) place(n int64) bool {
 		off = RoundUp(p.at, alignLarge)
 		p.begun = off
 	}
-	p.spans = append(p.spans, payload.Span{Offset: off, Length: n})
-	p.at = off + n
-	p.bytes += n
-	return true
-}
-
-// validity adds the node and the validity of s, and returns its nulls.
-func (p *planner) validity(s slice) (nulls int64, err error) {
-	b, _ := s.buffer(0)
-	if len(b) > 0 && s.n > 0 { // arrow-go takes a bitmap without bytes for none
-		if s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)) {
-			return 0, p.path.Invalid("a validity of %d bytes is too short for %d rows from %d on", len(b), s.n, s.at)
+	span := payload.Span{Offset: off, Length: n}
+	p.at, p.bytes = off+n, p.bytes+n
+	if p.facts != nil { // of a table
+		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
+		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr, Length: m.size})
+		if adj != nil {
+			adj.Buffer = len(p.spans)
+			p.adjust = append(p.adjust, *adj)
 		}
-		nulls = s.n - int64(bitutil.CountSetBits(b, int(s.at), int(s.n)))
-	}
-	p.node(s.n, nulls)
-	if nulls == 0 {
-		p.absent()
 	} else {
-		p.bitmap(b, s.at, s.n)
+		raw := m.bytes
+		switch {
+		case from != nil:
+			raw = nil
+		case adj == nil:
+		case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
+			tail := raw[n-1] & (1<<(adj.Count%8) - 1)
+			if n > 1 {
+				p.pieces = append(p.pieces, piece{off: off, n: n - 1, raw: raw})
+			}
+			off, n, raw = off+n-1, 1, []byte{tail}
+		default:
+			from = &adjusted{raw, adj}
+			if adj.How != payload.Lower {
+				raw = nil
+			}
+		}
+		p.pieces = append(p.pieces, piece{off: off, n: n, raw: raw, from: from})
 	}
-	return nulls, nil
+	p.spans = append(p.spans, span)
 }
 
-// bitmap gives the n bits from at on a place.
-func (p *planner) bitmap(b []byte, at, n int64) {
-	if at%8 != 0 {
-		p.made((n+7)/8, newBits(b, at, n))
-		return
+// validity adds the validity of s. It counts the nulls, unless a table has their number.
+func (p *planner) validity(s *rows) error {
+	m := s.buffer(0)
+	switch s.nulls = Unknown; {
+	case s.dev != nil && !m.there && s.dev.Nulls > 0:
+		return p.path.Invalid("%d nulls and no validity", s.dev.Nulls)
+	case s.n == 0 || !m.there || s.dev == nil && m.size == 0: // arrow-go takes a bitmap without bytes for none
+		s.nulls = 0
+	case s.dev != nil && (s.dev.Nulls == 0 || s.n == s.dev.Length):
+		s.nulls = s.dev.Nulls
 	}
-	b = b[at/8:][:(n+7)/8]
-	if !p.place(int64(len(b))) {
-		return
+	if s.nulls != 0 {
+		var err error
+		if m, _, err = p.take(s, 0, s.Buffers[0]); err != nil {
+			return err
+		}
 	}
-	whole := n / 8
-	if whole > 0 {
-		p.pieces = append(p.pieces, piece{off: p.at - int64(len(b)), n: whole, raw: b[:whole]})
-	}
-	if tail := n % 8; tail > 0 { // the bits behind the end have no meaning
-		p.pieces = append(p.pieces, piece{off: p.at - 1, n: 1, raw: []byte{b[whole] & (1<<tail - 1)}})
-	}
-}
-
-func (p *planner) booleans(s slice) error {
-	b, has := s.buffer(1)
 	switch {
-	case !has && (s.n == 0 || s.nulls == s.n):
-		p.absent()
-		return nil
-	case s.n == 0:
-		p.raw(nil)
-		return nil
-	case s.at > math.MaxInt64-s.n || (s.at+s.n-1)/8 >= int64(len(b)):
-		return p.path.Invalid("%d bytes are too short for %d bits from %d on", len(b), s.n, s.at)
-	}
-	p.bitmap(b, s.at, s.n)
-	return nil
-}
-
-// fixed adds buffer i, whose values have width bytes.
-func (p *planner) fixed(s slice, i int, width int64) error {
-	if width < 0 {
-		return p.path.Invalid("values of %d bytes", width)
-	}
-	b, has, all, err := p.need(s, i, width, 0)
-	switch {
-	case err != nil:
-		return err
-	case !has:
-		p.absent()
-	case !all || width == 0:
-		p.raw(nil)
+	case s.nulls != Unknown:
+	case s.dev == nil:
+		s.nulls = s.n - int64(bitutil.CountSetBits(m.bytes, int(s.at%8), int(s.n)))
 	default:
-		p.raw(b[s.at*width:][:s.n*width])
+		valid, _ := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: m.size}, from: s.at % 8, n: s.n})
+		s.nulls = s.n - valid[0] // until they are counted: all
+	}
+	if s.nulls == 0 {
+		p.spans = append(p.spans, payload.Absent)
+	} else {
+		p.bits(s, m)
 	}
 	return nil
 }
 
-// offsets adds buffer 1, n+1 offsets, so that the first is 0, and returns which
-// bytes or values they span.
-func (p *planner) offsets(s slice, width int64) (e extent, err error) {
-	b, has, all, err := p.need(s, 1, width, 1)
-	switch {
-	case err != nil:
-		return e, err
-	case !has:
-		p.absent()
-		return e, nil
-	case !all:
-		p.raw(nil)
-		return e, nil
+// bits adds the bitmap that lies in m.
+func (p *planner) bits(s *rows, m buffer) {
+	var adj *payload.Adjustment
+	if s.at%8 != 0 || s.n%8 != 0 {
+		adj = &payload.Adjustment{How: payload.Bits, Base: s.at % 8, Count: s.n}
 	}
-	b = b[s.at*width:][:(s.n+1)*width]
-	first, last := OffsetAt(b, width, 0), OffsetAt(b, width, s.n)
-	if first < 0 || last < first {
-		return e, p.path.Invalid("offsets from %d to %d", first, last)
-	}
-	switch {
-	case s.n == 0:
-		p.raw(zeros[:width])
-		return e, nil
-	case first == 0:
-		p.raw(b)
-	case width == 4:
-		p.made(int64(len(b)), &lower32{b, uint32(first)})
-	default:
-		p.made(int64(len(b)), &lower64{b, uint64(first)})
-	}
-	return extent{first, last}, nil
+	p.put((s.n+7)/8, m, adj, nil)
 }
 
-var zeros [8]byte
+// extent is the values of a child from from up to, and without, to.
+type extent struct{ from, to int64 }
 
+// offsets adds the n+1 offsets in m, so that the first is 0, and returns what they span.
+func (p *planner) offsets(s *rows, m buffer, width int64) (e extent, err error) {
+	if s.dev == nil {
+		e = extent{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
+	} else {
+		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: width}, width: width})
+		end := m.addr + tier.Addr(m.size-width)
+		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: end, Length: width}, width: width})
+		if ok1 && ok2 {
+			e = extent{first[0], last[0]}
+		}
+	}
+	if e.from < 0 || e.to < e.from || s.dev != nil && e.to > MaxRows {
+		return e, p.path.Invalid("offsets from %d to %d", e.from, e.to)
+	}
+	var adj *payload.Adjustment
+	if e.from != 0 {
+		adj = &payload.Adjustment{How: payload.Lower, Width: width, Base: e.from}
+	}
+	p.put(m.size, m, adj, nil)
+	return e, nil
+}
+
+// OffsetAt returns the i-th integer of width bytes, 4 or 8.
 func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
 		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
@@ -405,90 +452,101 @@ func OffsetAt(b []byte, width, i int64) int64 {
 	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-// data adds buffer 2, the bytes that the offsets span.
-func (p *planner) data(s slice, e extent) error {
-	b, has := s.buffer(2)
-	switch {
-	case e.to > int64(len(b)):
-		return p.path.Invalid("offsets reach to byte %d of %d", e.to, len(b))
-	case !has:
-		p.absent()
-	default:
-		p.raw(b[e.from:e.to])
+// wholeData adds the data buffers of a table's views.
+func (p *planner) wholeData(s *rows) error {
+	first, end := len(s.Buffers), len(s.dev.Buffers)
+	if s.n == 0 {
+		end = first
+	}
+	p.nodes = append(p.nodes, payload.Node{Length: int64(end - first), Nulls: 0})
+	for i := first; i < end; i++ {
+		b := s.dev.Buffers[i]
+		if b.Length < 0 || b.Addr == 0 && b.Length > 0 {
+			return p.path.Invalid("data buffer %d of the views has %d bytes at %#x", i-first, b.Length, uint64(b.Addr))
+		}
+		m, err := p.narrow(s, i, s.buffer(i), 0, b.Length)
+		if err != nil {
+			return err
+		}
+		p.put(m.size, m, nil, nil)
 	}
 	return nil
 }
 
 // dictionary lays out the dictionary of s, unless it is there already.
-func (p *planner) dictionary(dt arrow.DataType, s slice) error {
-	d := s.d.Dictionary()
-	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
-		if s.n > s.nulls {
-			return p.path.Invalid("no dictionary")
-		}
-		p.empty(dt)
+func (p *planner) dictionary(s *rows) error {
+	dt := s.Values
+	var in input
+	switch {
+	case s.dev != nil:
+		in.dev = s.dev.Dictionary
+	case s.host != nil:
+		in.host = s.host.Dictionary()
+	}
+	if in.missing() && s.n > s.nulls {
+		return p.path.Invalid("no dictionary")
+	}
+	if s.dev != nil || in.missing() {
+		return p.array("dictionary", dt, in, 0, all)
+	}
+	if laid, ok := p.dicts[in.host]; ok && equal.Types(laid.dt, dt) {
+		p.nodes = append(p.nodes, laid.nodes...)
+		p.spans = append(p.spans, laid.spans...)
 		return nil
 	}
-	if laid, ok := p.dicts[d]; ok && equal.Types(laid.dt, dt) {
-		p.nodes = append(p.nodes, p.nodes[laid.nodes[0]:laid.nodes[1]]...)
-		p.spans = append(p.spans, p.spans[laid.spans[0]:laid.spans[1]]...)
-		return nil
-	}
-	l, err := p.outsider(dt, d)
+	l, err := p.outsider(dt, in)
 	if err != nil {
 		return err
 	}
 	if l != nil {
-		p.use(l)
+		i := p.numbers.Of(p.uses, l)
+		if i < 0 {
+			i = len(p.uses)
+			p.uses = append(p.uses, l)
+		}
+		p.nodes = append(p.nodes, payload.Node{Length: int64(i), Nulls: payload.Outside})
 		return nil
 	}
 	nodes, spans := len(p.nodes), len(p.spans)
-	if err := p.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
+	if err := p.array("dictionary", dt, in, 0, all); err != nil {
 		return err
 	}
 	if p.dicts == nil {
-		p.dicts = make(map[arrow.ArrayData]laidDict)
+		p.dicts = make(map[arrow.ArrayData]laidOut)
 	}
-	p.dicts[d] = laidDict{dt, [2]int{nodes, len(p.nodes)}, [2]int{spans, len(p.spans)}}
+	p.dicts[in.host] = laidOut{dt, p.nodes[nodes:], p.spans[spans:]}
 	return nil
 }
 
-// use adds the node that refers to l.
-func (p *planner) use(l *Layout) {
-	i := p.numbers.Of(p.uses, l)
-	if i < 0 {
-		i = len(p.uses)
-		p.uses = append(p.uses, l)
-	}
-	p.node(int64(i), payload.Outside)
-}
-
-// outsider returns the layout of a dictionary that is to be an image of its own,
-// and nil for one that is not: because it is small, or because it is not arrow-go's
-// and nothing is known of its identity.
-func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error) {
-	data, ok := d.(*array.Data)
+// outsider returns the layout of a dictionary that is to be an image of its own, and nil for one
+// that is not: because it is small, or because it is not arrow-go's, so that nothing is known of its
+// identity.
+func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
+	data, ok := in.host.(*array.Data)
 	if !ok {
 		return nil, nil
 	}
 	if p.outside == nil {
 		p.outside = &outside{of: make(map[typed][]*Layout)}
 	}
-	key := typedAs(data, dt)
+	key := typed{data: data, fingerprint: dt.Fingerprint()}
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		key.name = e.ExtensionName()
+	}
 	for _, l := range p.outside.of[key] {
 		if equal.Types(l.valueType, dt) {
 			return l, nil
 		}
 	}
 	sub := planner{path: p.path, inline: p.inline, outside: p.outside, maxVar: p.maxVar}
-	if err := sub.child("dictionary", dt, d, 0, int64(d.Len())); err != nil {
+	if err := sub.array("dictionary", dt, in, 0, all); err != nil {
 		return nil, err
 	}
 	if sub.at <= p.inline {
 		return nil, nil // planned again where it lies, which is little work
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
-	l := sub.layout(schema, int64(d.Len()))
+	l := sub.layout(schema, int64(data.Len()))
 	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
 	p.outside.of[key] = append(p.outside.of[key], l)
 	p.outside.order = append(p.outside.order, l)
@@ -496,30 +554,12 @@ func (p *planner) outsider(dt arrow.DataType, d arrow.ArrayData) (*Layout, error
 }
 
 // Empty describes a record without rows, which has no bytes.
-func Empty(schema *arrow.Schema, metadata *arrow.Metadata) *batch.Descriptor {
+func Empty(schema *arrow.Schema, metadata *arrow.Metadata) (*batch.Descriptor, error) {
 	var p planner
 	for _, f := range schema.Fields() {
-		p.empty(f.Type)
+		if err := p.array(f.Name, f.Type, input{}, 0, 0); err != nil {
+			return nil, err
+		}
 	}
-	return &batch.Descriptor{Schema: schema, Nodes: p.nodes, Buffers: p.spans, Metadata: metadata}
-}
-
-// empty lays out an array without rows and buffers, where the source has none. A type without a
-// shape gets an array that cannot be opened.
-func (p *planner) empty(dt arrow.DataType) {
-	sh, _ := shape.Of(dt)
-	p.node(0, 0)
-	for range sh.Buffers {
-		p.absent()
-	}
-	if sh.Views {
-		p.node(0, 0)
-	}
-	for i := range sh.NumChildren() {
-		_, child := sh.Child(i)
-		p.empty(child)
-	}
-	if sh.Values != nil {
-		p.empty(sh.Values)
-	}
+	return &batch.Descriptor{Schema: schema, Nodes: p.nodes, Buffers: p.spans, Metadata: metadata}, nil
 }

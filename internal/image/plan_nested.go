@@ -6,189 +6,174 @@ import (
 	"sort"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/shape"
 )
 
 // runs lays out the runs that s shows, with the ends counted from its first row.
-func (p *planner) runs(t *arrow.RunEndEncodedType, s slice) error {
-	children := s.d.Children()
+func (p *planner) runs(s *rows) error {
+	t := s.Type.(*arrow.RunEndEncodedType)
 	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
-	ends := children[0]
-	switch {
-	case !ok || !t.ValidRunEndsType(t.RunEnds()):
+	if !ok || !t.ValidRunEndsType(t.RunEnds()) {
 		return p.path.Invalid("run ends of type %s", t.RunEnds())
-	case ends == nil || ends.DataType().ID() != t.RunEnds().ID():
-		return p.path.Invalid("the run ends are not of type %s", t.RunEnds())
-	case s.at > math.MaxInt64-s.n:
-		return p.path.Invalid("%d rows from %d on", s.n, s.at)
 	}
-	width, runs := int64(index.Bytes()), int64(ends.Len())
-	e := slice{d: ends, at: int64(ends.Offset()), n: runs}
-	if e.at < 0 || runs < 0 {
-		return p.path.Invalid("run ends of offset %d, length %d", e.at, runs)
-	}
-	b, has, all, err := p.need(e, 1, width, 0)
+	p.path = append(p.path, "run_ends")
+	e, err := p.rows(t.RunEnds(), s.child(0), 0, all)
 	if err != nil {
 		return err
 	}
-	first, last := int64(0), int64(0)
-	if s.n > 0 {
-		if !all {
-			return p.path.Invalid("%d rows and no runs", s.n)
+	if s.n == 0 {
+		e.n = 0
+	}
+	width, first, end := int64(index.Bytes()), int64(0), int64(0) // the runs that s shows
+	p.spans = append(p.spans, payload.Absent)
+	m, none, err := p.take(&e, 1, e.Buffers[1])
+	if err != nil {
+		return err
+	}
+	if !none {
+		clamped := s.at > 0
+		end = e.n
+		if s.dev == nil {
+			runs, stop := int(e.n), s.at+s.n
+			first = int64(sort.Search(runs, func(i int) bool { return signed(m.bytes, width, int64(i)) > s.at }))
+			end = 1 + int64(sort.Search(runs, func(i int) bool { return signed(m.bytes, width, int64(i)) >= stop }))
+			clamped = clamped || end <= e.n && signed(m.bytes, width, end-1) != s.n
+		} else if s.at > 0 { // run ends ascend; of those that do not, no more is shown than there is
+			before, ok := p.facts.count(census{
+				of: payload.DeviceRange{Addr: m.addr, Length: m.size}, width: width, from: s.at, n: s.n,
+			})
+			if ok {
+				first, end = before[0], before[1]+1
+			}
 		}
-		b = b[e.at*width:][:runs*width]
-		first = int64(sort.Search(int(runs), func(i int) bool { return signed(b, width, int64(i)) > s.at }))
-		last = first + int64(sort.Search(int(runs-first), func(i int) bool { return signed(b, width, first+int64(i)) >= s.at+s.n })) + 1
-		if last > runs {
-			return p.path.Invalid("the runs end before row %d", s.at+s.n)
+		if end <= e.n && first < end {
+			if m, err = p.narrow(&e, 1, m, first*width, (end-first)*width); err != nil {
+				return err
+			}
+			var adj *payload.Adjustment
+			if clamped {
+				adj = &payload.Adjustment{How: payload.Ends, Width: width, Base: s.at, Count: s.n}
+			}
+			p.put(m.size, m, adj, nil)
 		}
 	}
-	p.path.Push("run_ends")
-	p.node(last-first, 0)
-	p.absent()
-	switch n := (last - first) * width; {
-	case !has:
-		p.absent()
-	case n == 0:
-		p.raw(nil)
-	case s.at == 0 && signed(b, width, last-1) == s.n:
-		p.raw(b[first*width:][:n])
-	default:
-		p.made(n, &runEnds{b[first*width:][:n], width, s.at, s.n})
+	if end > e.n || s.n > 0 && first >= end {
+		return p.path.Invalid("the runs end before row %d", s.at+s.n)
 	}
-	p.path.Pop()
-	return p.child("values", t.Encoded(), children[1], first, last-first)
+	p.nodes = append(p.nodes, payload.Node{Length: end - first, Nulls: 0})
+	p.path = p.path[:len(p.path)-1]
+	if err := p.array("values", t.Encoded(), s.child(1), first, end-first); err != nil {
+		return err
+	}
+	p.path = p.path[:len(p.path)-1] // that of s
+	return nil
 }
 
 // signed returns the i-th integer of width bytes.
 func signed(b []byte, width, i int64) int64 {
-	switch width {
-	case 2:
+	if width == 2 {
 		return int64(int16(binary.LittleEndian.Uint16(b[2*i:])))
-	case 4:
-		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
 	}
-	return int64(binary.LittleEndian.Uint64(b[8*i:]))
+	return OffsetAt(b, width, i)
 }
 
-// extent is the values of a child from from up to, and without, to.
-type extent struct{ from, to int64 }
-
-// denseOffsets adds the offsets of a dense union and returns which values of
-// each child they show.
-func (p *planner) denseOffsets(t arrow.UnionType, s slice) ([]extent, error) {
-	fields := t.NumFields()
-	shown := make([]extent, fields)
-	b, has, all, err := p.need(s, 2, 4, 0)
-	switch {
-	case err != nil:
-		return nil, err
-	case !has:
-		p.absent()
-		return shown, nil
-	case !all || s.n == 0:
-		p.raw(nil)
-		return shown, nil
+// denseOffsets adds the offsets of a record's dense union and returns which values of each child
+// they show. The type codes come before them.
+func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]extent, error) {
+	t := s.Type.(arrow.UnionType)
+	shown := make([]extent, t.NumFields())
+	m, none, err := p.take(s, 1, b)
+	if none || err != nil {
+		return shown, err
 	}
-	b = b[4*s.at:][:4*s.n]
-	codes, _ := s.buffer(1)
-	codes = codes[s.at:][:s.n]
+	d := &denseOffsets{codes: s.buffer(0).bytes[s.at:][:s.n], offsets: m.bytes}
 	var child [128]int16 // by code: the child's number + 1
 	for i, code := range t.TypeCodes() {
-		if code >= 0 {
+		if code >= 0 && i < len(shown) {
 			child[code] = int16(i) + 1
 		}
 	}
-	for i, code := range codes {
-		if code > 127 || child[code] == 0 || int(child[code]) > fields {
+	for i, code := range d.codes {
+		if code > 127 || child[code] == 0 {
 			return nil, p.path.Invalid("row %d has the type code %d, which the union does not have", i, int8(code))
 		}
-		at := OffsetAt(b, 4, int64(i))
+		at := OffsetAt(d.offsets, 4, int64(i))
 		if at < 0 {
 			return nil, p.path.Invalid("row %d has the offset %d", i, at)
 		}
-		e := &shown[child[code]-1]
-		if e.to == 0 {
-			e.from = at
-		}
-		e.from, e.to = min(e.from, at), max(e.to, at+1)
+		shown[child[code]-1].add(at, 1)
 	}
-	moved := &denseOffsets{codes: codes, offsets: b}
 	raw := true
 	for code, c := range child {
 		if c > 0 {
-			moved.base[code] = uint32(shown[c-1].from)
-			raw = raw && shown[c-1].from == 0
+			d.base[code] = uint32(shown[c-1].from)
+			raw = raw && d.base[code] == 0
 		}
 	}
 	if raw {
-		p.raw(b)
+		p.put(4*s.n, buffer{bytes: d.offsets}, nil, nil)
 	} else {
-		p.made(int64(len(b)), moved)
+		p.put(4*s.n, buffer{}, nil, d)
 	}
 	return shown, nil
 }
 
-// listView adds list views, and returns the values between the first and the last that a list
-// shows, into which they are. Null lists are empty and begin at 0.
-func (p *planner) listView(s slice, width int64) ([]extent, error) {
-	offsets, has1, all1, err := p.need(s, 1, width, 0)
-	if err != nil {
-		return nil, err
+// add extends e by n values from at on, n > 0.
+func (e *extent) add(at, n int64) {
+	if e.to == 0 {
+		e.from = at
 	}
-	sizes, has2, all2, err := p.need(s, 2, width, 0)
-	if err != nil {
-		return nil, err
-	}
-	var shown extent
-	if s.n > 0 && all1 && all2 {
-		valid, _ := s.buffer(0)
-		if s.nulls == 0 {
-			valid = nil
-		}
-		l := listViews{offsets: offsets[s.at*width:][:s.n*width], sizes: sizes[s.at*width:][:s.n*width], valid: valid, at: s.at, width: width}
-		if shown, err = p.shown(&l, s.n); err != nil {
-			return nil, err
-		}
-		if l.base = shown.from; l.base == 0 && valid == nil {
-			p.raw(l.offsets)
-		} else {
-			p.made(s.n*width, &l)
-		}
-		if valid == nil {
-			p.raw(l.sizes)
-		} else {
-			p.made(s.n*width, &listSizes{l})
-		}
-	} else {
-		for _, has := range []bool{has1, has2} {
-			if has && s.n == 0 {
-				p.raw(nil)
-			} else {
-				p.absent()
-			}
-		}
-	}
-	return []extent{shown}, nil
+	e.from, e.to = min(e.from, at), max(e.to, at+n)
 }
 
-// shown returns which values the lists show.
-func (p *planner) shown(l *listViews, n int64) (extent, error) {
-	e := extent{from: math.MaxInt64}
-	for i := range n {
+// listView adds a record's list views, and returns the values between the first and the last that a
+// list shows. Null lists become empty and begin at 0.
+func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
+	shown := make([]extent, 1)
+	offsets, lacks1, err := p.take(s, 1, b)
+	if err != nil {
+		return nil, err
+	}
+	sizes, lacks2, err := p.take(s, 2, b)
+	if err != nil {
+		return nil, err
+	}
+	if lacks1 || lacks2 { // nothing is shown: there are no rows, or all are null
+		if !lacks1 || !lacks2 {
+			p.spans = append(p.spans, payload.Absent)
+		}
+		return shown, nil
+	}
+	width := b.Width
+	l := listViews{offsets: offsets.bytes, sizes: sizes.bytes, at: s.at, width: width}
+	if s.nulls > 0 {
+		l.valid = s.buffer(0).bytes
+	}
+	for i := range s.n {
 		size := l.size(i)
 		if size == 0 {
 			continue
 		}
-		at := OffsetAt(l.offsets, l.width, i)
+		at := OffsetAt(l.offsets, width, i)
 		if at < 0 || size < 0 || at > math.MaxInt64-size {
-			return e, p.path.Invalid("row %d is a list of %d values from %d on", i, size, at)
+			return nil, p.path.Invalid("row %d is a list of %d values from %d on", i, size, at)
 		}
-		e.from, e.to = min(e.from, at), max(e.to, at+size)
+		shown[0].add(at, size)
 	}
-	if e.to == 0 {
-		e.from = 0
+	l.base = shown[0].from
+	starts, lengths := source(&l), source(nil)
+	if l.valid != nil {
+		sizes := l
+		sizes.sizesOnly = true
+		lengths = &sizes
+	} else if l.base == 0 {
+		starts = nil
 	}
-	return e, nil
+	p.put(s.n*width, offsets, nil, starts)
+	p.put(s.n*width, sizes, nil, lengths)
+	return shown, nil
 }
 
 const (
@@ -200,38 +185,45 @@ const (
 	viewStride = 256
 )
 
-// views lays out binary or string views. There are three ways to keep the bytes that they refer to:
-// all data buffers as they are; the range of each buffer from the first to the last byte that a
-// view refers to; or only these bytes, gathered in the views' order. views chooses the first of
-// them that keeps at most an eighth more bytes and buffers than necessary. Only the last takes time
-// for each byte, and slices of arrays that a builder made do not need it.
-func (p *planner) views(s slice) error {
-	b, has, all, err := p.need(s, 1, viewWidth, 0)
+// views lays out a record's binary or string views. There are three ways to keep the bytes that they
+// refer to: all data buffers as they are; the range of each buffer from the first to the last byte
+// that a view refers to; or only these bytes, gathered in the views' order. views chooses the first
+// of them that keeps at most an eighth more bytes and buffers than necessary. Only the last takes
+// time for each byte, and slices of arrays that a builder made do not need it.
+func (p *planner) views(s *rows, b shape.Buffer) error {
+	m, none, err := p.take(s, 1, b)
 	if err != nil {
 		return err
 	}
-	if !has || !all || s.n == 0 {
-		if has && s.n == 0 {
-			p.raw(nil)
-		} else {
-			p.absent()
-		}
-		p.node(0, 0)
+	if none {
+		p.nodes = append(p.nodes, payload.Node{Length: 0, Nulls: 0})
 		return nil
 	}
-	v := &views{views: b[s.at*viewWidth:][:s.n*viewWidth], at: s.at}
+	v := &views{views: m.bytes, at: s.at}
 	if s.nulls > 0 {
-		v.valid, _ = s.buffer(0)
+		v.valid = s.buffer(0).bytes
 	}
 	total := int64(0)
-	for i := 2; i < len(s.d.Buffers()); i++ {
-		data, _ := s.buffer(i)
-		v.data = append(v.data, data)
-		total += int64(len(data))
+	for i := 2; i < len(s.host.Buffers()); i++ {
+		data := s.buffer(i)
+		v.data = append(v.data, data.bytes)
+		total += data.size
 	}
-	used, ranges, err := p.used(v, s.n)
-	if err != nil {
-		return err
+	used, ranges := int64(0), make([]viewRange, len(v.data))
+	for i := range s.n {
+		size := v.size(i)
+		if uint64(size) <= viewInline {
+			continue
+		}
+		if size < 0 {
+			return p.path.Invalid("row %d is a view of %d bytes", i, size)
+		}
+		k, at := v.place(i)
+		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
+			return p.path.Invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
+		}
+		ranges[k].add(at, size)
+		used += size
 	}
 	spanned, kept := int64(0), 0
 	for i := range ranges {
@@ -243,56 +235,30 @@ func (p *planner) views(s slice) error {
 	}
 	switch {
 	case used >= total-total/8 && kept >= len(ranges)-len(ranges)/8:
-		p.raw(v.views)
-		p.node(int64(len(v.data)), 0)
+		p.put(s.n*viewWidth, buffer{bytes: v.views}, nil, nil)
+		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.data)), Nulls: 0})
 		for _, data := range v.data {
-			p.raw(data)
+			p.put(int64(len(data)), buffer{bytes: data}, nil, nil)
 		}
 	case used >= spanned-spanned/8:
-		p.made(int64(len(v.views)), &movedViews{v, ranges})
-		p.node(int64(kept), 0)
+		p.put(s.n*viewWidth, buffer{}, nil, &movedViews{v, ranges})
+		p.nodes = append(p.nodes, payload.Node{Length: int64(kept), Nulls: 0})
 		for i, r := range ranges {
 			if r.to > 0 {
-				p.raw(v.data[i][r.from:r.to])
+				p.put(r.to-r.from, buffer{bytes: v.data[i][r.from:r.to]}, nil, nil)
 			}
 		}
 	default:
 		v.split(p.maxVar)
-		p.made(int64(len(v.views)), v)
-		p.node(int64(len(v.begins)), 0)
+		p.put(s.n*viewWidth, buffer{}, nil, v)
+		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.begins)), Nulls: 0})
 		for i, begin := range v.begins {
 			end := v.total
 			if i+1 < len(v.begins) {
 				end = v.begins[i+1]
 			}
-			p.made(end-begin, &viewData{v, begin})
+			p.put(end-begin, buffer{}, nil, &viewData{v, begin})
 		}
 	}
 	return nil
-}
-
-// used checks the views and returns how many bytes they refer to, and which
-// part of each data buffer those lie in.
-func (p *planner) used(v *views, n int64) (used int64, ranges []viewRange, err error) {
-	ranges = make([]viewRange, len(v.data))
-	for i := range n {
-		size := int64(int32(binary.LittleEndian.Uint32(v.views[i*viewWidth:])))
-		if uint64(size) <= viewInline || isNull(v.valid, v.at+i) {
-			continue
-		}
-		if size < 0 {
-			return 0, nil, p.path.Invalid("row %d is a view of %d bytes", i, size)
-		}
-		k, at := v.place(i)
-		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
-			return 0, nil, p.path.Invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
-		}
-		r := &ranges[k]
-		if r.to == 0 {
-			r.from = at
-		}
-		r.from, r.to = min(r.from, at), max(r.to, at+size)
-		used += size
-	}
-	return used, ranges, nil
 }

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
@@ -132,65 +130,13 @@ func (t Parts) Apply(p []byte, off int64) {
 			return
 		}
 		at, in, size := part.overlap(off, n)
-		applyAdjustment(part.Adj, p[in:in+size], at)
-	}
-}
-
-// applyAdjustment changes the bytes of a buffer from at on.
-func applyAdjustment(a *payload.Adjustment, p []byte, at int64) {
-	switch a.How {
-	case payload.Bits: // those that begin within a byte were made
-		if end := (a.Count + 7) / 8; at+int64(len(p)) == end && a.Count%8 != 0 {
-			p[len(p)-1] &= 1<<(a.Count%8) - 1
-		}
-	case payload.Lower:
-		for i := int64(0); i < int64(len(p)); i += a.Width {
-			putOffset(p[i:], a.Width, OffsetAt(p[i:], a.Width, 0)-a.Base)
-		}
-	case payload.Ends:
-		for i := int64(0); i < int64(len(p)); i += a.Width {
-			putOffset(p[i:], a.Width, min(signed(p[i:], a.Width, 0)-a.Base, a.Count))
-		}
-	}
-}
-
-// Summer makes the checksums of a body that comes by in pieces: in order, or, if each piece is
-// a whole number of chunks, as it comes.
-type Summer struct {
-	body int64
-	Sums []uint64
-	hash *xxh3.Hasher
-}
-
-func NewSummer(body int64) *Summer {
-	return &Summer{body: body, Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk)}
-}
-
-func (s *Summer) Add(p []byte, off int64) {
-	for len(p) > 0 {
-		chunk := off / payload.SumChunk
-		begin, end := chunk*payload.SumChunk, min((chunk+1)*payload.SumChunk, s.body)
-		n := min(int64(len(p)), end-off)
-		if off == begin && off+n == end {
-			s.Sums[chunk] = xxh3.Hash(p[:n])
-		} else {
-			if s.hash == nil {
-				s.hash = xxh3.New()
-			}
-			s.hash.Write(p[:n]) // never fails
-			if off+n == end {
-				s.Sums[chunk] = s.hash.Sum64()
-				s.hash.Reset()
-			}
-		}
-		p, off = p[n:], off+n
+		adjust(part.Adj, p[in:in+size], p[in:in+size], at)
 	}
 }
 
 // MadeBits returns the bits of an adjustment out of the bytes that hold them.
 func MadeBits(a *payload.Adjustment, src []byte) []byte {
-	b := newBits(src, a.Base, a.Count)
 	out := make([]byte, (a.Count+7)/8)
-	b.read(out, 0)
+	adjust(a, out, src, 0)
 	return out
 }

@@ -1,7 +1,7 @@
 package image
 
 import (
-	"errors"
+	"fmt"
 
 	"github.com/zeebo/xxh3"
 
@@ -10,50 +10,69 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Verifier checks a body's checksums while its bytes come by in order, in
-// pieces of any size.
-type Verifier struct {
-	desc *batch.Descriptor
-	file tier.FileMemory
-	hash *xxh3.Hasher // the part of a chunk that has come by, when pieces split one
-	part int64        // how many bytes that is
+// hasher hashes the chunks of a body of so many bytes, whose pieces come by in order, or, if each is
+// a whole number of chunks, in any order.
+type hasher struct {
+	body int64
+	hash *xxh3.Hasher // of the chunk of which a part has come by
 }
 
-// NewVerifier returns a verifier of a body that is read from file.
-func NewVerifier(desc *batch.Descriptor, file tier.FileMemory) *Verifier {
-	return &Verifier{desc: desc, file: file}
-}
-
-// Check takes the bytes at off, which follow on those before.
-func (v *Verifier) Check(p []byte, off int64) error {
+// add takes the bytes at off, and calls f with each chunk that ends in them, until f fails.
+func (h *hasher) add(p []byte, off int64, f func(chunk int64, sum uint64) error) error {
 	for len(p) > 0 {
 		chunk := off / payload.SumChunk
-		start := chunk * payload.SumChunk
-		size := min(v.desc.Body-start, payload.SumChunk)
-		if v.part == 0 && int64(len(p)) >= size { // the usual case: a whole chunk
-			if err := Verify(v.desc, int(chunk), p[:size]); err != nil {
-				return v.locate(err, start)
+		begin, end := chunk*payload.SumChunk, min((chunk+1)*payload.SumChunk, h.body)
+		n := min(int64(len(p)), end-off)
+		var sum uint64
+		if off == begin && off+n == end { // the usual case: a whole chunk
+			sum = xxh3.Hash(p[:n])
+		} else {
+			if h.hash == nil {
+				h.hash = xxh3.New()
 			}
-			p, off = p[size:], off+size
-			continue
+			if off == begin {
+				h.hash.Reset()
+			}
+			h.hash.Write(p[:n]) // never fails
+			if off+n == end {
+				sum = h.hash.Sum64()
+			}
 		}
-		if v.hash == nil {
-			v.hash = xxh3.New()
-		}
-		n := min(int64(len(p)), size-v.part)
-		v.hash.Write(p[:n]) // never fails
-		v.part += n
 		p, off = p[n:], off+n
-		if v.part == size {
-			got := v.hash.Sum64()
-			v.hash.Reset()
-			v.part = 0
-			if want := v.desc.Sums[chunk]; got != want {
-				return v.locate(&CorruptError{Want: want, Got: got}, start)
+		if off == end {
+			if err := f(chunk, sum); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
+}
+
+// Verifier checks a body's checksums while its bytes come by as those of a hasher do.
+type Verifier struct {
+	hasher
+	desc *batch.Descriptor
+	file tier.FileMemory
+}
+
+// NewVerifier returns a verifier of a body that is read from file.
+func NewVerifier(desc *batch.Descriptor, file tier.FileMemory) *Verifier {
+	return &Verifier{hasher: hasher{body: desc.Body}, desc: desc, file: file}
+}
+
+// Check takes the bytes at off. Wrong ones are a *CorruptError with their place on disk.
+func (v *Verifier) Check(p []byte, off int64) error {
+	return v.add(p, off, func(chunk int64, got uint64) error {
+		if chunk >= int64(len(v.desc.Sums)) {
+			return fmt.Errorf("convert: chunk %d of %d", chunk, len(v.desc.Sums))
+		}
+		want := v.desc.Sums[chunk]
+		if got == want {
+			return nil
+		}
+		volume, file, at := v.file.Locate(chunk * payload.SumChunk)
+		return &CorruptError{Volume: volume + " " + file, Offset: at, Want: want, Got: got}
+	})
 }
 
 // CheckIn checks the n bytes at in extents, which are those at off of the body.
@@ -65,12 +84,21 @@ func (v *Verifier) CheckIn(extents [][]byte, at, n, off int64) error {
 	})
 }
 
-// locate adds where on disk the corrupt chunk begins.
-func (v *Verifier) locate(err error, off int64) error {
-	var c *CorruptError
-	if errors.As(err, &c) {
-		volume, file, at := v.file.Locate(off)
-		c.Volume, c.Offset = volume+" "+file, at
-	}
-	return err
+// Summer makes the checksums of a body whose bytes come by as those of a hasher do.
+type Summer struct {
+	hasher
+	Sums []uint64
+}
+
+// NewSummer returns a summer of a body of so many bytes.
+func NewSummer(body int64) *Summer {
+	return &Summer{hasher{body: body}, make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk)}
+}
+
+// Add takes the bytes at off.
+func (s *Summer) Add(p []byte, off int64) {
+	_ = s.add(p, off, func(chunk int64, sum uint64) error {
+		s.Sums[chunk] = sum
+		return nil
+	})
 }

@@ -33,6 +33,20 @@ type Buffer struct {
 	Width int64 // bytes; 0 for bits and for Data. As wrong as the type's own.
 }
 
+// Bytes returns which bytes of the buffer n rows have, from the row at on: for bits, the bytes in
+// which they lie. The rows of Data are its bytes.
+func (b Buffer) Bytes(at, n int64) (off, size int64) {
+	switch b.Role {
+	case Validity, Bits:
+		return at / 8, (at%8 + n + 7) / 8
+	case Offsets:
+		return at * b.Width, (n + 1) * b.Width
+	case Data:
+		return at, n
+	}
+	return at * b.Width, n * b.Width
+}
+
 // Rows is which values of its children an array shows.
 type Rows uint8
 
@@ -40,7 +54,7 @@ const (
 	Same    Rows = iota // its own rows
 	Times               // Size for each row
 	Between             // those from the first to the last of the Offsets
-	Shown               // what Starts and Sizes, or Codes and Places, say
+	Shown               // those that Starts and Sizes, or Codes and Places, refer to
 	Runs                // the run ends and the values of its runs
 )
 
@@ -54,8 +68,9 @@ type Shape struct {
 	Size    int64          // of fixed-size lists
 	Values  arrow.DataType // of the dictionary; nil without one
 
-	nested int
-	fields []arrow.Field // of a union or a record
+	HasValidity bool // the first buffer is a Validity; without one no value is null by itself
+	NumChildren int
+	fields      []arrow.Field // of a union or a record
 }
 
 // Storage returns the type below all extensions.
@@ -91,72 +106,64 @@ func each(make func(width int64) []Buffer) (all [33][]Buffer) {
 
 // Of returns the shape of a type; false if there is none for it.
 func Of(dt arrow.DataType) (s Shape, ok bool) {
-	s.Type = Storage(dt)
+	if s.Type = Storage(dt); s.Type == nil {
+		return s, false
+	}
+	w := 4 // bytes of an offset
+	switch s.Type.ID() {
+	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
+		w = 8
+	}
+	values := s.Type
 	switch t := s.Type.(type) {
 	case *arrow.NullType:
 		s.Null = true
+		return s, true
 	case *arrow.BooleanType:
 		s.Buffers = bits
 	case arrow.BinaryViewDataType:
 		s.Buffers, s.Views = views, true
 	case arrow.BinaryDataType:
-		s.Buffers = binary[offset(t)]
+		s.Buffers = binary[w]
 	case *arrow.ListType, *arrow.LargeListType, *arrow.MapType:
-		s.Buffers, s.Rows, s.nested = lists[offset(t)], Between, 1
+		s.Buffers, s.Rows, s.NumChildren = lists[w], Between, 1
 	case *arrow.ListViewType, *arrow.LargeListViewType:
-		s.Buffers, s.Rows, s.nested = listViews[offset(t)], Shown, 1
+		s.Buffers, s.Rows, s.NumChildren = listViews[w], Shown, 1
 	case *arrow.FixedSizeListType:
-		s.Buffers, s.Rows, s.Size, s.nested = valid, Times, int64(t.Len()), 1
+		s.Buffers, s.Rows, s.Size, s.NumChildren = valid, Times, int64(t.Len()), 1
 	case *arrow.StructType:
-		s.Buffers, s.nested = valid, t.NumFields()
+		s.Buffers, s.NumChildren = valid, t.NumFields()
 	case *arrow.SparseUnionType:
-		s.Buffers, s.fields = denseUnion[:1], t.Fields()
+		s.Buffers, s.fields, s.NumChildren = denseUnion[:1], t.Fields(), t.NumFields()
+		return s, true
 	case *arrow.DenseUnionType:
-		s.Buffers, s.Rows, s.fields = denseUnion, Shown, t.Fields()
+		s.Buffers, s.Rows, s.fields, s.NumChildren = denseUnion, Shown, t.Fields(), t.NumFields()
+		return s, true
 	case *arrow.RunEndEncodedType:
-		s.Rows, s.nested = Runs, 2
+		s.Rows, s.NumChildren = Runs, 2
+		return s, true
 	case *arrow.DictionaryType:
-		index, ok := t.IndexType.(arrow.FixedWidthDataType)
+		values, s.Values = t.IndexType, t.ValueType
+	}
+	s.HasValidity = true
+	if s.Buffers == nil {
+		t, ok := values.(arrow.FixedWidthDataType)
 		if !ok {
 			return s, false
 		}
-		s.Buffers, s.Values = values(index), t.ValueType
-	case arrow.FixedWidthDataType:
-		s.Buffers = values(t)
-	default:
-		return s, false
+		if w := t.Bytes(); w >= 0 && w < len(fixed) {
+			s.Buffers = fixed[w]
+		} else {
+			s.Buffers = []Buffer{{Validity, 0}, {Values, int64(w)}}
+		}
 	}
-	s.nested += len(s.fields)
 	return s, true
 }
 
 // Record returns the shape of a record as an array: a struct of its columns.
 func Record(schema *arrow.Schema) Shape {
-	return Shape{Buffers: valid, fields: schema.Fields(), nested: schema.NumFields()}
+	return Shape{Buffers: valid, HasValidity: true, fields: schema.Fields(), NumChildren: schema.NumFields()}
 }
-
-func values(t arrow.FixedWidthDataType) []Buffer {
-	if w := t.Bytes(); w >= 0 && w < len(fixed) {
-		return fixed[w]
-	}
-	return []Buffer{{Validity, 0}, {Values, int64(t.Bytes())}}
-}
-
-// offset returns how many bytes an offset has.
-func offset(dt arrow.DataType) int {
-	switch dt.ID() {
-	case arrow.LARGE_STRING, arrow.LARGE_BINARY, arrow.LARGE_LIST, arrow.LARGE_LIST_VIEW:
-		return 8
-	}
-	return 4
-}
-
-// HasValidity reports whether the first buffer is a Validity. Without one no value is null by
-// itself.
-func (s *Shape) HasValidity() bool { return len(s.Buffers) > 0 && s.Buffers[0].Role == Validity }
-
-// NumChildren returns how many children an array has.
-func (s *Shape) NumChildren() int { return s.nested }
 
 // Child returns the type of the i-th child, and its name in messages.
 func (s *Shape) Child(i int) (name string, dt arrow.DataType) {

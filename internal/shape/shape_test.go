@@ -47,8 +47,8 @@ func TestAsArrowGoLaysOut(t *testing.T) {
 				}
 			}
 		}
-		if fields != s.NumChildren() {
-			t.Errorf("%s has %d children, arrow-go has %d", dt, s.NumChildren(), fields)
+		if fields != s.NumChildren {
+			t.Errorf("%s has %d children, arrow-go has %d", dt, s.NumChildren, fields)
 		}
 		if n := testing.AllocsPerRun(10, func() { Of(dt) }); n > 1 {
 			t.Errorf("the shape of %s takes %v allocations", dt, n)

@@ -120,7 +120,7 @@ func past(dst, src []byte, total int) {
 	}
 	var s Sum
 	s.Reset(int64(whole))
-	s.Copy(dst[:whole], src[:whole])
+	s.Copy(dst[:whole], src[:whole], Lower{})
 	copy(dst[whole:], src[whole:])
 }
 
@@ -141,103 +141,73 @@ func (s *Sum) Reset(length int64) {
 	}
 }
 
-// Copy copies the next bytes of the run from src to dst, which are of the same
-// length, a multiple of Block, and must not overlap. If dst is aligned to 32
-// bytes it is written past the cache, as memmove does with much memory; Fence must be called
-// before other goroutines read it.
-func (s *Sum) Copy(dst, src []byte) {
-	blocks, last := s.take(dst, src)
-	if !s.fused {
-		copy(dst, src)
-		s.hash.Write(src) // the source is more likely to be in the cache; never fails
-		return
-	}
-	if len(src) > 0 {
-		racemark.Read(src)
-		racemark.Write(dst)
-		copyBlocks(&s.acc, &dst[0], &src[0], blocks, last)
-	}
+// Lower is a number that is subtracted from each little-endian word of Width bytes, 4 or 8. The zero
+// value leaves bytes as they are.
+type Lower struct {
+	Width int64
+	Base  uint64
 }
 
-// CopySub32 is Copy with base subtracted from each of the little-endian 32-bit
-// words that src consists of.
-func (s *Sum) CopySub32(dst, src []byte, base uint32) {
-	blocks, last := s.take(dst, src)
-	if !s.fused {
-		Sub32(dst, src, base)
-		s.hash.Write(dst)
-		return
-	}
-	if len(src) > 0 {
-		racemark.Read(src)
-		racemark.Write(dst)
-		copyBlocksSub32(&s.acc, &dst[0], &src[0], blocks, last, base)
-	}
-}
-
-// CopySub64 is Copy with base subtracted from each of the little-endian 64-bit
-// words that src consists of.
-func (s *Sum) CopySub64(dst, src []byte, base uint64) {
-	blocks, last := s.take(dst, src)
-	if !s.fused {
-		Sub64(dst, src, base)
-		s.hash.Write(dst)
-		return
-	}
-	if len(src) > 0 {
-		racemark.Read(src)
-		racemark.Write(dst)
-		copyBlocksSub64(&s.acc, &dst[0], &src[0], blocks, last, base)
-	}
-}
-
-// take counts a piece, and returns for how many blocks the loop is, and 1 if the run's
-// last one follows, which is mixed differently.
-func (s *Sum) take(dst, src []byte) (blocks, last uint64) {
+// Copy copies the next bytes of the run from src to dst, less by, which are of the same length, a
+// multiple of Block, and must not overlap. If dst is aligned to 32 bytes it is written past the
+// cache, as memmove does with much memory; Fence must be called before other goroutines read it.
+func (s *Sum) Copy(dst, src []byte, by Lower) {
 	n := int64(len(src)) / Block
 	if len(dst) != len(src) || n*Block != int64(len(src)) || n > s.blocks {
 		panic("sumcopy: a piece that does not fit the run")
 	}
 	s.blocks -= n
-	if n > 0 && s.blocks == 0 {
-		return uint64(n - 1), 1
+	if n == 0 {
+		return
 	}
-	return uint64(n), 0
+	if !s.fused {
+		by.Copy(dst, src)
+		s.hash.Write(dst) // never fails
+		return
+	}
+	racemark.Read(src)
+	racemark.Write(dst)
+	blocks, last := uint64(n), uint64(0)
+	if s.blocks == 0 { // the run's last block is mixed differently
+		blocks, last = blocks-1, 1
+	}
+	switch by.Width {
+	case 0:
+		copyBlocks(&s.acc, &dst[0], &src[0], blocks, last)
+	case 4:
+		copyBlocksSub32(&s.acc, &dst[0], &src[0], blocks, last, uint32(by.Base))
+	default:
+		copyBlocksSub64(&s.acc, &dst[0], &src[0], blocks, last, by.Base)
+	}
 }
 
-// Sub32 writes the little-endian 32-bit words of src to dst, each less base. A
-// rest of less than a word is left out.
-func Sub32(dst, src []byte, base uint32) {
-	for len(src) >= 16 && len(dst) >= 16 {
-		a, b := binary.LittleEndian.Uint32(src), binary.LittleEndian.Uint32(src[4:])
-		c, d := binary.LittleEndian.Uint32(src[8:]), binary.LittleEndian.Uint32(src[12:])
-		binary.LittleEndian.PutUint32(dst, a-base)
-		binary.LittleEndian.PutUint32(dst[4:], b-base)
-		binary.LittleEndian.PutUint32(dst[8:], c-base)
-		binary.LittleEndian.PutUint32(dst[12:], d-base)
-		src, dst = src[16:], dst[16:]
+// Copy copies the words of src to dst, which may be src, each less Base. It leaves out a rest of less
+// than a word.
+func (by Lower) Copy(dst, src []byte) {
+	high, base := uint64(1<<63), by.Base // the highest bits of the words in eight bytes, and Base for each
+	switch by.Width {
+	case 0:
+		copy(dst, src)
+		return
+	case 4:
+		high, base = 1<<63|1<<31, by.Base<<32|by.Base&(1<<32-1)
 	}
-	for len(src) >= 4 && len(dst) >= 4 {
-		binary.LittleEndian.PutUint32(dst, binary.LittleEndian.Uint32(src)-base)
-		src, dst = src[4:], dst[4:]
-	}
-}
-
-// Sub64 writes the little-endian 64-bit words of src to dst, each less base. A
-// rest of less than a word is left out.
-func Sub64(dst, src []byte, base uint64) {
-	for len(src) >= 32 && len(dst) >= 32 {
+	rest, not := base&^high, ^base
+	for len(src) >= 32 && len(dst) >= 32 { // no word borrows from the next one's bits
 		a, b := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
 		c, d := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
-		binary.LittleEndian.PutUint64(dst, a-base)
-		binary.LittleEndian.PutUint64(dst[8:], b-base)
-		binary.LittleEndian.PutUint64(dst[16:], c-base)
-		binary.LittleEndian.PutUint64(dst[24:], d-base)
+		binary.LittleEndian.PutUint64(dst, (a|high-rest)^(a^not)&high)
+		binary.LittleEndian.PutUint64(dst[8:], (b|high-rest)^(b^not)&high)
+		binary.LittleEndian.PutUint64(dst[16:], (c|high-rest)^(c^not)&high)
+		binary.LittleEndian.PutUint64(dst[24:], (d|high-rest)^(d^not)&high)
 		src, dst = src[32:], dst[32:]
 	}
-	for len(src) >= 8 && len(dst) >= 8 {
-		binary.LittleEndian.PutUint64(dst, binary.LittleEndian.Uint64(src)-base)
-		src, dst = src[8:], dst[8:]
+	for n := int(by.Width); len(src) >= n && len(dst) >= n; src, dst = src[n:], dst[n:] {
+		if n == 4 {
+			binary.LittleEndian.PutUint32(dst, binary.LittleEndian.Uint32(src)-uint32(by.Base))
+		} else {
+			binary.LittleEndian.PutUint64(dst, binary.LittleEndian.Uint64(src)-by.Base)
+		}
 	}
 }
 
@@ -262,17 +232,13 @@ func (s *Sum) Sum64() uint64 {
 	}
 	h := uint64(s.length) * prime64x1
 	for i := range 4 {
-		h += fold(s.acc[2*i]^binary.LittleEndian.Uint64(secret[11+16*i:]),
+		high, low := bits.Mul64(s.acc[2*i]^binary.LittleEndian.Uint64(secret[11+16*i:]),
 			s.acc[2*i+1]^binary.LittleEndian.Uint64(secret[19+16*i:]))
+		h += high ^ low
 	}
 	h ^= h >> 37
 	h *= 0x165667919e3779f9
 	return h ^ h>>32
-}
-
-func fold(a, b uint64) uint64 {
-	hi, lo := bits.Mul64(a, b)
-	return hi ^ lo
 }
 
 // The constants of XXH3, from https://github.com/Cyan4973/xxHash

@@ -37,7 +37,7 @@ func TestSumIsXXH3(t *testing.T) {
 					if !whole {
 						m = (1 + rng.IntN(m/Block)) * Block
 					}
-					s.Copy(dst[off:off+m], src[off:off+m])
+					s.Copy(dst[off:off+m], src[off:off+m], Lower{})
 					off += m
 				}
 				if got := s.Sum64(); got != want {
@@ -81,11 +81,7 @@ func TestSub(t *testing.T) {
 				s.fused = fusedOn
 				s.hash.Reset()
 				for _, p := range [][2]int{{0, Block}, {Block, 30 * Block}, {30 * Block, n}} {
-					if d, b := dst[p[0]:p[1]], src[p[0]:p[1]]; width == 4 {
-						s.CopySub32(d, b, uint32(base&0xffffffff))
-					} else {
-						s.CopySub64(d, b, base)
-					}
+					s.Copy(dst[p[0]:p[1]], src[p[0]:p[1]], Lower{int64(width), base})
 				}
 				if !bytes.Equal(dst, want) || s.Sum64() != xxh3.Hash(want) {
 					t.Errorf("fused %v, shift %d, %d-byte words: wrong", fusedOn, shift, width)
@@ -106,7 +102,7 @@ func TestBothWays(t *testing.T) {
 	s.Reset(64 * Block)
 	s.fused = false
 	s.hash.Reset()
-	s.Copy(dst, src)
+	s.Copy(dst, src, Lower{})
 	if got, want := s.Sum64(), xxh3.Hash(src); got != want {
 		t.Errorf("sum %x, want %x", got, want)
 	}
@@ -116,13 +112,13 @@ func TestMisusePanics(t *testing.T) {
 	for name, f := range map[string]func(){
 		"no length":      func() { new(Sum).Reset(0) },
 		"half a block":   func() { new(Sum).Reset(Block / 2) },
-		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block)) },
-		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8)) },
-		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block)) },
+		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block), Lower{}) },
+		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8), Lower{}) },
+		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block), Lower{}) },
 		"early sum": func() {
 			var s Sum
 			s.Reset(2 * Block)
-			s.Copy(make([]byte, Block), make([]byte, Block))
+			s.Copy(make([]byte, Block), make([]byte, Block), Lower{})
 			s.Sum64()
 		},
 	} {
@@ -154,7 +150,7 @@ func FuzzSum(f *testing.F) {
 		s.Reset(int64(n))
 		for off := 0; off < n; off += step {
 			end := min(n, off+step)
-			s.Copy(dst[off:end], src[off:end])
+			s.Copy(dst[off:end], src[off:end], Lower{})
 		}
 		if s.Sum64() != xxh3.Hash(src) || !bytes.Equal(dst, src) {
 			t.Fatalf("%d bytes by %d", n, step)
@@ -178,9 +174,9 @@ func BenchmarkCopy(b *testing.B) {
 				for off := 0; off < n; off += 1 << 20 {
 					s.Reset(1 << 20)
 					if way == "sum" {
-						s.Copy(dst[off:off+1<<20], src[off:off+1<<20])
+						s.Copy(dst[off:off+1<<20], src[off:off+1<<20], Lower{})
 					} else {
-						s.CopySub32(dst[off:off+1<<20], src[off:off+1<<20], 77)
+						s.Copy(dst[off:off+1<<20], src[off:off+1<<20], Lower{4, 77})
 					}
 					s.Sum64()
 				}

@@ -51,23 +51,18 @@ type Builtin struct {
 	Choose  codec.Chooser
 	coders  codec.Coders
 	Scratch scratch
-	alike   image.Alike
 	turns   turns
 	reserve chan struct{} // the monitor's move that writes to a disk without a slot of Permits
 	Outside bool          // tests have no dictionary in a batch's body, however small
 }
 
 // Layout plans the image of a record.
-func (b *Builtin) Layout(rec arrow.RecordBatch) (l *image.Layout, err error) {
+func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
+	inline := int64(image.MaxInline)
 	if b.Outside {
-		l, err = image.NewLayoutInline(rec, 0)
-	} else {
-		l, err = image.NewLayout(rec)
+		inline = 0
 	}
-	if err == nil {
-		b.alike.Share(l)
-	}
-	return l, err
+	return image.NewLayoutInline(rec, inline)
 }
 
 // Adder registers a converter.

@@ -1,5 +1,5 @@
-// Package columns says which bytes of an image some columns and rows need, and what they mean by
-// themselves.
+// Package columns plans the reading of some columns and rows of an image: which bytes they need, and
+// the descriptor of those alone.
 //
 //	Selection ──Of──▶ Columns ──Within──▶ descriptor      of an image that has all of its bytes
 //	                     └──Plan──▶ Plan ──Mend──▶ descriptor   of what is read of an image on disk
@@ -12,11 +12,11 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 )
 
-// Selection says which columns and which rows of a batch are wanted. The zero value
+// Selection is the columns and the rows of a batch that are wanted. The zero value
 // is the whole batch.
 type Selection struct {
 	// Columns are names of the schema's columns, in the order in which they are wanted. A
-	// name that two columns of the schema have says nothing; Fields does.
+	// name that two columns of the schema have is an error; use Fields.
 	Columns []string
 	// Fields are the places of columns in the schema, from 0 on, in the order in which
 	// they are wanted. It is set instead of Columns.
@@ -33,7 +33,7 @@ type Selection struct {
 // ErrSelection matches every *SelectionError.
 var ErrSelection = errors.New("invalid selection")
 
-// SelectionError says what a batch does not have that a Selection wants.
+// SelectionError reports what a Selection wants and a batch does not have.
 type SelectionError struct {
 	Column   string // the name in Selection.Columns that is wrong; "" if it is something else
 	Field    int    // the place in Selection.Fields that is wrong; -1 if it is something else
@@ -51,7 +51,8 @@ func (e *SelectionError) Error() string {
 	case e.Field >= 0:
 		what = fmt.Sprintf("convert: selecting column %d", e.Field)
 	}
-	return fmt.Sprintf("%s, rows %d to %d, of %d columns and %d rows: %s", what, e.From, e.To, e.Columns, e.Rows, e.Problem)
+	return fmt.Sprintf("%s, rows %d to %d, of %d columns and %d rows: %s",
+		what, e.From, e.To, e.Columns, e.Rows, e.Problem)
 }
 
 // Is matches ErrSelection.
