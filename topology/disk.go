@@ -41,7 +41,7 @@ func (t *tree) directories() []procfs.Mount {
 		if slices.Contains(ofTheKernel, m.FileSystem) {
 			continue
 		}
-		if info, err := t.stat(m.Point); err == nil && !info.IsDir() {
+		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue // single files are mounted into containers
 		}
 		kept = append(kept, m)

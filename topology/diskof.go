@@ -54,7 +54,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	if err != nil {
 		return Location{}, err
 	}
-	defer t.close()
+	defer t.root.Close() // which was only ever read from
 	if !path.IsAbs(filepath.ToSlash(dir)) {
 		if !t.live {
 			return Location{}, fmt.Errorf("topology: %s is relative, and the root is %s: want an absolute path", dir, o.Root)

@@ -301,7 +301,7 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer t.close()
+	defer t.root.Close() // which was only ever read from
 
 	top := &Topology{}
 	affinity := t.affinity()

@@ -42,7 +42,6 @@ const (
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
 	maxLineBytes = 1024     // of a warning: names may be as long as their makers like
 	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
-	maxOpen      = 64       // directories at the same time
 )
 
 // tree reads below one root and collects what went wrong. It is made for one
@@ -51,9 +50,7 @@ const (
 type tree struct {
 	ctx      context.Context
 	root     *os.Root
-	open     map[string]*os.Root // directories below it that at has come to, but for the root
-	live     bool                // the root is this machine's own
-	targets  map[string]string   // what link returned
+	live     bool // the root is this machine's own
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
@@ -68,7 +65,6 @@ var (
 	errNotRegular = errors.New("not a regular file")
 	errTooLong    = fmt.Errorf("longer than %d MiB", maxFileBytes>>20)
 	errLoop       = errors.New("too many links")
-	errTooDeep    = errors.New("too many directories above each other")
 	errLongPath   = fmt.Errorf("a path longer than %d bytes", maxPathBytes)
 )
 
@@ -89,21 +85,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	}
-	return &tree{ctx: ctx, root: r, open: map[string]*os.Root{}, targets: map[string]string{}, live: root == "/", below: map[string][]string{}, followed: map[string]bool{}}, nil
-}
-
-// close closes what is open, which was only ever read from.
-func (t *tree) close() {
-	t.leave()
-	_ = t.root.Close()
-}
-
-// leave closes the directories below the root.
-func (t *tree) leave() {
-	for _, dir := range t.open {
-		_ = dir.Close()
-	}
-	clear(t.open)
+	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}, followed: map[string]bool{}}, nil
 }
 
 // warnf adds a warning about the file p, or another subject, with the cause that goes with it.
@@ -173,64 +155,10 @@ func rel(p string) string {
 	return p
 }
 
-// at calls f with the directory of p and the name of p in it. Directories stay open for what else
-// is in them: f of the root would open each one on the way to p.
-func at[T any](t *tree, p string, f func(dir *os.Root, name string) (T, error)) (T, error) {
-	if len(t.open) >= maxOpen {
-		t.leave()
-	}
-	p = path.Clean("/" + p)
-	dir, err := t.directory(path.Dir(p))
-	if err == nil && p != "/" {
-		var v T
-		if v, err = f(dir, path.Base(p)); err == nil {
-			return v, nil
-		}
-	}
-	if missing(err) {
-		var none T
-		return none, err
-	}
-	return f(t.root, rel(p)) // a link may lead out of a directory, and not out of the root
-}
-
-// directory opens the directory p by way of those above it.
-func (t *tree) directory(p string) (*os.Root, error) {
-	if p == "/" {
-		return t.root, nil
-	}
-	if dir, ok := t.open[p]; ok {
-		return dir, nil
-	}
-	above, err := t.directory(path.Dir(p))
-	if err != nil {
-		return nil, err
-	}
-	if len(t.open) >= maxOpen {
-		return nil, errTooDeep
-	}
-	dir, err := above.OpenRoot(path.Base(p))
-	if err != nil && !missing(err) {
-		dir, err = t.root.OpenRoot(rel(p))
-	}
-	if err == nil {
-		t.open[p] = dir
-	}
-	return dir, err
-}
-
 // openFile opens p, and does not wait for the other end of a pipe in its place.
 func (t *tree) openFile(p string, flag int) (*os.File, error) {
-	return at(t, p, func(dir *os.Root, name string) (*os.File, error) {
-		return dir.OpenFile(name, flag|syscall.O_NONBLOCK, 0)
-	})
+	return t.root.OpenFile(rel(p), flag|syscall.O_NONBLOCK, 0)
 }
-
-// lstat describes p, which may be a link.
-func (t *tree) lstat(p string) (fs.FileInfo, error) { return at(t, p, (*os.Root).Lstat) }
-
-// stat describes p, or what it is a link to.
-func (t *tree) stat(p string) (fs.FileInfo, error) { return at(t, p, (*os.Root).Stat) }
 
 // read returns the text of the file p.
 func (t *tree) read(p string) (string, error) {
@@ -271,7 +199,7 @@ func (t *tree) need(p string) (string, bool) {
 func (t *tree) want(p string) (string, bool) {
 	text, err := t.read(p)
 	if missing(err) {
-		if _, err := t.lstat(p); err == nil {
+		if _, err := t.root.Lstat(rel(p)); err == nil {
 			t.warnf(p, "a link to what is not there")
 		}
 		return "", false
@@ -371,7 +299,11 @@ func (t *tree) resolve(p string) (string, error) {
 		if err := t.ctx.Err(); err != nil {
 			return "", err
 		}
-		target, err := t.link(next)
+		info, err := t.root.Lstat(rel(next))
+		target := ""
+		if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			target, err = t.root.Readlink(rel(next))
+		}
 		switch {
 		case missing(err) || errors.Is(err, syscall.ENOTDIR):
 			done, todo, absent = next, rest, fs.ErrNotExist
@@ -391,22 +323,6 @@ func (t *tree) resolve(p string) (string, error) {
 	}
 }
 
-// link returns what p is a link to; "" if it is none.
-func (t *tree) link(p string) (string, error) {
-	if target, ok := t.targets[p]; ok {
-		return target, nil
-	}
-	info, err := t.lstat(p)
-	target := ""
-	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		target, err = at(t, p, (*os.Root).Readlink)
-	}
-	if err == nil {
-		t.targets[p] = target
-	}
-	return target, err
-}
-
 // follow returns the directory that p leads to, without links. If there is none, the warning says
 // what is missing.
 func (t *tree) follow(p, what string) (dir string, ok bool) {
@@ -423,13 +339,13 @@ func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // isDir reports whether p is there and a directory.
 func (t *tree) isDir(p string) bool {
-	info, err := t.stat(p)
+	info, err := t.root.Stat(rel(p))
 	return err == nil && info.IsDir()
 }
 
 // exists reports whether there is anything at p.
 func (t *tree) exists(p string) bool {
-	_, err := t.stat(p)
+	_, err := t.root.Stat(rel(p))
 	return err == nil
 }
 

@@ -56,7 +56,7 @@ func benchmarkCopy(b *testing.B, total, size int64, toDevice bool) {
 		b.Fatal(err)
 	}
 	host, beside := benchArena(b, total), benchArena(b, total)
-	fill(d.(*gpu).bytes(0, total), 1)
+	fill(d.(*gpu).arena.bytes[:total], 1)
 	onDevice := func() {
 		var last tier.Event
 		for off := int64(0); off < total; off += size {

@@ -14,22 +14,7 @@ import (
 // before the work ran.
 var errFreed = errors.New("memory that it uses was freed on another stream and is gone")
 
-// at returns n bytes of live device memory. Of no bytes, any address will do.
-func (d *gpu) at(addr tier.Addr, n int64) (allocated, error) {
-	if n < 0 {
-		return allocated{}, fmt.Errorf("sim: a range of %d bytes", n)
-	}
-	if n == 0 {
-		return allocated{}, nil
-	}
-	a, off, err := d.find(addr, n)
-	if err != nil {
-		return allocated{}, err
-	}
-	return allocated{a, d.bytes(off, n)}, nil
-}
-
-// submit asks the fault hook and puts w on s. Of no bytes there is nothing to do.
+// submit asks the fault hook and puts w on s, unless it is work of no bytes.
 func (d *gpu) submit(s *stream, w work) (err error) {
 	if w.index, err = d.ask(w.kind, w.bytes); err != nil || w.bytes == 0 {
 		return err
@@ -38,136 +23,117 @@ func (d *gpu) submit(s *stream, w work) (err error) {
 }
 
 // CopyToDevice implements tier.Device.
-func (d *gpu) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	n := int64(len(src))
-	to, err := d.at(dst, n)
-	if err != nil {
-		return err
-	}
-	return d.submit(s, work{kind: OpCopyToDevice, bytes: n, dst: to, src: allocated{b: src}, inward: n})
+func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	return d.copy(s, OpCopyToDevice, d, []tier.Region{{Dst: dst, HostSrc: src}})
 }
 
 // CopyToHost implements tier.Device.
-func (d *gpu) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	n := int64(len(dst))
-	from, err := d.at(src, n)
-	if err != nil {
-		return err
-	}
-	return d.submit(s, work{kind: OpCopyToHost, bytes: n, dst: allocated{b: dst}, src: from, outward: n})
-}
-
-// within returns the two sides of a copy on the device.
-func (d *gpu) within(dst, src tier.Addr, size int64) (pair, error) {
-	to, err := d.at(dst, size)
-	if err != nil {
-		return pair{}, err
-	}
-	from, err := d.at(src, size)
-	if err != nil {
-		return pair{}, err
-	}
-	if dst < src+tier.Addr(size) && src < dst+tier.Addr(size) {
-		return pair{}, fmt.Errorf("sim: a copy of %d bytes from address %#x to %#x overlaps itself",
-			size, uint64(src), uint64(dst))
-	}
-	return pair{to, from}, nil
+func (d *gpu) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	return d.copy(s, OpCopyToHost, d, []tier.Region{{HostDst: dst, Src: src}})
 }
 
 // CopyPeer implements tier.Device. Simulated devices reach each other, also
 // through devices that wrap one and have a method Unwrap() tier.Device.
-func (d *gpu) CopyPeer(ts tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+func (d *gpu) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	peer, ok := tier.As[*gpu](dstDevice)
 	if !ok {
 		return fmt.Errorf("sim: a copy to a device of type %T: %w", dstDevice, tier.ErrNotSupported)
 	}
+	kind := OpCopyPeer
 	if peer == d {
-		return d.CopyRegions(ts, []tier.Region{{Dst: dst, Src: src, Size: size}})
+		kind = OpCopyRegions
 	}
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	to, err := peer.at(dst, size)
-	if err != nil {
-		return err
-	}
-	from, err := d.at(src, size)
-	if err != nil {
-		return err
-	}
-	return d.submit(s, work{kind: OpCopyPeer, bytes: size, dst: to, src: from, peer: peer, outward: size})
+	return d.copy(s, kind, peer, []tier.Region{{Dst: dst, Src: src, Size: size}})
 }
 
 // CopyRegions implements tier.Device.
-func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
+func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	return d.copy(s, OpCopyRegions, d, regions)
+}
+
+// copy puts all copies between devices and host memory on a stream, as one piece of work. The
+// addresses of destinations are those of peer, which may be d.
+func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region) error {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
 	}
-	w := work{kind: OpCopyRegions, pairs: make([]pair, 0, len(regions))}
+	w := work{kind: kind, peer: peer, copies: make([]sumcopy.Copy, 0, len(regions))}
 	for i, r := range regions {
-		p, err := d.region(r)
-		if err != nil {
-			return fmt.Errorf("sim: region %d of %d: %w", i, len(regions), err)
+		if err := w.add(d, r); err != nil {
+			return fmt.Errorf("sim: %s: copy %d of %d: %w", kind, i, len(regions), err)
 		}
-		n := int64(len(p.dst.b))
-		if n == 0 {
-			continue
-		}
-		w.bytes += n
-		if p.src.a == nil {
-			w.inward += n
-		}
-		if p.dst.a == nil {
-			w.outward += n
-		}
-		w.pairs = append(w.pairs, p)
+	}
+	if peer != d {
+		w.outward = w.bytes
 	}
 	return d.submit(s, w)
 }
 
-func (d *gpu) region(r tier.Region) (p pair, err error) {
-	host := r.HostSrc
-	if host == nil {
-		host = r.HostDst
+// add adds one copy to w, whose source is memory of d or of the host.
+func (w *work) add(d *gpu, r tier.Region) (err error) {
+	c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
+	n := r.Size
+	if host := max(len(r.HostDst), len(r.HostSrc)); r.HostDst != nil || r.HostSrc != nil {
+		if n != 0 && n != int64(host) {
+			return fmt.Errorf("a size of %d with %d bytes of host memory", n, host)
+		}
+		n = int64(host)
 	}
 	switch {
 	case r.HostDst != nil && r.HostSrc != nil:
-		return pair{}, errors.New("both sides are host memory")
-	case host != nil && r.Size != 0 && r.Size != int64(len(host)):
-		return pair{}, fmt.Errorf("a size of %d with %d bytes of host memory", r.Size, len(host))
-	case r.HostSrc != nil:
-		p.src.b = host
-		p.dst, err = d.at(r.Dst, int64(len(host)))
-		return p, err
-	case r.HostDst != nil:
-		p.dst.b = host
-		p.src, err = d.at(r.Src, int64(len(host)))
-		return p, err
+		return errors.New("both sides are host memory")
+	case n < 0:
+		return fmt.Errorf("a range of %d bytes", n)
+	case n == 0:
+		return nil // any address will do
+	case r.HostDst == nil && r.HostSrc == nil && w.peer == d && r.Dst < r.Src+tier.Addr(n) && r.Src < r.Dst+tier.Addr(n):
+		return fmt.Errorf("%d bytes from address %#x to %#x overlap", n, uint64(r.Src), uint64(r.Dst))
 	}
-	return d.within(r.Dst, r.Src, r.Size)
+	if c.Dst == nil {
+		if c.Dst, err = w.use(w.peer, r.Dst, n); err != nil {
+			return err
+		}
+	} else {
+		w.outward += n
+	}
+	if c.Src == nil {
+		if c.Src, err = w.use(d, r.Src, n); err != nil {
+			return err
+		}
+	} else {
+		w.inward += n
+	}
+	w.bytes += n
+	w.copies = append(w.copies, c)
+	return nil
+}
+
+// use returns n > 0 bytes of live device memory, which w uses.
+func (w *work) use(d *gpu, addr tier.Addr, n int64) ([]byte, error) {
+	a, b, err := d.find(addr, n)
+	if err == nil {
+		w.uses = append(w.uses, a)
+	}
+	return b, err
 }
 
 // Fill implements tier.Device.
-func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) (err error) {
 	s, err := d.own(ts)
 	if err != nil {
 		return err
 	}
-	to, err := d.at(dst, size)
-	if err != nil {
-		return err
+	w := work{kind: OpFill, peer: d, bytes: size, value: value}
+	switch {
+	case size < 0:
+		return fmt.Errorf("sim: filling %d bytes", size)
+	case size > 0:
+		if w.memory, err = w.use(d, dst, size); err != nil {
+			return err
+		}
 	}
-	return d.submit(s, work{kind: OpFill, bytes: size, dst: to, value: value})
+	return d.submit(s, w)
 }
 
 // Digest implements tier.Computer.
@@ -176,17 +142,19 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	if err != nil {
 		return err
 	}
+	w := work{kind: OpDigest, peer: d, bytes: size, first: first, digest: out}
 	switch {
 	case src%8 != 0:
 		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
 	case out == nil:
 		return errors.New("sim: a digest without a destination")
+	case size < 0:
+		return fmt.Errorf("sim: a digest of %d bytes", size)
+	case size > 0:
+		if w.memory, err = w.use(d, src, size); err != nil {
+			return err
+		}
 	}
-	from, err := d.at(src, size)
-	if err != nil {
-		return err
-	}
-	w := work{kind: OpDigest, bytes: size, src: from, first: first, digest: out}
 	if w.index, err = d.ask(w.kind, w.bytes); err != nil {
 		return err
 	}
@@ -202,15 +170,7 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 	if _, err := d.ask(OpRecord, 0); err != nil {
 		return nil, err
 	}
-	e := new(event)
-	if s.idle() { // no worker need be started to complete it
-		e.complete(s.Err())
-		return e, nil
-	}
-	if err := s.put(work{kind: OpRecord, record: e}); err != nil {
-		return nil, err
-	}
-	return e, nil
+	return s.record()
 }
 
 // WaitEvent implements tier.Device. e may be any event, also another backend's.
@@ -244,46 +204,33 @@ func (s *stream) move(w *work) error {
 			return err
 		}
 	}
-	if w.dst.gone() || w.src.gone() {
-		return errFreed
-	}
-	arrival := later(d.toDevice.book(w.inward), d.fromDevice.book(w.outward))
-	switch w.kind {
-	case OpCopyRegions:
-		copies := make([]sumcopy.Copy, len(w.pairs))
-		for i, p := range w.pairs {
-			if p.dst.gone() || p.src.gone() {
-				return errFreed
-			}
-			copies[i] = sumcopy.Copy{Dst: p.dst.b, Src: p.src.b}
+	for _, a := range w.uses {
+		if a.gone.Load() {
+			return errFreed
 		}
-		sumcopy.Gather(copies)
-	case OpCopyPeer:
+	}
+	if w.peer != d {
 		if !w.peer.guests.Enter() {
 			return fmt.Errorf("the peer is %w", tier.ErrClosed)
 		}
-		sumcopy.Spread(w.dst.b, w.src.b)
-		w.peer.guests.Leave()
+		defer w.peer.guests.Leave()
+	}
+	arrival := d.toDevice.book(w.inward)
+	if out := d.fromDevice.book(w.outward); out.After(arrival) {
+		arrival = out
+	}
+	switch w.kind {
 	case OpFill:
-		fill(w.dst.b, w.value)
+		fill(w.memory, w.value)
 	case OpDigest:
-		*w.digest = tier.DigestBytes(w.src.b, w.first)
+		*w.digest = tier.DigestBytes(w.memory, w.first)
 	default:
-		sumcopy.Spread(w.dst.b, w.src.b)
+		sumcopy.Gather(w.copies)
 	}
 	if !arrival.IsZero() {
 		time.Sleep(time.Until(arrival))
 	}
 	return nil
-}
-
-func (a allocated) gone() bool { return a.a != nil && a.a.gone.Load() }
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // fill sets b to value at the speed of copies: what is filled already, up to

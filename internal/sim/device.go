@@ -103,8 +103,6 @@ type gpu struct {
 		lockrank.Mutex[lockrank.Device]
 		line    *extent.Allocator
 		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
-		live    int64
-		retired int64
 		streams map[*stream]struct{}
 		closed  bool  // no calls any more
 		foreign int64 // bytes that others hold
@@ -226,7 +224,6 @@ func (d *gpu) place(size, charge int64) (off int64, err error) {
 		return 0, e
 	}
 	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
-	d.mu.live += charge
 	return off, nil
 }
 
@@ -236,14 +233,14 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	a, err := d.start(addr)
-	if err != nil { // wrong ones are not the hook's business
+	a, err := d.start(addr, false)
+	if err != nil { // mistakes of callers are not the hook's business
 		return err
 	}
 	if _, err := d.ask(OpFree, a.size); err != nil {
 		return err
 	}
-	if a, err = d.retire(addr); err != nil {
+	if a, err = d.start(addr, true); err != nil {
 		return err
 	}
 	if s.idle() {
@@ -253,34 +250,21 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	return s.put(work{kind: OpFree, free: a})
 }
 
-// start returns the live allocation that starts at addr.
-func (d *gpu) start(addr tier.Addr) (*allocation, error) {
+// start returns the live allocation that starts at addr. If retire is set it is retired: no more
+// work can use it.
+func (d *gpu) start(addr tier.Addr, retire bool) (*allocation, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.startLocked(addr)
-}
-
-func (d *gpu) startLocked(addr tier.Addr) (*allocation, error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	if a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)}); ok {
-		return a, nil
+	a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)})
+	if !ok {
+		return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
 	}
-	return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
-}
-
-// retire takes the allocation at addr out of those that can be used.
-func (d *gpu) retire(addr tier.Addr) (*allocation, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	a, err := d.startLocked(addr)
-	if err != nil {
-		return nil, err
+	if retire {
+		d.mu.allocs.Delete(a)
 	}
-	d.mu.allocs.Delete(a)
-	d.mu.live -= a.charge
-	d.mu.retired += a.charge
 	return a, nil
 }
 
@@ -292,26 +276,20 @@ const poisonLimit = 1 << 20
 func (d *gpu) reclaim(a *allocation) {
 	a.gone.Store(true)
 	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
-		fill(d.bytes(a.off, min(a.charge, poisonLimit)), 0xdb)
+		fill(d.arena.bytes[a.off:][:min(a.charge, poisonLimit)], 0xdb)
 		d.guests.Leave()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.line.Free(a.off, a.charge)
-	d.mu.retired -= a.charge
 }
 
-// bytes returns n bytes of the arena, which nothing behind them can be reached
-// from.
-func (d *gpu) bytes(off, n int64) []byte { return d.arena.bytes[off : off+n : off+n] }
-
-// find returns the live allocation that holds all of [addr, addr+n), n > 0, and
-// the range's offset in the arena.
-func (d *gpu) find(addr tier.Addr, n int64) (*allocation, int64, error) {
+// find returns the n > 0 bytes at addr, and the live allocation that holds all of them.
+func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
-		return nil, 0, tier.ErrClosed
+		return nil, nil, tier.ErrClosed
 	}
 	off := int64(addr - d.base) // below 0 for an address before the arena
 	var a *allocation
@@ -321,12 +299,12 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, int64, error) {
 	})
 	switch {
 	case a == nil || off >= a.off+a.charge:
-		return nil, 0, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
+		return nil, nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
 	case n > a.size-(off-a.off):
-		return nil, 0, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+		return nil, nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
 			n, uint64(addr), a.size, off-a.off)
 	}
-	return a, off, nil
+	return a, d.arena.bytes[off : off+n : off+n], nil
 }
 
 // own returns s as a stream of this device.
@@ -391,7 +369,7 @@ func (d *gpu) SetForeign(n int64) {
 func (d *gpu) Outstanding() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.mu.live + d.mu.retired
+	return d.cfg.Memory - d.mu.line.FreeBytes()
 }
 
 // Reap implements tier.Device. The device takes back by itself what was freed,
@@ -449,11 +427,11 @@ func (d *gpu) takeBack() error {
 // get a device's memory as it is, such as the consumers of package convert/cdevice. It is valid
 // only while the allocation is there. Accesses through it are not ordered by streams.
 func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
-	a, err := d.at(addr, max(1, n))
+	_, b, err := d.find(addr, max(1, n))
 	if err != nil {
 		return 0, err
 	}
-	return address.Of(a.b), nil
+	return address.Of(b), nil
 }
 
 // AddrOf returns the address of what is at p in the process's memory.

@@ -2,10 +2,10 @@ package sim
 
 import (
 	"fmt"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -16,8 +16,7 @@ type stream struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		queue   []work
-		spare   []work // empty: the queue's memory while a worker has the other
-		running bool   // the worker is there, and takes what comes
+		running bool // the worker is there, and takes what comes
 		closed  bool
 		err     error // the first failure; kept
 	}
@@ -29,12 +28,13 @@ type work struct {
 	index int64
 	bytes int64 // for the fault hook and for messages
 
-	dst, src allocated // what Fill, Digest and the single copies work on
-	pairs    []pair    // CopyRegions
-	peer     *gpu      // CopyPeer: where dst is
+	uses   []*allocation // which must be there when it runs
+	copies []sumcopy.Copy
+	peer   *gpu // where destinations are
 
 	inward, outward int64 // bytes over the modelled links
 
+	memory []byte       // of Fill and Digest
 	value  byte         // Fill
 	first  int64        // Digest
 	digest *tier.Digest // Digest
@@ -44,26 +44,17 @@ type work struct {
 	wait   tier.Event  // WaitEvent
 }
 
-// allocated is a range of an allocation, or of host memory, where a is nil.
-type allocated struct {
-	a *allocation
-	b []byte
-}
-
-// pair is one copy of CopyRegions.
-type pair struct{ dst, src allocated }
-
 // put appends w to the queue, without limit. Like a device's, the queue belongs to its producer,
 // and each piece of work in it was paid for with memory.
 func (s *stream) put(w work) error {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.mu.closed {
-		s.mu.Unlock()
 		return fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
-	start := s.putLocked(w)
-	s.mu.Unlock()
-	if start {
+	s.mu.queue = append(s.mu.queue, w)
+	if !s.mu.running {
+		s.mu.running = true
 		go func() {
 			labels.SimGPU.Set()
 			s.run()
@@ -72,11 +63,20 @@ func (s *stream) put(w work) error {
 	return nil
 }
 
-func (s *stream) putLocked(w work) (start bool) {
-	s.mu.queue = append(s.mu.queue, w)
-	start = !s.mu.running
-	s.mu.running = true
-	return start
+// record returns an event that is done when the work so far is. It is done already if there is no
+// worker.
+func (s *stream) record() (*event, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.mu.running:
+		return &event{closed, s.mu.err}, nil
+	case s.mu.closed:
+		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
+	}
+	e := &event{done: make(chan struct{})}
+	s.mu.queue = append(s.mu.queue, work{kind: OpRecord, record: e})
+	return e, nil
 }
 
 // idle reports whether all work put on the stream is done. It stays so until its
@@ -138,41 +138,30 @@ func (s *stream) shut() bool {
 
 // drain waits until the stream's work is done.
 func (s *stream) drain() {
-	e := new(event)
 	s.mu.Lock()
 	if !s.mu.running {
 		s.mu.Unlock()
 		return
 	}
-	s.putLocked(work{kind: OpRecord, record: e}) // running, so nothing to start
+	e := &event{done: make(chan struct{})}
+	s.mu.queue = append(s.mu.queue, work{kind: OpRecord, record: e}) // also of a closed stream
 	s.mu.Unlock()
-	<-e.Done()
+	<-e.done
 }
-
-// queueKept is the longest queue whose memory is kept for the next one.
-const queueKept = 1024
 
 // run is the worker: it does what is in the queue until there is nothing more.
 func (s *stream) run() {
-	var batch []work
 	for {
 		s.mu.Lock()
-		if batch != nil {
-			s.mu.spare = batch[:0]
-		}
-		if len(s.mu.queue) == 0 {
-			s.mu.running = false
-			s.mu.Unlock()
+		todo := s.mu.queue
+		s.mu.queue = nil
+		s.mu.running = len(todo) > 0
+		s.mu.Unlock()
+		if len(todo) == 0 {
 			return
 		}
-		batch, s.mu.queue, s.mu.spare = s.mu.queue, s.mu.spare, nil
-		s.mu.Unlock()
-		for i := range batch {
-			s.do(&batch[i])
-			batch[i] = work{} // lets go of what it points to
-		}
-		if cap(batch) > queueKept {
-			batch = nil
+		for i := range todo {
+			s.do(&todo[i])
 		}
 	}
 }
@@ -185,7 +174,8 @@ func (s *stream) do(w *work) {
 		s.dev.reclaim(w.free)
 		return
 	case OpRecord:
-		w.record.complete(s.Err())
+		w.record.err = s.Err()
+		close(w.record.done)
 		return
 	case OpWaitEvent:
 		<-w.wait.Done()
@@ -202,39 +192,23 @@ func (s *stream) do(w *work) {
 	}
 }
 
-// event is done when complete has been called. Its channel is made at its first use. Most events
-// are used only after they are done, and need none.
+// event is done when the worker has come to it.
 type event struct {
-	done atomic.Pointer[chan struct{}] // &closed once the event is done
-	err  error                         // written before done is set to &closed
+	done chan struct{}
+	err  error // written before done is closed
 }
 
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // Done implements tier.Event.
-func (e *event) Done() <-chan struct{} {
-	if c := e.done.Load(); c != nil {
-		return *c
-	}
-	c := make(chan struct{})
-	if e.done.CompareAndSwap(nil, &c) {
-		return c
-	}
-	return *e.done.Load()
-}
+func (e *event) Done() <-chan struct{} { return e.done }
 
 // Err implements tier.Event.
 func (e *event) Err() error {
-	if e.done.Load() != &closed {
+	select {
+	case <-e.done:
+		return e.err
+	default:
 		return nil
-	}
-	return e.err
-}
-
-// complete is called once.
-func (e *event) complete(err error) {
-	e.err = err
-	if c := e.done.Swap(&closed); c != nil {
-		close(*c)
 	}
 }
