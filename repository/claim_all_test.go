@@ -226,22 +226,3 @@ func TestClaimEndsWhenOthersHaveTheRest(t *testing.T) {
 		})
 	})
 }
-
-// TestClaimAllSeesALaterClaim: a call has a batch in its hands when ClaimAll begins to wait for it,
-// and then makes it part of an open claim.
-func TestClaimAllSeesALaterClaim(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMover(t, 20, 20, 20)
-		r := ensure(t, newPlan(t, m), "join")
-		putNumbers(t, r, 0, 3)
-		e, err := r.claim(background, 0, wantClaim, false)
-		check(t, err)
-		all := claiming(func() (*Claim, error) { return r.ClaimAll(background, 0) })
-		mustWait(t, all)
-		c, err := r.holdUpTo(e, wantClaim, 1)
-		check(t, err)
-		wantError(t, (<-all).err, ErrClaimed)
-		check(t, c.Consume())
-		check(t, mustClaim(t, r, 10).Consume())
-	})
-}
