@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -71,6 +72,10 @@ type Config struct {
 	// repository and no user has. The engine shuts it and waits for them when all plans are closed.
 	// Nil means that nobody waits.
 	Calls *gate.Gate
+	// Reservations is where a Writer reserves its memory, and Heap counts what it takes from the Go
+	// heap for rows that are larger than its batches. A Writer needs the former.
+	Reservations *reservation.Manager
+	Heap         *arrowmem.HeapCounter
 }
 
 // Manager owns the repositories of one plan, and keeps their order. It is safe

@@ -204,8 +204,9 @@ func (r *Repository) ingest(
 	if rec == nil {
 		return nil, fmt.Errorf("repository %s: putting into partition %d: the record is nil", r.key, partition)
 	}
+	schema := rec.Schema() // a program's code, so not under the lock
 	r.mu.Lock()
-	_, err := r.admitLocked(partition, rec.Schema()) // before the record is copied
+	_, err := r.admitLocked(partition, schema) // before the record is copied
 	place := r.mu.place
 	r.mu.Unlock()
 	if err != nil {
