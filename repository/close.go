@@ -52,13 +52,14 @@ func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 	for _, n := range r.Partitions() {
 		for _, e := range r.entries(n) {
 			dropped, bytes, err := r.drop(ctx, e, true)
+			if !dropped && err != nil { // ctx has ended
+				err = fmt.Errorf("repository %s, batch %d is %s: %w", r.key, e.b.ID(), e.b.Info().State, err)
+				return left, errors.Join(append(failed, err)...)
+			}
 			failed = append(failed, err)
-			switch {
-			case dropped:
+			if dropped {
 				left.Batches++
 				left.Bytes += bytes
-			case err != nil: // ctx has ended
-				return left, errors.Join(failed...)
 			}
 		}
 	}
@@ -69,18 +70,10 @@ func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 // it. Without waits it leaves a batch that is claimed to the claimer.
 func (r *Repository) drop(ctx context.Context, e *entry, waits bool) (dropped bool, bytes int64, _ error) {
 	c, err := r.claim(ctx, e.part.number, &taker{only: e, drops: true, noWait: !waits}, true)
-	if err != nil {
-		return false, 0, r.stuckError(e, err)
-	}
 	if c == nil || len(c.entries) == 0 {
-		return false, 0, nil
+		return false, 0, err
 	}
 	return c.discard(ctx, e)
-}
-
-// stuckError is the error for a batch that was not dropped before a context ended.
-func (r *Repository) stuckError(e *entry, cause error) error {
-	return fmt.Errorf("repository %s, batch %d is %s: %w", r.key, e.b.ID(), e.b.Info().State, cause)
 }
 
 // discard drops the batch of an entry of the claim, which leaves, and returns how many bytes it was
@@ -97,12 +90,12 @@ func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int6
 	// A StateError that is wrapped is the payload's.
 	_, gone := err.(*batch.StateError)
 	switch {
-	case err != nil && inner.Err() != nil && err == context.Cause(inner) && r.m.ended.Err() == nil:
-		c.restore()
-		return false, 0, r.stuckError(e, err)
-	case gone || err != nil && err == context.Cause(r.m.ended):
+	case gone || r.m.ended.Err() != nil && errors.Is(err, context.Cause(r.m.ended)):
 		r.remove(e)
 		return false, 0, nil
+	case inner.Err() != nil && errors.Is(err, context.Cause(inner)):
+		c.restore()
+		return false, 0, err
 	}
 	r.remove(e)
 	return true, bytes, err

@@ -102,6 +102,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 	if mover == nil {
 		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", s.r.key, tier.ErrNotSupported)
 	}
+	s.taker.noWait = false // which is not for streams
 	var c *Claim
 	defer func() {
 		if c != nil {
@@ -210,7 +211,6 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	ctx, done := within(ctx, r.life)
 	rd := &reader{done: done, schema: schema}
 	rd.stream = stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: newTaker(workable, opts)}
-	rd.taker.noWait = false
 	rd.refs.Store(1)
 	return rd, nil
 }

@@ -379,6 +379,26 @@ func TestDrainWaitInput(t *testing.T) {
 	})
 }
 
+// TestStreamsIgnoreNoWait: the option is not for streams, which wait for a batch in transit.
+func TestStreamsIgnoreNoWait(t *testing.T) {
+	for _, name := range []string{"reader", "drain", "drain of what is there"} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMover(t, 10, 10, 10)
+			r := ensure(t, newPlan(t, m), "join")
+			fill(t, r, 2)
+			r.CloseInput()
+			transit := mustTransit(t, nth(r, 0))
+			var got numbers
+			done := make(chan error, 1)
+			go func() { done <- ways[name](background, m, r, got.add, NoWait()) }()
+			mustWait(t, done)
+			check(t, transit.Abort())
+			check(t, <-done)
+			wantNumbers(t, got.all(), 0, 1)
+		})
+	}
+}
+
 // TestCloseEndsDrain: a drain that waits for room ends when the repository closes.
 func TestCloseEndsDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

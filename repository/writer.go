@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -12,21 +13,16 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A Writer keeps at most maxSlices ranges of rows before it copies them. It copies the first
-// firstRows of a batch to see how large rows are.
-const (
-	maxSlices = 1024
-	firstRows = 1024
-)
+// maxRanges is how many ranges of rows a Writer keeps before it copies them.
+const maxRanges = 1024
 
 // Writer gathers rows of records into batches of about the same size, for example for a merge or a
 // partitioning, and puts them into a partition. It is not safe for concurrent use, and must be
 // closed.
 //
-// Rows are first ranges of the caller's records, which the Writer retains. They are copied into
-// host memory that the Writer has reserved when there are enough of them. When these bytes are
-// those of a batch, the Writer puts it. After an error the Writer can only be closed; the batches
-// that it has put stay.
+// Rows are first ranges of the caller's records, which the Writer retains. When it has many of
+// them, or the bytes of a batch, it copies them into host memory that it has reserved. After an
+// error of a copy or a put the Writer can only be closed; the batches that it has put stay.
 type Writer struct {
 	r         *Repository
 	partition int
@@ -36,11 +32,9 @@ type Writer struct {
 	work      *arrowmem.Work
 	err       error // the first one
 
-	slices []arrow.RecordBatch // ranges of the caller's records
-	room   int64               // rows, until it is looked again how large they are
-	parts  []arrow.RecordBatch // copies in work
-	size   int64               // bytes of the parts
-	rows   int64               // in the parts
+	gathered []arrow.RecordBatch // copies in work, then ranges of the caller's records
+	copies   int                 // so many of them are copies
+	size     int64               // bytes of all of them, about
 }
 
 // Writer returns a Writer of batches of about so many bytes each, which it puts with the options.
@@ -71,34 +65,33 @@ func (r *Repository) Writer(
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, err)
 	}
-	return &Writer{
-		r: r, partition: partition, schema: schema, bytes: bytes, opts: opts, work: work, room: firstRows,
-	}, nil
+	return &Writer{r: r, partition: partition, schema: schema, bytes: bytes, opts: opts, work: work}, nil
 }
 
 // Append appends the rows from (inclusive) to to (exclusive) of rec, and puts the batches that are
-// complete, for which it waits as Put does. rec stays the caller's. The Writer retains it until it
-// has copied the rows.
+// complete, for which it waits as Put does. All rows of rec count as equally large. rec stays the
+// caller's. The Writer retains it until it has copied the rows.
 func (w *Writer) Append(ctx context.Context, rec arrow.RecordBatch, from, to int64) error {
 	switch {
 	case w.err != nil:
 		return w.err
-	case rec == nil || !w.schema.Equal(rec.Schema()):
-		err := &SchemaError{Key: w.r.key, Want: w.schema}
-		if rec != nil {
-			err.Got = rec.Schema()
-		}
-		return err
+	case rec == nil:
+		return fmt.Errorf("repository %s: appending rows: the record is nil", w.r.key)
+	case !w.schema.Equal(rec.Schema()):
+		return &SchemaError{Key: w.r.key, Want: w.schema, Got: rec.Schema()}
 	case from < 0 || to < from || to > rec.NumRows():
 		return fmt.Errorf("repository %s: appending rows %d to %d of %d", w.r.key, from, to, rec.NumRows())
 	}
+	row := float64(max(1, bytesOf(rec.Columns()))) / float64(max(1, rec.NumRows()))
 	for from < to && w.err == nil {
-		end := from + min(to-from, w.room)
-		w.slices = append(w.slices, rec.NewSlice(from, end))
-		w.room -= end - from
+		end := from + min(to-from, 1+int64(float64(w.bytes-w.size)/row))
+		w.gathered = append(w.gathered, rec.NewSlice(from, end))
+		w.size += int64(math.Ceil(float64(end-from) * row))
 		from = end
-		if w.room == 0 || len(w.slices) == maxSlices {
-			w.gather(ctx, w.bytes)
+		if w.size >= w.bytes {
+			_ = w.Flush(ctx)
+		} else if len(w.gathered)-w.copies == maxRanges {
+			w.copy(ctx, w.copies)
 		}
 	}
 	return w.err
@@ -106,53 +99,30 @@ func (w *Writer) Append(ctx context.Context, rec arrow.RecordBatch, from, to int
 
 // Flush puts the rows that have not been put, if there are any, as a smaller batch.
 func (w *Writer) Flush(ctx context.Context) error {
-	if w.err == nil {
-		w.gather(ctx, 0)
+	if w.err != nil || len(w.gathered) == 0 {
+		return w.err
+	}
+	if w.copy(ctx, 0); w.err == nil {
+		w.err = w.r.Put(ctx, w.partition, w.gathered[0], w.opts...)
+		w.drop()
 	}
 	return w.err
 }
 
-// gather copies the slices into the Writer's memory, and puts a batch of what is there if it has at
-// least so many bytes.
-func (w *Writer) gather(ctx context.Context, least int64) {
-	if len(w.slices) > 0 {
-		part := w.concatenate(ctx, w.slices)
-		release(w.slices)
-		w.slices = nil
-		if part == nil {
-			return
-		}
-		w.parts = append(w.parts, part)
-		w.rows += part.NumRows()
-		for _, c := range part.Columns() {
-			w.size += bytesOf(c.Data())
-		}
+// copy copies the records from the given one on into one in the Writer's memory, which takes their
+// place.
+func (w *Writer) copy(ctx context.Context, first int) {
+	records := w.gathered[first:]
+	rows := int64(0)
+	for _, rec := range records {
+		rows += rec.NumRows()
 	}
-	if w.size < least || len(w.parts) == 0 {
-		w.room = max(1, (w.bytes-w.size)/max(1, w.size/max(1, w.rows)))
-		return
-	}
-	if rec := w.concatenate(ctx, w.parts); rec != nil {
-		w.err = w.r.Put(ctx, w.partition, rec, w.opts...)
-		rec.Release()
-	}
-	release(w.parts)
-	w.parts, w.size, w.rows, w.room = nil, 0, 0, firstRows
-}
-
-// concatenate copies the rows of records into one in the Writer's memory. It returns nil, and sets
-// err, if that fails.
-func (w *Writer) concatenate(ctx context.Context, records []arrow.RecordBatch) arrow.RecordBatch {
 	var columns []arrow.Array
 	defer func() {
 		for _, c := range columns {
 			c.Release()
 		}
 	}()
-	rows, size := int64(0), int64(0)
-	for _, rec := range records {
-		rows += rec.NumRows()
-	}
 	for i := range w.schema.NumFields() {
 		pieces := make([]arrow.Array, len(records))
 		for j, rec := range records {
@@ -161,44 +131,51 @@ func (w *Writer) concatenate(ctx context.Context, records []arrow.RecordBatch) a
 		column, err := array.Concatenate(pieces, w.work.Allocator())
 		if err != nil {
 			w.err = fmt.Errorf("repository %s: gathering column %d: %w", w.r.key, i, err)
-			return nil
+			return
 		}
 		columns = append(columns, column)
-		size += bytesOf(column.Data())
 	}
 	if w.work.Err() != nil { // the rows are larger than the batches that were asked for
-		if w.err = w.work.Grow(ctx, size); w.err != nil {
-			return nil
+		if w.err = w.work.Grow(ctx, bytesOf(columns)); w.err != nil {
+			return
 		}
 	}
-	return array.NewRecordBatch(w.schema, columns, rows)
+	for _, rec := range records {
+		rec.Release()
+	}
+	w.gathered = append(w.gathered[:first], array.NewRecordBatch(w.schema, columns, rows))
+	w.copies = first + 1
 }
 
-// bytesOf returns the bytes of an array's own buffers. Dictionaries are shared.
-func bytesOf(d arrow.ArrayData) (n int64) {
-	for _, b := range d.Buffers() {
-		if b != nil {
-			n += int64(b.Len())
-		}
+// bytesOf returns the bytes of the buffers of arrays, without dictionaries, which are shared.
+func bytesOf(columns []arrow.Array) (n int64) {
+	var data []arrow.ArrayData
+	for _, c := range columns {
+		data = append(data, c.Data())
 	}
-	for _, c := range d.Children() {
-		n += bytesOf(c)
+	for ; len(data) > 0; data = data[1:] {
+		for _, b := range data[0].Buffers() {
+			if b != nil {
+				n += int64(b.Len())
+			}
+		}
+		data = append(data, data[0].Children()...)
 	}
 	return n
 }
 
-func release(records []arrow.RecordBatch) {
-	for _, rec := range records {
+// drop releases what the Writer has gathered.
+func (w *Writer) drop() {
+	for _, rec := range w.gathered {
 		rec.Release()
 	}
+	w.gathered, w.copies, w.size = nil, 0, 0
 }
 
 // Close releases the Writer's memory, and drops the rows that Flush has not put. A second Close is
 // tier.ErrReleased.
 func (w *Writer) Close() error {
-	release(w.slices)
-	release(w.parts)
-	w.slices, w.parts = nil, nil
+	w.drop()
 	w.err = fmt.Errorf("repository %s: the writer is closed: %w", w.r.key, tier.ErrReleased)
 	return w.work.Close()
 }
