@@ -24,11 +24,20 @@ type eager struct {
 	fails error
 	panic bool
 	stays bool // nothing is moved, and from the tenth call on that is an error
+
+	active, most int // calls under way, and the most at once
 }
 
 func (m *eager) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	m.mu.Lock()
 	m.ahead = append(m.ahead, m.numberOf(b))
+	m.active++
+	m.most = max(m.most, m.active)
+	defer func() {
+		m.mu.Lock()
+		m.active--
+		m.mu.Unlock()
+	}()
 	err := m.fails
 	if m.stays && len(m.ahead) >= 10 {
 		err = errors.New("asked for ever")
@@ -122,6 +131,16 @@ func TestAheadByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if got := fmt.Sprint(drains(t, nil, time.Minute).asked()); got != "[1 2 3]" {
 			t.Errorf("%s were asked for", got)
+		}
+	})
+}
+
+// TestAheadOneByOne: also where the work takes less time than a prefetch, one follows the other.
+func TestAheadOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := drains(t, nil, time.Millisecond, ReadAhead(5))
+		if m.most != 1 || m.active != 0 {
+			t.Errorf("%d at once, %d under way at the end", m.most, m.active)
 		}
 	})
 }

@@ -466,7 +466,13 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != nil || err != nil {
 		t.Errorf("took %v, %v from a batch in transit", got, err)
 	}
+	moving := b.Info()
 	check(t, transit.Abort())
+	r.mu.entries[b.ID()].BatchChanged(b, moving)
+	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != b || err != nil {
+		t.Errorf("took %v, %v after the transit", got, err)
+	}
+	check(t, r.PutBatch(0, b))
 	loose := newBatch(t, b.ID()+1, m.space(tier.Host))
 	old = loose.Info()
 	check(t, loose.CreateTask(background))
