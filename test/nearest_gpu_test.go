@@ -2,6 +2,7 @@ package test
 
 import (
 	"context"
+	"runtime"
 	"testing"
 
 	"github.com/spillway-db/spillway"
@@ -59,8 +60,8 @@ func TestDrainGoesToTheNearestGPU(t *testing.T) {
 		opts   []repository.TakeOption
 		want   map[tier.ID]int
 	}{
-		"room in both":   {8 * mib, nil, map[tier.ID]int{near: 6}},
-		"no prefetching": {8 * mib, []repository.TakeOption{repository.ReadAhead(0)}, map[tier.ID]int{near: 6}},
+		"room in both, prefetching": {8 * mib, nil, map[tier.ID]int{near: 6}},
+		"no prefetching":            {8 * mib, []repository.TakeOption{repository.ReadAhead(0)}, map[tier.ID]int{near: 6}},
 		"the near is small": {
 			3 * mib / 4, []repository.TakeOption{repository.ReadAhead(0)}, map[tier.ID]int{near: 1, far: 5},
 		},
@@ -74,6 +75,11 @@ func TestDrainGoesToTheNearestGPU(t *testing.T) {
 					t.Fatal(err)
 				}
 				got[h.Space().ID()]++
+				if b, more := repo.Peek(0); more && len(c.opts) == 0 {
+					for b.Info().Space.Kind != tier.GPU { // until it is prefetched
+						runtime.Gosched()
+					}
+				}
 				defer func() {
 					if err := h.Close(); err != nil {
 						t.Error(err)
