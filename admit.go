@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Admit waits until a task with that estimate may start on a GPU; Limits.Admission says
-// by which rules. The caller must end the grant, by Done or Release, and draws from its
+// Admit waits until a task with that estimate may start in a space of Estimate.In, or else of the
+// rules in Limits.Admission. The caller must end the grant, by Done or Release, and draws from its
 // reservation.
 func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {
 	return e.admitter.Admit(ctx, estimate)
@@ -36,7 +36,7 @@ type Task struct {
 	Inputs []*repository.Claim
 	// Output and Overhead are in bytes; 0 means the estimator's estimate, which it learns from
 	// tasks of this kind, and admission.None that there is none. The task is refused if the bytes
-	// stated here and the inputs fit in no GPU together. An estimate is only a guess.
+	// stated here and the inputs fit in no space together. An estimate is only a guess.
 	Output, Overhead int64
 	// In names the spaces that the task may run in, for example AnyInTier(Host) for work on the
 	// processor. Nil means those of Limits.Admission.Strategy or, without one, any GPU: the nearest
@@ -49,11 +49,12 @@ type Task struct {
 }
 
 // RunTask waits until the task may start, fetches its inputs to the space that it is admitted to, a
-// GPU unless Task.In names others, and calls f with open handles on them, in the order of the claims. f draws further memory from the
-// grant. It reports by Grant.Produced how much output it has made, for the estimates of later
-// tasks. RunTask owns the handles and closes them. The data must not be used after f returns.
+// GPU unless Task.In names others, and calls f with open handles on them, in the order of the
+// claims. f draws further memory from the grant. It reports by Grant.Produced how much output it
+// has made, for the estimates of later tasks. RunTask owns the handles and closes them. The data
+// must not be used after f returns.
 //
-// When f succeeds, the inputs are consumed. When f or the bringing of the inputs runs out of memory
+// When f succeeds, the inputs are consumed. When f or a fetch of the inputs runs out of memory
 // (see admission.OutOfMemory), the handles are closed and everything that the task held is
 // released. The task is then retried with a higher estimate. There are at most
 // admission.Rules.MaxAttempts attempts. The attempt that had all the memory of a GPU is the last one

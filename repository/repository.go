@@ -249,7 +249,7 @@ func (r *Repository) admitLocked(number int, schema *arrow.Schema) (*partition, 
 }
 
 // PutBatch puts b at the end of the partition, whatever its state, and takes it over; it copies
-// nothing. After an error b stays the caller's. Beside the errors of Put, a batch that is already
+// nothing. After an error b stays the caller's. Besides the errors of Put, a batch that is already
 // in a repository matches batch.ErrStored, a dropped one batch.ErrState, and one whose id the
 // repository already has ErrDuplicate. In a plan of an engine, b must have been made by
 // Engine.NewBatch or with Engine.Observer: the engine would never evict or persist another, which

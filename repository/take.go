@@ -176,10 +176,12 @@ func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...Ta
 // claims what there is, up to max bytes. One batch that is larger than max is a claim by itself.
 // The bytes of a batch are those of its Arrow data, also where it is compressed. While it waits for
 // min bytes the batches stay in memory or on disk, so min must be less than what these can hold.
-func (r *Repository) ClaimBytes(ctx context.Context, partition int, min, max int64, opts ...TakeOption) (*Claim, error) {
+func (r *Repository) ClaimBytes(
+	ctx context.Context, partition int, min, max int64, opts ...TakeOption,
+) (*Claim, error) {
 	if min < 0 || max < 1 || max < min {
-		return nil, fmt.Errorf("repository %s: the bytes to claim must be from 0 to at least 1 and ascending, got %d to %d",
-			r.key, min, max)
+		const text = "repository %s: cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1"
+		return nil, fmt.Errorf(text, r.key, min, max)
 	}
 	t := newTaker(workable, opts)
 	t.limit, t.min, t.max = math.MaxInt, min, max
