@@ -8,8 +8,9 @@
 // Put lays a record out in the fastest memory with room and queues it. Take returns the oldest
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
-// fails; ClaimAll does so for a task that needs the whole partition. Counting takes constant time,
-// and taking a batch logarithmic time.
+// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Writer
+// gathers rows into batches. Counting takes constant time. So does taking a batch, but for batches
+// that are skipped: those in use, and for Unordered takers those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
 //	repository.go   Put and PutBatch, and what a repository holds
