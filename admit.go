@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Admit waits until a task with that estimate may start on a GPU; Limits.Admission says
-// by which rules. The caller must end the grant, by Done or Release, and draws from its
+// Admit waits until a task with that estimate may start in a space of Estimate.In, or else of the
+// rules in Limits.Admission. The caller must end the grant, by Done or Release, and draws from its
 // reservation.
 func (e *Engine) Admit(ctx context.Context, estimate Estimate) (*Grant, error) {
 	return e.admitter.Admit(ctx, estimate)
@@ -35,20 +36,25 @@ type Task struct {
 	Inputs []*repository.Claim
 	// Output and Overhead are in bytes; 0 means the estimator's estimate, which it learns from
 	// tasks of this kind, and admission.None that there is none. The task is refused if the bytes
-	// stated here and the inputs fit in no GPU together. An estimate is only a guess.
+	// stated here and the inputs fit in no space together. An estimate is only a guess.
 	Output, Overhead int64
-	// ReadAhead is how many of the inputs are brought up at most while the task waits and others
+	// In names the spaces that the task may run in, for example AnyInTier(Host) for work on the
+	// processor. Nil means those of Limits.Admission.Strategy or, without one, any GPU: the nearest
+	// to the largest input in slower memory that has room.
+	In Strategy
+	// ReadAhead is how many of the inputs are prefetched at most while the task waits and others
 	// work; 0 means all, below 0 none. They come where the task needs them if it is clear which GPU
 	// that is, else to host memory. The rules are those of repository.ReadAhead.
 	ReadAhead int
 }
 
-// RunTask waits until the task may start, brings its inputs to the GPU that it is admitted to, and
-// calls f with open handles on them, in the order of the claims. f draws further memory from the
-// grant. It reports by Grant.Produced how much output it has made, for the estimates of later
-// tasks. RunTask owns the handles and closes them. The data must not be used after f returns.
+// RunTask waits until the task may start, fetches its inputs to the space that it is admitted to, a
+// GPU unless Task.In names others, and calls f with open handles on them, in the order of the
+// claims. f draws further memory from the grant. It reports by Grant.Produced how much output it
+// has made, for the estimates of later tasks. RunTask owns the handles and closes them. The data
+// must not be used after f returns.
 //
-// When f succeeds, the inputs are consumed. When f or the bringing of the inputs runs out of memory
+// When f succeeds, the inputs are consumed. When f or a fetch of the inputs runs out of memory
 // (see admission.OutOfMemory), the handles are closed and everything that the task held is
 // released. The task is then retried with a higher estimate. There are at most
 // admission.Rules.MaxAttempts attempts. The attempt that had all the memory of a GPU is the last one
@@ -61,8 +67,8 @@ type Task struct {
 // counts as running out of memory. If f has several goroutines that wait or release,
 // Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
 //
-// If the inputs can never be in one GPU together, beside the output and overhead that the task
-// states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
+// If the inputs can never be in one of the spaces together, with the output and overhead that the
+// task states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
 // fails with a *tier.LostError. Nothing is moved in these cases.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
@@ -82,7 +88,10 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		ctx = task
 		defer end.End()
 	}
-	in := &taskInputs{mover: e.mover, owner: owner}
+	in := &taskInputs{mover: e.mover, owner: owner, to: cmp.Or(t.In, e.cfg.Limits.Admission.Strategy)}
+	if in.to == nil {
+		in.to = nearestGPU{in}
+	}
 	var ending error
 	done := false
 	defer func() { // also after a panic
@@ -114,7 +123,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	defer e.ahead.leave(in)
 	waiting := time.Now()
 	estimate := Estimate{
-		Operator: t.Operator, Input: in.bytes(), Inputs: in.charges,
+		Operator: t.Operator, In: in.to, Input: in.bytes(), Inputs: in.charges,
 		Output: t.Output, Overhead: t.Overhead, Owner: owner,
 	}
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
@@ -160,6 +169,7 @@ var errPanicked = errors.New("spillway: the task panicked")
 type taskInputs struct {
 	mover   *convert.Mover
 	owner   *reservation.Owner
+	to      reservation.Strategy // where the task may run
 	batches []*batch.Batch
 	handles []*Handle // by batch; nil if it is not locked
 	pending []bool    // by batch; a task was created for it, until the end
@@ -167,6 +177,25 @@ type taskInputs struct {
 	ahead   int            // so many of the batches are brought ahead
 	skipped []*batch.Batch // but for these; for aheadOfTasks alone
 }
+
+// nearestGPU is any GPU: the nearest to the largest input that is in slower memory first.
+type nearestGPU struct{ in *taskInputs }
+
+func (n nearestGPU) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	var from tier.ID
+	largest := int64(-1)
+	for _, b := range n.in.batches {
+		if now := b.Inside().Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
+			from, largest = now.Space, now.Bytes
+		}
+	}
+	if largest < 0 {
+		return reservation.AnyInTier(tier.GPU).Candidates(spaces, dst)
+	}
+	return reservation.ToUpgrade(from, tier.GPU).Candidates(spaces, dst)
+}
+
+func (n nearestGPU) String() string { return reservation.AnyInTier(tier.GPU).String() }
 
 // announce creates tasks for the batches: while the task waits, its inputs have their place in the
 // queue, for the monitor to see, whatever it waits for. They have them until the end, so that one

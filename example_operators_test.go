@@ -14,6 +14,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
+	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 )
@@ -155,6 +156,77 @@ func ExampleEngine_RunTask_sort() {
 	// run 0 of 65536 rows
 	// run 1 of 16384 rows
 	// merged 81920 rows, sorted: true [0 0 0 0 0 0 0 0 0 0 1 1]
+}
+
+// Rows are partitioned by their keys in host memory: each claim has batches of at most 128 KiB, and
+// each partition has a writer, which makes batches of about 32 KiB.
+func ExampleRepository_Writer() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng := check(spillway.Open(ctx, spillway.Config{
+		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},
+		HostMemory: spillway.Bytes(16 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
+	}))
+	plan := check(eng.Plan("query-17"))
+	scan, join := check(plan.Repository("partition", 0)), check(plan.Repository("join", 0))
+	for range 4 {
+		for rec, err := range numbers {
+			check(0, errors.Join(err, scan.Put(ctx, 0, rec)))
+		}
+	}
+	scan.CloseInput()
+	var writers []*repository.Writer
+	for {
+		claim, err := scan.ClaimBytes(ctx, 0, 64<<10, 128<<10)
+		if err == io.EOF {
+			break
+		}
+		check(0, err)
+		var records []arrow.RecordBatch
+		task := spillway.Task{
+			Operator: "partition", Inputs: []*spillway.Claim{claim}, In: spillway.AnyInTier(spillway.Host),
+			Output: spillway.None, Overhead: spillway.None,
+		}
+		check(0, eng.RunTask(ctx, task, func(ctx context.Context, _ *spillway.Grant, in []*spillway.Handle) error {
+			records = nil // also when it is called again
+			for _, h := range in {
+				records = append(records, check(eng.Mover().Record(ctx, h))) // without a copy
+			}
+			return nil
+		}))
+		for _, rec := range records {
+			for len(writers) < 2 {
+				writers = append(writers, check(join.Writer(ctx, len(writers), rec.Schema(), 32<<10)))
+			}
+			for row, key := range rec.Column(0).(*array.Int64).Int64Values() {
+				check(0, writers[key%2].Append(ctx, rec, int64(row), int64(row)+1))
+			}
+			rec.Release()
+		}
+	}
+	for _, w := range writers {
+		check(0, w.Flush(ctx))
+		check(0, w.Close())
+	}
+	join.CloseInput()
+	for partition := range writers {
+		rows, odd := int64(0), int64(0)
+		reader := check(join.Reader(ctx, partition))
+		for reader.Next() {
+			rows += reader.RecordBatch().NumRows()
+			for _, key := range keysOf(reader) {
+				odd += key % 2
+			}
+		}
+		reader.Release()
+		fmt.Printf("partition %d: %d rows, %d of them odd\n", partition, rows, odd)
+	}
+	check(0, eng.Close())
+	// Output:
+	// partition 0: 16384 rows, 0 of them odd
+	// partition 1: 16384 rows, 16384 of them odd
 }
 
 // keysOf returns the keys of a reader's batch.

@@ -34,7 +34,7 @@ func (p *Plan) Owner() *reservation.Owner { return p.owner }
 // new. Repositories stand in the order in which they are made, from the scans to
 // the output, unless Order says otherwise.
 func (p *Plan) Repository(operator string, port int) (*repository.Repository, error) {
-	return p.manager.Inside().Ensure(repository.Key{Operator: operator, Port: port})
+	return p.manager.Ensure(repository.Key{Operator: operator, Port: port})
 }
 
 // Manager returns the plan's repository manager, for fan-out, the order, and Clear.
@@ -76,8 +76,10 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	manager := repository.NewManager(name, e.plan, repository.Config{Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil})
-	manager.Inside().CountIn(&e.calls)
+	manager := repository.NewManager(name, e.plan, repository.Config{
+		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
+		Reservations: e.reservations, Heap: &e.overflow,
+	})
 	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: manager}
 	e.plans[name] = p
 	return p, nil

@@ -130,11 +130,11 @@ func (a *aheadOfTasks) next() []*taskInputs {
 	return slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 }
 
-// bring brings a batch to the GPU, if it is clear which that will be, or else to host memory, and
-// reports whether it came anywhere. What fails for another reason than room is left to the task.
+// bring fetches a batch to where the task may run, if it is clear which GPU that will be, or else to
+// host memory, and reports whether it came anywhere. What fails for another reason than room is left to the task.
 func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch, full *[tier.Disk + 1]bool) bool {
 	all := a.e.reservations.Spaces()
-	for _, to := range []reservation.Strategy{a.e.admitter.Strategy(), reservation.AnyInTier(tier.Host)} {
+	for _, to := range []reservation.Strategy{in.to, reservation.AnyInTier(tier.Host)} {
 		now := b.Info()
 		spaces := to.Candidates(all, nil)
 		spaces = slices.DeleteFunc(spaces, func(s *tier.Space) bool { return s.Lost() != nil })

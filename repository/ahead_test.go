@@ -24,11 +24,20 @@ type eager struct {
 	fails error
 	panic bool
 	stays bool // nothing is moved, and from the tenth call on that is an error
+
+	active, most int // calls under way, and the most at once
 }
 
 func (m *eager) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	m.mu.Lock()
 	m.ahead = append(m.ahead, m.numberOf(b))
+	m.active++
+	m.most = max(m.most, m.active)
+	defer func() {
+		m.mu.Lock()
+		m.active--
+		m.mu.Unlock()
+	}()
 	err := m.fails
 	if m.stays && len(m.ahead) >= 10 {
 		err = errors.New("asked for ever")
@@ -104,7 +113,7 @@ func TestAhead(t *testing.T) {
 		"[]":                        {ReadAhead(0)},
 		"[1 2 3]":                   {ReadAhead(2)}, // one more when the second is worked on
 		"[1 2 3 4 5 6]":             {ReadAhead(5)},
-		"[1 2 3 4 5 6 7 8 9 10 11]": {ReadAhead(math.MaxInt)},
+		"[1 2 3 4 5 6 7 8 9 10 11]": {ReadAhead(math.MaxInt)}, // the limit is 64
 	} {
 		t.Run(want, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -116,59 +125,24 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// TestAheadAdapts: one batch is enough where the work takes longer than a move, and more where it
-// takes less.
-func TestAheadAdapts(t *testing.T) {
+// TestAheadByDefault: without the option two batches are prefetched, so that a longer work has
+// something to overlap with.
+func TestAheadByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		if got := fmt.Sprint(drains(t, nil, 10*time.Second).asked()); got != "[1 2]" {
+		if got := fmt.Sprint(drains(t, nil, time.Minute).asked()); got != "[1 2 3]" {
 			t.Errorf("%s were asked for", got)
 		}
 	})
-	l := &lookahead{max: adaptive}
-	for _, c := range []struct {
-		working, moving time.Duration
-		want            int
-	}{{0, 0, 1}, {time.Second, time.Second, 2}, {10 * time.Second, time.Second, 1}, {time.Second, 3 * time.Second, 4}, {0, time.Second, 8}, {time.Second, time.Hour, 8}} {
-		l.working.Store(int64(c.working))
-		l.moving.Store(int64(c.moving))
-		if got := l.depth(); got != c.want {
-			t.Errorf("%v of work, %v a move: %d ahead, want %d", c.working, c.moving, got, c.want)
+}
+
+// TestAheadOneByOne: also where the work takes less time than a prefetch, one follows the other.
+func TestAheadOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := drains(t, nil, time.Millisecond, ReadAhead(5))
+		if m.most != 1 || m.active != 0 {
+			t.Errorf("%d at once, %d under way at the end", m.most, m.active)
 		}
-	}
-}
-
-// TestAheadHasALimit: what comes next is looked at for each batch, under the repository's lock.
-func TestAheadHasALimit(t *testing.T) {
-	manager := NewManager("p", 1, Config{Mover: &eager{fakeMover: newMover(t, 1, 1, 1)}})
-	r, err := manager.Create(Key{Operator: "scan"}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := r.lookAhead(t.Context(), 0, tier.Host, math.MaxInt)
-	if n := l.depth(); n != maxAhead {
-		t.Errorf("%d are to be ahead", n)
-	}
-	l.end()
-	if err := closeAll(t.Context(), manager); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestRefusalIsNoMove: how long a move takes is not known from one that was refused at once.
-func TestRefusalIsNoMove(t *testing.T) {
-	l := &lookahead{max: adaptive, mover: refusing{}, to: tier.Host}
-	l.working.Store(int64(time.Second))
-	l.moving.Store(int64(5 * time.Second))
-	if err := l.bring(nil); err == nil || l.depth() != 6 {
-		t.Errorf("%d batches are to be ahead after %v, 6 were before", l.depth(), err)
-	}
-}
-
-// refusing is a mover that brings nothing ahead.
-type refusing struct{}
-
-func (refusing) Ahead(context.Context, *batch.Batch, reservation.Strategy) error {
-	return &tier.NoSpaceError{}
+	})
 }
 
 // TestAheadThatFails: a refusal, an error or a panic is not the consumer's. One try is enough for

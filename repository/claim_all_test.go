@@ -227,21 +227,25 @@ func TestClaimEndsWhenOthersHaveTheRest(t *testing.T) {
 	})
 }
 
-// TestClaimAllSeesALaterClaim: a call has a batch in its hands when ClaimAll begins to wait for it,
-// and then makes it part of an open claim.
-func TestClaimAllSeesALaterClaim(t *testing.T) {
+// TestClaimAllWaitsForAConsume: a claim that is being consumed, which waits for the end of a move, is
+// as good as gone.
+func TestClaimAllWaitsForAConsume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMover(t, 20, 20, 20)
 		r := ensure(t, newPlan(t, m), "join")
 		putNumbers(t, r, 0, 3)
-		e, err := r.claim(background, 0, wantClaim, false)
-		check(t, err)
+		c := mustClaim(t, r, 1)
+		transit := mustTransit(t, c.Batches()[0])
+		consumed := make(chan error, 1)
+		go func() { consumed <- c.Consume() }()
+		mustWait(t, consumed)
 		all := claiming(func() (*Claim, error) { return r.ClaimAll(background, 0) })
 		mustWait(t, all)
-		c, err := r.holdUpTo(e, wantClaim, 1)
-		check(t, err)
-		wantError(t, (<-all).err, ErrClaimed)
-		check(t, c.Consume())
-		check(t, mustClaim(t, r, 10).Consume())
+		check(t, transit.Abort())
+		check(t, <-consumed)
+		got := <-all
+		check(t, got.err)
+		wantNumbers(t, m.numbersOf(got.c.Batches()), 1, 2)
+		check(t, got.c.Consume())
 	})
 }

@@ -208,24 +208,6 @@ func TestRestoreServesTheOldest(t *testing.T) {
 	})
 }
 
-// TestClaimIsInOrder: also where an older batch is restored while the first one of the claim is on
-// its way to a waiter.
-func TestClaimIsInOrder(t *testing.T) {
-	m := newMover(t, 20, 20, 20)
-	r := ensure(t, newPlan(t, m), "join")
-	putNumbers(t, r, 0, 3)
-	older := mustClaim(t, r, 1)
-	w := takeOptionsOf(nil).want(wantClaim)
-	first, err := r.claim(background, 0, w, false)
-	check(t, err)
-	check(t, older.Restore())
-	c, err := r.holdUpTo(first, w, 2)
-	check(t, err)
-	wantNumbers(t, m.numbersOf(c.Batches()), 0, 1)
-	check(t, c.Restore())
-	wantNumbers(t, takeAll(t, m, r), 0, 1, 2)
-}
-
 // TestBytesOfAClaimedBatch: a claimed batch that is dropped in place counts no bytes from then on,
 // with a handle open and after its close.
 func TestBytesOfAClaimedBatch(t *testing.T) {

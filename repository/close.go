@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/spillway-db/spillway/batch"
 )
@@ -16,19 +14,12 @@ func (r *Repository) CloseInput() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closeInputLocked()
-	for _, p := range r.mu.parts {
-		p.matchLocked()
-	}
 }
 
 func (r *Repository) closeInputLocked() {
-	if r.mu.inputClosed {
-		return
-	}
 	r.mu.inputClosed = true
-	close(r.ended)
-	if r.mu.schema == nil {
-		close(r.mu.learned) // it never will be
+	for _, p := range r.mu.parts {
+		p.serveLocked()
 	}
 }
 
@@ -39,115 +30,75 @@ func (r *Repository) Close(ctx context.Context) error {
 	if !r.shut() {
 		return r.closedError()
 	}
-	_, err := r.close(ctx)
+	_, err := r.clear(ctx)
 	return err
-}
-
-// close clears a repository that is shut. It does nothing if that was done before.
-func (r *Repository) close(ctx context.Context) (Leftover, error) {
-	left, err := r.clear(ctx)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.mu.emptied = len(r.mu.entries) == 0
-	return left, err
 }
 
 // shut wakes all waiters and refuses all calls from now on; false if nothing is left to be done.
 func (r *Repository) shut() bool {
 	r.mu.Lock()
-	if r.mu.emptied {
-		r.mu.Unlock()
-		return false
-	}
-	if !r.mu.closed {
-		r.mu.closed = true
-		r.closeInputLocked()
-		for _, p := range r.mu.parts {
-			for w := range queues {
-				p.endWaitsLocked(w, r.closedError())
-			}
-		}
-	}
+	emptied := r.mu.closed && len(r.mu.entries) == 0
+	r.mu.closed = true
+	r.closeInputLocked()
 	r.mu.Unlock()
 	r.end(r.closedError())
-	return true
+	return !emptied
 }
 
 // clear drops all batches that the repository holds now, and returns how many it has dropped.
-func (r *Repository) clear(ctx context.Context) (left Leftover, err error) {
-	r.mu.Lock()
-	var entries []*entry
-	for _, n := range slices.Sorted(maps.Keys(r.mu.parts)) {
-		entries = append(entries, r.mu.parts[n].allLocked()...)
-	}
-	r.mu.Unlock()
-	left.Key = r.key
+func (r *Repository) clear(ctx context.Context) (Leftover, error) {
+	left := Leftover{Key: r.key}
 	var failed []error
-	for _, e := range entries {
-		dropped, bytes, err := r.drop(ctx, e, awaitClaimed)
-		if err != nil {
+	for _, n := range r.Partitions() {
+		for _, e := range r.entries(n) {
+			dropped, bytes, err := r.drop(ctx, e, true)
+			if !dropped && err != nil { // ctx has ended
+				err = fmt.Errorf("repository %s, batch %d is %s: %w", r.key, e.b.ID(), e.b.Info().State, err)
+				return left, errors.Join(append(failed, err)...)
+			}
 			failed = append(failed, err)
-		}
-		switch {
-		case dropped:
-			left.Batches++
-			left.Bytes += bytes
-		case err != nil: // ctx has ended
-			return left, errors.Join(failed...)
+			if dropped {
+				left.Batches++
+				left.Bytes += bytes
+			}
 		}
 	}
 	return left, errors.Join(failed...)
 }
 
-// What drop does about a batch that a taker is about to take.
-const (
-	awaitClaimed = false // see whether that succeeds
-	leaveClaimed = true  // count it as taken
-)
-
-// drop drops one batch, if the repository holds it still, as soon as no call is moving it. If dropped
-// is false, the only error is that ctx has ended.
-func (r *Repository) drop(ctx context.Context, e *entry, leave bool) (dropped bool, bytes int64, _ error) {
-	for {
-		r.mu.Lock()
-		var changed, ended <-chan struct{}
-		switch {
-		case e.class == gone || leave && e.class == claimed:
-			r.mu.Unlock()
-			return false, 0, nil
-		case e.claim != nil && r.mu.closed: // its holder may keep it for ever, and will find out
-			e.holdLocked(nil)
-		case e.class == inTransit && r.m.ended.Err() == nil:
-			changed, ended = e.awaitLocked(), r.m.ended.Done()
-		case e.class == claimed:
-			changed = e.awaitLocked()
-		default:
-			e.part.moveLocked(e, claimed)
-		}
-		bytes = e.bytes
-		r.mu.Unlock()
-		if changed != nil {
-			select {
-			case <-changed:
-			case <-ended:
-			case <-ctx.Done():
-				return false, 0, fmt.Errorf("repository %s, batch %d is %s: %w",
-					r.key, e.b.ID(), e.b.Info().State, context.Cause(ctx))
-			}
-			continue
-		}
-		err := e.b.Drop()
-		se, ok := err.(*batch.StateError) // a StateError that is wrapped is the payload's
-		switch {
-		case !ok:
-			r.remove(e)
-			return true, bytes, err
-		case se.State == batch.Released || r.m.ended.Err() != nil: // it is gone, or its transit's
-			r.remove(e)
-			return false, 0, nil
-		}
-		r.putBack(e) // it is in transit since it was claimed
+// drop drops one batch, if the repository holds it still, as soon as no call is taking or moving
+// it. Without waits it leaves a batch that is claimed to the claimer.
+func (r *Repository) drop(ctx context.Context, e *entry, waits bool) (dropped bool, bytes int64, _ error) {
+	c, err := r.claim(ctx, e.part.number, &taker{only: e, drops: true, noWait: !waits}, true)
+	if c == nil || len(c.entries) == 0 {
+		return false, 0, err
 	}
+	return c.discard(ctx, e)
+}
+
+// discard drops the batch of an entry of the claim, which leaves, and returns how many bytes it was
+// charged. It waits for the end of a move of the batch. If ctx ends first, the claim is restored.
+// Once the engine is closed, a batch in transit is left to the owner of the Transit.
+func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int64, _ error) {
+	r := c.r
+	r.mu.Lock()
+	bytes = e.bytes
+	r.mu.Unlock()
+	inner, done := within(ctx, r.m.ended)
+	defer done()
+	err := e.b.Discard(inner)
+	// A StateError that is wrapped is the payload's.
+	_, gone := err.(*batch.StateError)
+	switch {
+	case gone || r.m.ended.Err() != nil && errors.Is(err, context.Cause(r.m.ended)):
+		r.remove(e)
+		return false, 0, nil
+	case inner.Err() != nil && errors.Is(err, context.Cause(inner)):
+		c.restore()
+		return false, 0, err
+	}
+	r.remove(e)
+	return true, bytes, err
 }
 
 // takeBack drops a batch that was put by a call which failed, unless a consumer has it.
@@ -158,6 +109,6 @@ func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
 	if e == nil || e.b != b {
 		return nil
 	}
-	_, _, err := r.drop(context.WithoutCancel(ctx), e, leaveClaimed)
+	_, _, err := r.drop(context.WithoutCancel(ctx), e, false)
 	return err
 }

@@ -35,14 +35,13 @@ func TestCallsAreCounted(t *testing.T) {
 				m := newMover(t, 10, 10, 10)
 				var held atomic.Bool
 				goOn := make(chan struct{})
-				plan := NewManager("test", 7, Config{Mover: m, Clock: func() int64 {
+				var calls gate.Gate
+				plan := NewManager("test", 7, Config{Mover: m, Calls: &calls, Clock: func() int64 {
 					if held.CompareAndSwap(true, false) {
 						<-goOn
 					}
 					return 0
 				}})
-				var calls gate.Gate
-				plan.Inside().CountIn(&calls)
 				r := ensure(t, plan, "join")
 				check(t, r.Put(background, 1, record(0)))
 				m.setFault(func(op string) error {

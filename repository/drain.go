@@ -1,11 +1,13 @@
 package repository
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"sync"
 	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -13,14 +15,25 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+)
+
+// defaultAhead is how many batches are prefetched at most without the option ReadAhead: two, so
+// that the time of a longer work is used, too. maxAhead is the largest value of the option.
+const (
+	defaultAhead = 2
+	maxAhead     = 64
 )
 
 // Drain takes one batch of the partition after the other, fetches it to a tier, and yields a handle
 // on it. It ends when the partition is empty or, with WaitInput, when the partition is empty and
 // the input is closed. A partition whose batches are in open claims is not empty: Drain waits until
 // the claims consume or restore them.
+//
+// Of the spaces of the tier, the batch goes to the nearest that has room, and of those equally near
+// to the one with the most room. The option In names other spaces.
 //
 // The order is that of arrival: Drain waits for an older batch that is in transit, unless it is
 // Unordered. Batches that a claim restores return to their places in the order.
@@ -39,25 +52,18 @@ import (
 func (r *Repository) Drain(
 	ctx context.Context, partition int, to tier.Kind, opts ...TakeOption,
 ) iter.Seq2[*batch.Handle, error] {
-	o := takeOptionsOf(opts)
-	w := o.want(wantRest)
-	if o.waitInput {
-		w = o.want(wantTask)
-	}
 	return func(yield func(*batch.Handle, error) bool) {
 		if !to.Valid() {
 			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
 			return
 		}
-		consume := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-			return r.m.cfg.Mover.Consume(ctx, b, reservation.AnyInTier(to))
-		}
-		ctx, done := r.within(ctx)
+		ctx, done := within(ctx, r.life)
+		s := stream{r: r, ctx: ctx, partition: partition, to: to, consumes: true, taker: newTaker(workable, opts)}
+		s.taker.rest = !s.taker.waitInput
+		defer s.running.Wait()
 		defer done()
-		ahead := r.lookAhead(ctx, partition, to, o.ahead)
-		defer ahead.end()
 		for {
-			e, h, err := r.acquire(ctx, partition, w, consume)
+			e, h, err := s.next()
 			if errors.Is(err, io.EOF) {
 				return
 			}
@@ -66,50 +72,119 @@ func (r *Repository) Drain(
 				return
 			}
 			r.remove(e)
-			ahead.begin()
+			s.prefetch(nil)
 			if !yield(h, nil) {
 				return
 			}
-			ahead.worked()
 		}
 	}
 }
 
-// opener opens a handle on a claimed batch: for Drain after a fetch, for Reader where the batch is.
-type opener func(context.Context, *batch.Batch) (*batch.Handle, error)
+// stream is a Drain or a Reader of a partition. While its consumer works, it prefetches the batches
+// that come next, one after the other, so that demand never waits for more than one of them.
+type stream struct {
+	r         *Repository
+	ctx       context.Context // of the caller and the repository: array.RecordReader has none in Next
+	partition int
+	to        tier.Kind
+	consumes  bool // the handles are in the tier, and free their batches
+	taker     *taker
 
-// acquire claims the oldest batch and opens a handle on it. The caller ends the claim, by remove or
-// putBack. io.EOF is the end of the partition. After any error nothing is claimed.
-func (r *Repository) acquire(ctx context.Context, partition int, w want, open opener) (*entry, *batch.Handle, error) {
-	if r.m.cfg.Mover == nil {
-		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", r.key, tier.ErrNotSupported)
+	running     sync.WaitGroup // prefetching
+	prefetching bool           // guarded by the repository's lock
+}
+
+// next claims the batch that comes next and opens a handle on it. The caller ends the claim, by
+// remove or restore. io.EOF is the end of the partition. After any error, and after a panic of a
+// converter, nothing is claimed.
+func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
+	mover := s.r.m.cfg.Mover
+	if mover == nil {
+		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", s.r.key, tier.ErrNotSupported)
 	}
+	s.taker.noWait = false // which is not for streams
+	var c *Claim
+	defer func() {
+		if c != nil {
+			c.restore()
+		}
+	}()
 	for {
-		e, err := r.claim(ctx, partition, w, true)
-		if err != nil {
+		if c, err = s.r.claim(s.ctx, s.partition, s.taker, true); err != nil {
 			return nil, nil, err
 		}
-		h, err := r.open(ctx, e, open)
+		e := c.entries[0]
+		var h *batch.Handle
+		if s.consumes {
+			to := s.taker.in
+			if from := e.b.Inside().Space(); to == nil && from != nil && from.Kind() > s.to {
+				to = reservation.ToUpgrade(from.ID(), s.to)
+			} else if to == nil && from != nil && from.Kind() < s.to {
+				to = reservation.ToDowngrade(from.ID(), s.to)
+			}
+			h, err = mover.Consume(s.ctx, e.b, cmp.Or(to, reservation.AnyInTier(s.to)))
+		} else {
+			if s.taker.in != nil {
+				err = mover.Move(s.ctx, e.b, s.taker.in)
+			}
+			if err == nil || errors.Is(err, batch.ErrState) { // a batch in use is read where it is
+				h, err = e.b.Inside().Read(s.ctx, tier.ID{}) // pending tasks stay their callers'
+			}
+		}
 		if err == nil {
+			c = nil
 			return e, h, nil
 		}
 		// Skip a batch that another caller dropped in its place. Return other errors, even if a
 		// Clear has dropped the batch since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
-			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", r.key, partition, err)
+			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", s.r.key, s.partition, err)
 		}
+		c.restore()
 	}
 }
 
-// open opens a handle on the batch of a claimed entry. If it fails or panics, it puts the entry
-// back.
-func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.Handle, err error) {
-	defer func() { // also when a converter panics
-		if h == nil {
-			r.putBack(e)
+// prefetch starts to fetch the first of the batches that come next which is in a slower tier, and
+// then the others. last is the one that was prefetched last; nil if the consumer calls, which is at
+// the beginning of each work: then it does nothing while a prefetch is under way.
+func (s *stream) prefetch(last *batch.Batch) {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	if last == nil && s.prefetching || s.ctx.Err() != nil {
+		return
+	}
+	s.prefetching = false
+	p, coming := s.r.mu.parts[s.partition], min(s.taker.ahead, maxAhead)
+	for at := p.free; at != nil && coming > 0; at = at.Next() {
+		e := at.Value.(*entry)
+		if e.claim != nil {
+			continue
 		}
-	}()
-	return open(ctx, e.b)
+		coming--
+		if e.b == last || e.space.Kind <= s.to || e.state != batch.Idle && e.state != batch.TaskCreated {
+			continue
+		}
+		s.prefetching = true
+		to := cmp.Or(s.taker.in, reservation.ToUpgrade(e.space, s.to))
+		s.running.Go(func() {
+			labels.ReadAhead.Set()
+			if s.bring(e.b, to) == nil && e.b.Info().Space.Kind <= s.to {
+				s.prefetch(e.b)
+				return
+			}
+			// There is no room, for example: the next work tries again.
+			s.r.mu.Lock()
+			s.prefetching = false
+			s.r.mu.Unlock()
+		})
+		return
+	}
+}
+
+// bring prefetches one batch.
+func (s *stream) bring(b *batch.Batch, to reservation.Strategy) (err error) {
+	defer guard.Error(&err, "a mover")
+	return s.r.m.cfg.Mover.Ahead(s.ctx, b, to)
 }
 
 // Reader returns the partition as a stream of Arrow records, which consumes it: each batch leaves
@@ -118,52 +193,33 @@ func (r *Repository) open(ctx context.Context, e *entry, open opener) (h *batch.
 // Err, when ctx ends, the repository is closed, or a batch cannot be opened, which then stays in
 // the repository. A payload whose release fails does not end the stream: Err returns the first such
 // error after the end. Records may be in pinned host memory, which they keep until they are
-// released.
+// released. With the option In, batches are moved to a space of that strategy before they are read.
 //
 // If the schema is unknown, Reader waits for the first batch that has one; a payload of a program
 // without a descriptor has none. If the input is closed before that, Reader returns ErrNoSchema.
 // The reader must be released; it is not safe for concurrent use.
 func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOption) (array.RecordReader, error) {
-	r.mu.Lock()
-	_, err := r.partitionLocked(partition)
-	learned := r.mu.learned
-	r.mu.Unlock()
-	if err != nil {
+	if _, err := r.claim(ctx, partition, &taker{schema: true}, true); err != nil {
 		return nil, err
 	}
-	select {
-	case <-learned:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 	r.mu.Lock()
-	schema, closed := r.mu.schema, r.mu.closed // and not r.life, which ends a little later
+	schema := r.mu.schema
 	r.mu.Unlock()
-	if closed {
-		return nil, r.closedError()
-	}
 	if schema == nil {
 		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
 	}
-	o := takeOptionsOf(opts)
-	ctx, done := r.within(ctx)
-	rd := &reader{
-		r: r, ctx: ctx, done: done, partition: partition, want: o.want(wantTask), schema: schema,
-		ahead: r.lookAhead(ctx, partition, tier.Host, o.ahead),
-	}
+	ctx, done := within(ctx, r.life)
+	rd := &reader{done: done, schema: schema}
+	rd.stream = stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: newTaker(workable, opts)}
 	rd.refs.Store(1)
 	return rd, nil
 }
 
 type reader struct {
-	r         *Repository
-	ctx       context.Context // of Reader's caller and the repository: array.RecordReader has none in Next
-	done      func()          // ends ctx
-	partition int
-	want      want
-	schema    *arrow.Schema
-	refs      atomic.Int64
-	ahead     *lookahead
+	stream
+	done   func() // ends the stream's context
+	schema *arrow.Schema
+	refs   atomic.Int64
 
 	current arrow.RecordBatch
 	err     error
@@ -183,8 +239,8 @@ func (rd *reader) Release() {
 // end ends the stream. It may be called again.
 func (rd *reader) end() {
 	rd.ended = true
-	rd.ahead.end()
 	rd.done()
+	rd.running.Wait()
 }
 
 func (rd *reader) drop() {
@@ -204,7 +260,6 @@ func (rd *reader) Next() bool {
 	if rd.ended {
 		return false
 	}
-	rd.ahead.worked()
 	rec, err := rd.read()
 	if err != nil {
 		rd.end()
@@ -215,28 +270,25 @@ func (rd *reader) Next() bool {
 		return false
 	}
 	rd.current = rec
-	rd.ahead.begin()
+	rd.prefetch(nil)
 	return true
 }
 
 // read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere.
 func (rd *reader) read() (arrow.RecordBatch, error) {
 	r := rd.r
-	if !r.m.calls.Enter() {
+	if !r.m.cfg.Calls.Enter() {
 		return nil, r.closedError()
 	}
-	defer r.m.calls.Leave()
-	here := func(ctx context.Context, b *batch.Batch) (*batch.Handle, error) {
-		return b.Inside().Read(ctx, tier.ID{}) // pending tasks stay their callers'
-	}
-	e, h, err := r.acquire(rd.ctx, rd.partition, rd.want, here)
+	defer r.m.cfg.Calls.Leave()
+	e, h, err := rd.next()
 	if err != nil {
 		return nil, err
 	}
 	rec, err := rd.open(h)
 	if err != nil {
 		err = errors.Join(fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err), h.Close())
-		r.putBack(e)
+		rd.taker.claim.restore()
 		return nil, err
 	}
 	// With a handle open only one error is possible, that the batch was dropped in place, and that

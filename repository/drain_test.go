@@ -379,6 +379,58 @@ func TestDrainWaitInput(t *testing.T) {
 	})
 }
 
+// TestReaderWaitsForTheSchema of the first batch, which may be put into another partition, and for
+// the end of the input.
+func TestReaderWaitsForTheSchema(t *testing.T) {
+	for _, learns := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMover(t, 10, 10, 10)
+			r := ensure(t, newPlan(t, m), "join")
+			done := make(chan error, 1)
+			go func() {
+				rd, err := r.Reader(background, 1)
+				if err == nil {
+					rd.Release()
+				}
+				done <- err
+			}()
+			mustWait(t, done)
+			var want error
+			if learns {
+				fill(t, r, 1)
+			} else {
+				r.CloseInput()
+				want = ErrNoSchema
+			}
+			synctest.Wait()
+			if len(done) != 1 {
+				t.Fatal("the reader still waits")
+			}
+			wantError(t, <-done, want)
+		})
+	}
+}
+
+// TestStreamsIgnoreNoWait: the option is not for streams, which wait for a batch in transit.
+func TestStreamsIgnoreNoWait(t *testing.T) {
+	for _, name := range []string{"reader", "drain", "drain of what is there"} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMover(t, 10, 10, 10)
+			r := ensure(t, newPlan(t, m), "join")
+			fill(t, r, 2)
+			r.CloseInput()
+			transit := mustTransit(t, nth(r, 0))
+			var got numbers
+			done := make(chan error, 1)
+			go func() { done <- ways[name](background, m, r, got.add, NoWait()) }()
+			mustWait(t, done)
+			check(t, transit.Abort())
+			check(t, <-done)
+			wantNumbers(t, got.all(), 0, 1)
+		})
+	}
+}
+
 // TestCloseEndsDrain: a drain that waits for room ends when the repository closes.
 func TestCloseEndsDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

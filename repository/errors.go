@@ -46,8 +46,8 @@ func (e *SchemaError) difference() string {
 	if e.Want.NumFields() != e.Got.NumFields() {
 		return fmt.Sprintf("%d columns, want %d", e.Got.NumFields(), e.Want.NumFields())
 	}
-	for i := range e.Want.NumFields() {
-		if want, got := e.Want.Field(i), e.Got.Field(i); !want.Equal(got) {
+	for i, want := range e.Want.Fields() {
+		if got := e.Got.Field(i); !want.Equal(got) {
 			return fmt.Sprintf("column %d is %q, want %q", i, got, want)
 		}
 	}

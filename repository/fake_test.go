@@ -151,6 +151,19 @@ func (m *fakeMover) move(ctx context.Context, b *batch.Batch, to reservation.Str
 	return t.Commit(p, false)
 }
 
+func (m *fakeMover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
+	if m.reaches(to, b.Info().Space) {
+		return nil
+	}
+	return m.move(ctx, b, to)
+}
+
+func (m *fakeMover) Ahead(context.Context, *batch.Batch, reservation.Strategy) error {
+	return &tier.NoSpaceError{}
+}
+
+func (m *fakeMover) Ended() context.Context { return context.Background() }
+
 func (m *fakeMover) reaches(to reservation.Strategy, id tier.ID) bool {
 	return slices.ContainsFunc(to.Candidates(m.reservations.Spaces(), nil), func(s *tier.Space) bool { return s.ID() == id })
 }
@@ -258,7 +271,7 @@ func closeAll(ctx context.Context, plan *Manager) error {
 
 func ensure(t testing.TB, plan *Manager, operator string) *Repository {
 	t.Helper()
-	r, err := plan.Inside().Ensure(Key{Operator: operator})
+	r, err := plan.Ensure(Key{Operator: operator})
 	check(t, err)
 	return r
 }

@@ -1,6 +1,7 @@
 package repository
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -27,14 +29,6 @@ type Key struct {
 // String returns the key as "hash-join:0".
 func (k Key) String() string { return k.Operator + ":" + strconv.Itoa(k.Port) }
 
-// validate checks that the key has an operator and a port that is not negative.
-func (k Key) validate() error {
-	if k.Operator == "" || k.Port < 0 {
-		return fmt.Errorf("repository: the key %q needs an operator and a port from 0", k)
-	}
-	return nil
-}
-
 // Mover is what repositories need of what moves batches.
 type Mover interface {
 	// Ingest lays rec out in a space of the strategy, for which it waits. The
@@ -47,11 +41,15 @@ type Mover interface {
 	Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
 	// Record opens what h holds as a record, which may be used beyond h.
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
+	// Move moves b to a space of the strategy. A batch in use is a batch.ErrState.
+	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
+	// Ahead is Move for a prefetch: only if nobody needs the room, and it waits for nothing but the
+	// transfer.
+	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
+	// Ended returns a context that ends when the mover is closed. From then on a batch in transit is
+	// in a program's own Transit, which may stay open for ever.
+	Ended() context.Context
 }
-
-// ending is a Mover with a context that ends when it is closed. From then on a batch in transit is in a
-// program's own Transit, which may stay open for ever.
-type ending interface{ Ended() context.Context }
 
 // Config is what the repositories of a plan work with.
 type Config struct {
@@ -70,6 +68,14 @@ type Config struct {
 	// Origins makes each Put note its operator in its context (events.From), so that events can tell
 	// its waits for room from others. It costs an allocation.
 	Origins bool
+	// Calls counts those calls of Put, FanOut and readers that have memory of batches which no
+	// repository and no user has. The engine shuts it and waits for them when all plans are closed.
+	// Nil means that nobody waits.
+	Calls *gate.Gate
+	// Reservations is where a Writer reserves its memory, and Heap counts what it takes from the Go
+	// heap for rows that are larger than its batches. A Writer needs the former.
+	Reservations *reservation.Manager
+	Heap         *arrowmem.HeapCounter
 }
 
 // Manager owns the repositories of one plan, and keeps their order. It is safe
@@ -78,11 +84,9 @@ type Manager struct {
 	name string
 	plan uint64
 	cfg  Config
-	ids  *batch.IDs
 	seq  atomic.Uint64 // of the last batch that arrived
 
-	ended context.Context // see ending; never ends if the mover has none
-	calls *gate.Gate      // those that have memory of batches which no repository and no user has
+	ended context.Context // Mover.Ended; never ends without a mover
 
 	mu struct {
 		lockrank.Mutex[lockrank.Manager]
@@ -96,12 +100,11 @@ type Manager struct {
 // NewManager returns a manager without repositories. The name is for error messages; plan is the
 // number by which the batches' places distinguish plans.
 func NewManager(name string, plan uint64, cfg Config) *Manager {
-	m := &Manager{name: name, plan: plan, cfg: cfg, ids: cfg.IDs, ended: context.Background(), calls: new(gate.Gate)}
-	if m.ids == nil {
-		m.ids = new(batch.IDs)
-	}
-	if e, ok := cfg.Mover.(ending); ok {
-		m.ended = e.Ended()
+	m := &Manager{name: name, plan: plan, cfg: cfg, ended: context.Background()}
+	m.cfg.IDs = cmp.Or(cfg.IDs, new(batch.IDs))
+	m.cfg.Calls = cmp.Or(cfg.Calls, new(gate.Gate))
+	if cfg.Mover != nil {
+		m.ended = cfg.Mover.Ended()
 	}
 	m.mu.table = make(map[Key]*Repository)
 	return m
@@ -112,32 +115,38 @@ func (m *Manager) closedError() error { return fmt.Errorf("plan %q: %w", m.name,
 // Create makes a repository, which is the last in the plan until Order changes that. A key that is
 // in use matches ErrDuplicate.
 func (m *Manager) Create(key Key, o Options) (*Repository, error) {
-	return m.create(key, o, false)
-}
-
-func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
-	if err := errors.Join(key.validate(), o.validate()); err != nil {
-		return nil, err
+	if key.Operator == "" || key.Port < 0 {
+		return nil, fmt.Errorf("repository: the key %q needs an operator and a port from 0", key)
+	}
+	if o.Partitions < 0 {
+		return nil, fmt.Errorf("repository: Partitions must be at least 0, got %d", o.Partitions)
 	}
 	m.mu.Lock()
-	r := m.mu.table[key]
-	var (
-		changed []*Repository
-		err     error
-	)
-	switch {
-	case m.mu.closed:
-		r, err = nil, m.closedError()
-	case r == nil:
-		r = newRepository(m, key, o)
-		m.mu.table[key] = r
-		m.mu.order = append(m.mu.order, r)
-		changed = m.rankLocked(max(0, len(m.mu.order)-2)) // the other ranks stay
-	case !orFind:
-		r, err = nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
+	if m.mu.closed {
+		m.mu.Unlock()
+		return nil, m.closedError()
 	}
+	if m.mu.table[key] != nil {
+		m.mu.Unlock()
+		return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrDuplicate)
+	}
+	r := newRepository(m, key, o)
+	m.mu.table[key] = r
+	m.mu.order = append(m.mu.order, r)
+	changed := m.rankLocked(max(0, len(m.mu.order)-2)) // the other ranks stay
 	m.mu.Unlock()
-	settle(changed)
+	for _, r := range changed {
+		r.settle()
+	}
+	return r, nil
+}
+
+// Ensure returns the repository of a key, and makes it, with the default options, if there is none.
+func (m *Manager) Ensure(key Key) (*Repository, error) {
+	r, err := m.Create(key, Options{})
+	if errors.Is(err, ErrDuplicate) {
+		return m.Lookup(key)
+	}
 	return r, err
 }
 
@@ -145,14 +154,27 @@ func (m *Manager) create(key Key, o Options, orFind bool) (*Repository, error) {
 func (m *Manager) Lookup(key Key) (*Repository, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.lookupLocked(key)
+	found, err := m.lookupLocked([]Key{key}, "")
+	if err != nil {
+		return nil, err
+	}
+	return found[0], nil
 }
 
-func (m *Manager) lookupLocked(key Key) (*Repository, error) {
-	if r := m.mu.table[key]; r != nil {
-		return r, nil
+// lookupLocked returns the repositories of the keys, in their order. A key that is there twice is
+// an error; in is for its message.
+func (m *Manager) lookupLocked(keys []Key, in string) (found []*Repository, _ error) {
+	for _, key := range keys {
+		r := m.mu.table[key]
+		if r == nil {
+			return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrUnknown)
+		}
+		if slices.Contains(found, r) {
+			return nil, fmt.Errorf("plan %q: repository %s is twice in %s", m.name, key, in)
+		}
+		found = append(found, r)
 	}
-	return nil, fmt.Errorf("plan %q, repository %s: %w", m.name, key, ErrUnknown)
+	return found, nil
 }
 
 // Repositories returns the plan's repositories, from the scans to the output.
@@ -168,7 +190,7 @@ func (m *Manager) Repositories() []*Repository {
 // or one twice, is an error, which changes nothing.
 func (m *Manager) Order(keys ...Key) error {
 	m.mu.Lock()
-	named, err := m.each(keys, m.lookupLocked, "the order")
+	named, err := m.lookupLocked(keys, "the order")
 	var changed []*Repository
 	if err == nil {
 		isNamed := func(r *Repository) bool { return slices.Contains(named, r) }
@@ -176,34 +198,20 @@ func (m *Manager) Order(keys ...Key) error {
 		changed = m.rankLocked(0)
 	}
 	m.mu.Unlock()
-	settle(changed)
+	for _, r := range changed {
+		r.settle()
+	}
 	return err
 }
 
-// each returns the repositories of the keys, in their order. A key that is there twice is an error; in
-// is for its message.
-func (m *Manager) each(keys []Key, find func(Key) (*Repository, error), in string) (found []*Repository, _ error) {
-	for _, key := range keys {
-		r, err := find(key)
-		if err != nil {
-			return nil, err
-		}
-		if slices.Contains(found, r) {
-			return nil, fmt.Errorf("plan %q: repository %s is twice in %s", m.name, key, in)
-		}
-		found = append(found, r)
-	}
-	return found, nil
-}
-
-// rankLocked sets the ranks of the repositories from that place in the order on, and
-// returns those whose rank has changed; the caller settles them once the lock is free.
+// rankLocked sets the ranks of the repositories from that place in the order on, and returns those
+// whose rank has changed. The caller settles them once the lock is free.
 func (m *Manager) rankLocked(from int) (changed []*Repository) {
 	for i, r := range m.mu.order[from:] {
 		rank, last := from+i, from+i == len(m.mu.order)-1
 		r.mu.Lock()
-		if r.mu.rank != rank || r.mu.last != last {
-			r.mu.rank, r.mu.last = rank, last
+		if p := &r.mu.place; p.Rank != rank || p.Last != last {
+			p.Rank, p.Last = rank, last
 			changed = append(changed, r)
 		}
 		r.mu.Unlock()
@@ -211,52 +219,47 @@ func (m *Manager) rankLocked(from int) (changed []*Repository) {
 	return changed
 }
 
-// settle gives the batches their places.
-func settle(repositories []*Repository) {
-	for _, r := range repositories {
-		r.settleAll()
-	}
-}
-
 // FanOut puts one record into the same partition of several repositories. Each
 // gets a batch of its own, with its own memory, because their consumers go their own
 // ways. If one cannot be put, the others are taken back, except for those that a
 // consumer has already.
-func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) error {
-	ports, err := m.each(keys, m.Lookup, "a fan-out")
+func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition int, keys ...Key) (err error) {
+	m.mu.Lock()
+	ports, err := m.lookupLocked(keys, "a fan-out")
+	m.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if !m.calls.Enter() {
+	if !m.cfg.Calls.Enter() {
 		return m.closedError()
 	}
-	defer m.calls.Leave()
-	type copied struct {
-		b   *batch.Batch
-		seq uint64
-	}
-	var copies []copied
-	fail := func(inserted int, err error) error {
-		for i, c := range copies {
+	defer m.cfg.Calls.Leave()
+	var copies []*batch.Batch
+	inserted := 0
+	defer func() {
+		if err == nil {
+			return
+		}
+		for i, b := range copies {
 			if i < inserted {
-				err = errors.Join(err, ports[i].takeBack(ctx, c.b))
+				err = errors.Join(err, ports[i].takeBack(ctx, b))
 			} else {
-				err = errors.Join(err, m.discard(c.b))
+				err = errors.Join(err, b.Discard(m.ended))
 			}
 		}
-		return err
-	}
+	}()
 	for _, r := range ports { // all the copies first: most that can fail fails here
-		b, seq, err := r.ingest(ctx, partition, rec)
+		b, err := r.ingest(ctx, partition, rec)
 		if err != nil {
-			return fail(0, err)
+			return err
 		}
-		copies = append(copies, copied{b, seq})
+		copies = append(copies, b)
 	}
 	for i, r := range ports {
-		if err := r.insert(partition, copies[i].b, copies[i].seq); err != nil {
-			return fail(i, err)
+		if err := r.insert(partition, copies[i], true); err != nil {
+			return err
 		}
+		inserted++
 	}
 	return nil
 }
@@ -271,20 +274,10 @@ type Leftover struct {
 // Clear drops the batches of all repositories, and returns the repositories that had some, in the
 // plan's order: a plan whose work is complete has consumed everything. It waits, until ctx ends,
 // for batches that are in transit or that a call is taking. The repositories stay open.
-func (m *Manager) Clear(ctx context.Context) ([]Leftover, error) {
-	return m.clearEach(ctx, (*Repository).clear)
-}
-
-// clearEach calls clear for each repository, and joins the results.
-func (m *Manager) clearEach(
-	ctx context.Context, clear func(*Repository, context.Context) (Leftover, error),
-) ([]Leftover, error) {
-	var (
-		report []Leftover
-		failed []error
-	)
+func (m *Manager) Clear(ctx context.Context) (report []Leftover, _ error) {
+	var failed []error
 	for _, r := range m.Repositories() {
-		left, err := clear(r, ctx)
+		left, err := r.clear(ctx)
 		if left.Batches > 0 {
 			report = append(report, left)
 		}
@@ -310,25 +303,9 @@ func (m *Manager) Close(ctx context.Context) ([]Leftover, error) {
 	for _, r := range m.Repositories() { // wake all first: one may wait for what another holds
 		r.shut()
 	}
-	report, err := m.clearEach(ctx, (*Repository).close)
+	report, err := m.Clear(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.emptied = err == nil
 	return report, err
 }
-
-// inside is a Manager as its engine sees it.
-type inside struct{ *Manager }
-
-// Inside returns what only an engine does with its managers. Programs have no use for it.
-func (m *Manager) Inside() inside { return inside{m} }
-
-// Ensure returns the repository of a key, and makes it, with the default options, if there is none.
-func (m inside) Ensure(key Key) (*Repository, error) {
-	return m.create(key, Options{}, true)
-}
-
-// CountIn counts in g the calls that have memory in their hands, of Put, FanOut and readers. The
-// engine shuts g, and waits for these calls when all plans are closed. CountIn comes before any
-// call.
-func (m inside) CountIn(g *gate.Gate) { m.calls = g }

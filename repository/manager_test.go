@@ -1,7 +1,6 @@
 package repository
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -30,14 +29,14 @@ func TestKeys(t *testing.T) {
 	wantError(t, err, ErrUnknown)
 	wantError(t, plan.Order(Key{"scan", 0}), ErrUnknown)
 	wantError(t, plan.FanOut(background, record(1), 0, Key{"scan", 0}), ErrUnknown)
-	finds := map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Inside().Ensure}
+	finds := map[string]func(Key) (*Repository, error){"lookup": plan.Lookup, "ensure": plan.Ensure}
 	for name, find := range finds {
 		if got, err := find(Key{"join", 1}); got != r || err != nil {
 			t.Errorf("%s: %p, %v", name, got, err)
 		}
 	}
 	for _, key := range []Key{{"", 0}, {"join", -1}} {
-		if _, err := plan.Inside().Ensure(key); err == nil {
+		if _, err := plan.Ensure(key); err == nil {
 			t.Errorf("the key %v is no error", key)
 		}
 	}
@@ -197,7 +196,7 @@ func TestOrderRacesPut(t *testing.T) {
 	keys := []Key{{"a", 0}, {"b", 0}, {"c", 0}}
 	var all []*Repository
 	for _, key := range keys {
-		r, err := plan.Inside().Ensure(key)
+		r, err := plan.Ensure(key)
 		check(t, err)
 		all = append(all, r)
 	}
@@ -254,7 +253,7 @@ func TestOrdersRace(t *testing.T) {
 	plan := newPlan(t, m)
 	a, b := Key{"a", 0}, Key{"b", 0}
 	for i, key := range []Key{a, b} {
-		r, err := plan.Inside().Ensure(key)
+		r, err := plan.Ensure(key)
 		check(t, err)
 		for n := range 4 {
 			check(t, r.PutBatch(0, newBatch(t, batch.ID(10*i+n+1), m.space(tier.GPU))))
@@ -288,7 +287,7 @@ func TestFanOut(t *testing.T) {
 	plan := newPlan(t, m)
 	keys := []Key{{"a", 0}, {"a", 1}, {"b", 0}}
 	for _, key := range keys {
-		_, err := plan.Inside().Ensure(key)
+		_, err := plan.Ensure(key)
 		check(t, err)
 	}
 	check(t, plan.FanOut(background, record(3), 2, keys...))
@@ -374,7 +373,7 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 		var all []*Repository
 		for i := range 3 {
 			keys = append(keys, Key{"join", i})
-			r, err := plan.Inside().Ensure(keys[i])
+			r, err := plan.Ensure(keys[i])
 			check(t, err)
 			all = append(all, r)
 		}
@@ -464,26 +463,28 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	transit, err := b.TryTransit()
 	check(t, err)
 	r.mu.entries[b.ID()].BatchChanged(b, old)
-	r.mu.Lock()
-	if c := r.mu.entries[b.ID()].class; c != inTransit {
-		t.Errorf("the class is %d, want %d", c, inTransit)
+	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != nil || err != nil {
+		t.Errorf("took %v, %v from a batch in transit", got, err)
 	}
-	r.mu.Unlock()
+	moving := b.Info()
 	check(t, transit.Abort())
+	r.mu.entries[b.ID()].BatchChanged(b, moving)
+	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != b || err != nil {
+		t.Errorf("took %v, %v after the transit", got, err)
+	}
+	check(t, r.PutBatch(0, b))
 	loose := newBatch(t, b.ID()+1, m.space(tier.Host))
 	old = loose.Info()
 	check(t, loose.CreateTask(background))
-	r.mu.Lock()
-	announce, err := r.insertLocked(0, loose, 0, nil)
-	r.mu.Unlock()
-	check(t, err)
+	check(t, r.PutBatch(0, loose))
 	r.mu.entries[loose.ID()].BatchChanged(loose, old) // from before it was put
-	r.mu.Lock()
-	if c := r.mu.entries[loose.ID()].class; c != taskCreated {
-		t.Errorf("the class is %d, want %d", c, taskCreated)
+	if got, err := r.Take(background, 0, batch.Idle, NoWait(), Unordered()); got != b || err != nil {
+		t.Errorf("took %v, %v", got, err)
 	}
-	r.mu.Unlock()
-	announce()
+	check(t, b.Drop())
+	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != nil || err != nil {
+		t.Errorf("took %v, %v, although a task is pending", got, err)
+	}
 }
 
 // TestRepositoryIgnoresAnotherBatch: an announcement may come late, when another batch of the same id
@@ -549,9 +550,13 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	c, err := r.ClaimAll(background, 0)
 	check(t, err)
 	check(t, c.Restore())
-	e, err := r.claim(background, 0, wantTask, false)
+	h, err := m.Acquire(background, b, reservation.AnyInTier(tier.Host))
 	check(t, err)
-	wantError(t, r.finish(e, func(*batch.Batch) error { return context.Canceled }), context.Canceled)
+	open, err := r.Take(background, 0, batch.Idle, NoWait())
+	if open != nil || err != nil {
+		t.Errorf("took %v, %v with a handle open", open, err)
+	}
+	check(t, h.Close())
 	c = mustClaim(t, r, 1)
 	check(t, b.Drop()) // in place
 	check(t, c.Restore())

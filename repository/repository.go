@@ -8,17 +8,17 @@
 // Put lays a record out in the fastest memory with room and queues it. Take returns the oldest
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
-// fails; ClaimAll does so for a task that needs the whole partition. Counting takes constant time,
-// and taking a batch logarithmic time.
+// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Writer
+// gathers rows into batches. Counting takes constant time. So does taking a batch, but for batches
+// that are skipped: those in use, and for Unordered takers those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
-//	repository.go   Put and PutBatch; notes what the batches' states are (store.BatchChanged)
-//	partition.go    the queue: which taker gets which batch
-//	take.go         Take; claim, with which every taker begins
-//	drain.go        Drain and Reader
-//	claim.go        Claim and ClaimAll
-//	ahead.go        prefetches what comes next
-//	close.go        CloseInput and Close
+//	repository.go   Put and PutBatch, and what a repository holds
+//	queue.go        the queue of a partition and the line of its takers: who gets which batch
+//	take.go         Take, Claim, ClaimBytes and ClaimAll
+//	drain.go        Drain and Reader, and prefetching for both
+//	writer.go       Writer
+//	close.go        CloseInput, Close and Clear
 //
 // A repository moves no bytes. Put, Drain and Reader call the Mover of package convert.
 //
@@ -43,13 +43,14 @@
 //
 // Each manager has a mutex of rank Manager, and each repository one of rank Repository. A
 // repository reads the states of its batches under its mutex. It changes batches, moves bytes and
-// calls observers with no lock held. So that no other taker gets the batch meanwhile, a taker first
-// claims its entry (claim), and ends the claim with remove or putBack.
+// calls observers with no lock held. So that no other taker gets the batch meanwhile, each taker
+// first claims its entry (Repository.claim). It ends the claim with remove or restore.
 //
 //	Monitor → [Manager] → [Repository] → Batch → Registry → Reservation → Space → …
 package repository
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,7 +59,6 @@ import (
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
@@ -83,14 +83,6 @@ type Options struct {
 	Placement reservation.Strategy
 }
 
-// validate checks what Create would refuse.
-func (o Options) validate() error {
-	if o.Partitions < 0 {
-		return fmt.Errorf("repository: Partitions must be at least 0, got %d", o.Partitions)
-	}
-	return nil
-}
-
 // Repository is a partitioned store of batches between two operators: one puts,
 // the other takes. In a partition the order is that of arrival. It is safe for
 // concurrent use by any number of putters and takers; its Manager makes it.
@@ -105,41 +97,29 @@ type Repository struct {
 	life context.Context // ends, with the reason, when the repository is closed
 	end  context.CancelCauseFunc
 
-	ended chan struct{} // closed by CloseInput
-
-	nodes *btree.FreeListG[queued] // nodes of the sets of all partitions, for reuse
-
 	mu struct {
 		lockrank.Mutex[lockrank.Repository]
 		schema      *arrow.Schema
-		learned     chan struct{} // closed when the schema is known or never will be
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
 		bytes       [tier.Disk + 1]int64 // charged for the batches, by tier
-		rank        int                  // position in the plan: 0 for the scans; see batch.Place
-		last        bool                 // the plan's output
+		place       batch.Place          // of each batch, but for its partition and seq
 		inputClosed bool
 		closed      bool
-		emptied     bool // closed, and no batch is left
 	}
 }
 
 func newRepository(m *Manager, key Key, o Options) *Repository {
-	if o.Partitions == 0 {
-		o.Partitions = defaultPartitions
-	}
+	r := &Repository{m: m, key: key, opts: o}
+	r.opts.Partitions = cmp.Or(o.Partitions, defaultPartitions)
 	if o.Placement == nil {
-		o.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
+		r.opts.Placement = reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk)
 	}
-	r := &Repository{m: m, key: key, opts: o, ended: make(chan struct{}), nodes: btree.NewFreeListG[queued](32)}
 	r.life, r.end = context.WithCancelCause(context.Background())
 	r.mu.schema = o.Schema
-	r.mu.learned = make(chan struct{})
-	if o.Schema != nil {
-		close(r.mu.learned)
-	}
 	r.mu.parts = make(map[int]*partition)
 	r.mu.entries = make(map[batch.ID]*entry)
+	r.mu.place = batch.Place{Plan: m.plan, Name: m.name, Operator: key.Operator, Port: key.Port}
 	return r
 }
 
@@ -151,31 +131,18 @@ func (r *Repository) closedError() error {
 	return fmt.Errorf("repository %s: %w", r.key, tier.ErrClosed)
 }
 
-// within returns a context that also ends when the repository is closed. The
-// caller must call done.
-func (r *Repository) within(ctx context.Context) (_ context.Context, done func()) {
+// within returns a context that also ends, with the reason, when life ends. The caller must call
+// done.
+func within(ctx, life context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(r.life, func() {
+	stop := context.AfterFunc(life, func() {
 		labels.Cancel.Set()
-		cancel(context.Cause(r.life))
+		cancel(context.Cause(life))
 	})
 	return ctx, func() {
 		stop()
 		cancel(nil)
 	}
-}
-
-// partitionLocked returns a partition, and makes it if it is new.
-func (r *Repository) partitionLocked(n int) (*partition, error) {
-	if n < 0 || n >= r.opts.Partitions {
-		return nil, fmt.Errorf("repository %s, partition %d of %d: %w", r.key, n, r.opts.Partitions, ErrPartition)
-	}
-	p := r.mu.parts[n]
-	if p == nil {
-		p = newPartition(r, n)
-		r.mu.parts[n] = p
-	}
-	return p, nil
 }
 
 // PutOption changes what one Put does.
@@ -206,48 +173,47 @@ func WithoutWait() PutOption { return func(o *putOptions) { o.noWait = true } }
 // another schema is a *SchemaError, a partition out of range matches ErrPartition, and a repository
 // whose input is closed matches tier.ErrClosed.
 func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption) error {
-	if !r.m.calls.Enter() {
+	if !r.m.cfg.Calls.Enter() {
 		return r.closedError()
 	}
-	defer r.m.calls.Leave()
-	b, seq, err := r.ingest(ctx, partition, rec, opts...)
+	defer r.m.cfg.Calls.Leave()
+	b, err := r.ingest(ctx, partition, rec, opts...)
 	if err != nil {
 		return err
 	}
-	if err := r.insert(partition, b, seq); err != nil {
-		return errors.Join(err, r.m.discard(b))
+	if err := r.insert(partition, b, true); err != nil {
+		return errors.Join(err, b.Discard(r.m.ended))
 	}
 	return nil
 }
 
-// discard drops a batch that no taker can get. The monitor may be moving it. discard waits for the
-// end of that move, also if the caller's context has ended, because no other code would drop the
-// batch. The wait is short: the monitor's moves wait for nothing. Once the mover is closed, only a
-// program has batches in transit. Such a batch is left to the owner of the Transit, and the error
-// is the cause of m.ended.
-func (m *Manager) discard(b *batch.Batch) error { return b.Discard(m.ended) }
-
-// ingest makes a batch of rec for the partition, without inserting it there, and returns its order
-// of arrival.
+// ingest makes a batch of rec for the partition, with its order of arrival, without inserting it
+// there. A caller that cannot insert it calls Discard with m.ended: the monitor may be moving the
+// batch. It waits for the end of that move, also if its context has ended, because no other code
+// would drop the batch. The wait is short: the monitor's moves wait for nothing.
 func (r *Repository) ingest(
 	ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption,
-) (_ *batch.Batch, seq uint64, _ error) {
+) (*batch.Batch, error) {
 	o := putOptions{placement: r.opts.Placement}
 	for _, opt := range opts {
 		opt(&o)
 	}
 	mover := r.m.cfg.Mover
 	if mover == nil {
-		return nil, 0, fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported)
+		return nil, fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported)
 	}
 	if rec == nil {
-		return nil, 0, fmt.Errorf("repository %s: putting into partition %d: the record is nil", r.key, partition)
+		return nil, fmt.Errorf("repository %s: putting into partition %d: the record is nil", r.key, partition)
 	}
-	place, err := r.admit(partition, rec.Schema()) // before the record is copied
+	schema := rec.Schema() // a program's code, so not under the lock
+	r.mu.Lock()
+	_, err := r.admitLocked(partition, schema) // before the record is copied
+	place := r.mu.place
+	r.mu.Unlock()
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	inside, done := r.within(ctx)
+	inside, done := within(ctx, r.life)
 	defer done()
 	if r.m.cfg.Origins {
 		of := events.From(ctx) // of a task, if a task calls Put
@@ -260,46 +226,31 @@ func (r *Repository) ingest(
 	}
 	payload, err := ingest(inside, rec, o.placement)
 	if err != nil {
-		return nil, 0, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
+		return nil, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
 	}
-	place.Seq = r.m.seq.Add(1)
+	place.Seq, place.Partition = r.m.seq.Add(1), partition
 	b, err := batch.New(batch.Options{
-		IDs: r.m.ids, Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
+		IDs: r.m.cfg.IDs, Payload: payload, Observer: r.m.cfg.Observer, Clock: r.m.cfg.Clock, Place: place,
 	})
 	if err != nil {
-		return nil, 0, errors.Join(err, payload.Release())
+		return nil, errors.Join(err, payload.Release())
 	}
-	return b, place.Seq, nil
+	return b, nil
 }
 
-// admit returns an error if a batch of the schema cannot be put into the partition, and otherwise
-// the place of a batch there, without its seq.
-func (r *Repository) admit(partition int, schema *arrow.Schema) (batch.Place, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, err := r.admitLocked(partition, schema)
-	return r.placeLocked(0, partition), err
-}
-
-func (r *Repository) admitLocked(partition int, schema *arrow.Schema) (*partition, error) {
+// admitLocked returns the partition, or an error if no batch of the schema can be put into it.
+func (r *Repository) admitLocked(number int, schema *arrow.Schema) (*partition, error) {
 	if r.mu.closed || r.mu.inputClosed {
 		return nil, fmt.Errorf("the input of repository %s: %w", r.key, tier.ErrClosed)
 	}
 	if r.mu.schema != nil && schema != nil && !r.mu.schema.Equal(schema) {
 		return nil, &SchemaError{Key: r.key, Want: r.mu.schema, Got: schema}
 	}
-	return r.partitionLocked(partition)
-}
-
-func (r *Repository) placeLocked(seq uint64, partition int) batch.Place {
-	return batch.Place{
-		Plan: r.m.plan, Name: r.m.name, Rank: r.mu.rank, Last: r.mu.last, Seq: seq,
-		Operator: r.key.Operator, Port: r.key.Port, Partition: partition,
-	}
+	return r.partitionLocked(number)
 }
 
 // PutBatch puts b at the end of the partition, whatever its state, and takes it over; it copies
-// nothing. After an error b stays the caller's. Beside the errors of Put, a batch that is already
+// nothing. After an error b stays the caller's. Besides the errors of Put, a batch that is already
 // in a repository matches batch.ErrStored, a dropped one batch.ErrState, and one whose id the
 // repository already has ErrDuplicate. In a plan of an engine, b must have been made by
 // Engine.NewBatch or with Engine.Observer: the engine would never evict or persist another, which
@@ -312,67 +263,66 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w",
 			r.key, b.ID(), tier.ErrNotSupported)
 	}
-	return r.insert(partition, b, 0)
+	return r.insert(partition, b, false)
 }
 
-// insert takes b over, and sets its place. seq is its order of arrival. If the partition has a
-// batch with a later one, insert draws a new seq: other calls may have seen that batch, so it stays
-// before b.
-func (r *Repository) insert(partition int, b *batch.Batch, seq uint64) error {
+// insert takes b over, and sets its place. An ingested batch has its order of arrival. If the
+// partition has a batch with a later one, insert draws a new one: other calls may have seen that
+// batch, so it stays before b.
+func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error {
+	now := b.Inside().Cut()
+	e := &entry{b: b, size: now.Bytes}
 	var schema *arrow.Schema
-	if d := b.Inside().Cut().Descriptor; d != nil {
-		schema = d.Schema
+	if d := now.Descriptor; d != nil { // else the payload is a program's own
+		schema, e.size = d.Schema, d.Body
 	}
 	r.mu.Lock()
-	announce, err := r.insertLocked(partition, b, seq, schema)
-	r.mu.Unlock()
-	if err == nil {
-		announce()
-	}
-	return err
-}
-
-// insertLocked returns the function that announces the batch's place, to be called with no lock
-// held.
-func (r *Repository) insertLocked(
-	partition int, b *batch.Batch, seq uint64, schema *arrow.Schema,
-) (announce func(), err error) {
 	p, err := r.admitLocked(partition, schema)
+	if other := r.mu.entries[b.ID()]; err == nil && other != nil && other.b != b {
+		err = fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
+	}
 	if err != nil {
-		return nil, err
+		r.mu.Unlock()
+		return err
 	}
-	if e := r.mu.entries[b.ID()]; e != nil && e.b != b {
-		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
+	place := r.mu.place
+	place.Partition, place.Seq = partition, now.Place.Seq
+	if !ingested || place.Seq <= p.last {
+		place.Seq = r.m.seq.Add(1)
 	}
-	if seq <= p.last {
-		seq = r.m.seq.Add(1)
-	}
+	e.part, e.seq, p.last = p, place.Seq, place.Seq
 	// From here on the batch reports its changes to e, with a later Version than now has.
-	e := &entry{b: b, seq: seq, part: p}
-	now, announce, err := b.Inside().Store(e, r.placeLocked(seq, partition))
+	now, announce, err := b.Inside().Store(e, place)
 	if err != nil {
-		return nil, fmt.Errorf("repository %s: %w", r.key, err)
+		r.mu.Unlock()
+		return fmt.Errorf("repository %s: %w", r.key, err)
 	}
-	e.version, e.class, e.kind, e.bytes = now.Version, class(now.State), now.Space.Kind, now.Bytes
+	e.at = p.queue.PushBack(e)
+	if p.free == nil {
+		p.free = e.at
+	}
 	r.mu.entries[b.ID()] = e
-	r.mu.bytes[e.kind] += e.bytes
-	p.last = seq
-	p.n++
-	p.sets[e.class].ReplaceOrInsert(queued{seq, e})
+	e.noteLocked(now)
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
-		close(r.mu.learned)
+		for _, other := range r.mu.parts { // whose readers wait for it
+			other.serveLocked()
+		}
 	}
-	p.matchLocked()
-	return announce, nil
+	p.serveLocked()
+	r.mu.Unlock()
+	announce()
+	return nil
 }
 
-// settleAll sets the places of all batches again, after the plan's order has changed.
-func (r *Repository) settleAll() {
+// settle sets the places of all batches again, after the plan's order has changed.
+func (r *Repository) settle() {
 	r.mu.Lock()
 	var announce []func()
 	for _, e := range r.mu.entries {
-		announce = append(announce, e.b.Inside().StoreAt(e, r.placeLocked(e.seq, e.part.number)))
+		place := r.mu.place
+		place.Partition, place.Seq = e.part.number, e.seq
+		announce = append(announce, e.b.Inside().StoreAt(e, place))
 	}
 	r.mu.Unlock()
 	for _, f := range announce {
@@ -380,83 +330,12 @@ func (r *Repository) settleAll() {
 	}
 }
 
-// BatchChanged moves the entry to the set of the batch's new state, and gives it to a waiting
-// taker. It implements batch.Observer.
-func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
-	r := e.part.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if e.class != gone && now.Version > e.version && r.noteLocked(e, now, e.class == claimed) {
-		e.part.matchLocked()
-	}
-}
-
-// noteLocked records what a batch is like now in its entry. It reports whether the caller must call
-// matchLocked. It removes a dropped batch, unless it is claimed: then the claimer does.
-func (r *Repository) noteLocked(e *entry, now batch.Info, isClaimed bool) bool {
-	r.mu.bytes[e.kind] -= e.bytes
-	e.kind, e.bytes, e.version = now.Space.Kind, now.Bytes, now.Version
-	if now.State == batch.Released { // the batch makes no further call when its memory is freed
-		e.bytes = 0
-	}
-	r.mu.bytes[e.kind] += e.bytes
-	e.signalLocked()
-	switch c := class(now.State); {
-	case isClaimed:
-		return false
-	case now.State == batch.Released:
-		r.takeOutLocked(e)
-	case c == e.class:
-		return false
-	default:
-		e.part.moveLocked(e, c)
-	}
-	return true
-}
-
-// unclaimLocked ends the claim of a taker that has failed. The entry returns to its place in the
-// order, unless its batch was dropped. The caller calls matchLocked.
-func (r *Repository) unclaimLocked(e *entry) {
-	if e.class != gone {
-		r.noteLocked(e, e.b.Inside().Cut(), false)
-	}
-}
-
-// putBack is unclaimLocked with the lock. A waiting taker may then get the entry.
-func (r *Repository) putBack(e *entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.unclaimLocked(e)
-	e.part.matchLocked()
-}
-
-// remove ends the claim of a taker that owns the batch from now on: the batch leaves the
-// repository.
-func (r *Repository) remove(e *entry) {
-	r.mu.Lock()
-	if e.class != gone {
-		r.takeOutLocked(e)
-		e.part.matchLocked()
-	}
-	r.mu.Unlock()
-	e.b.Inside().Unstore(e)
-}
-
-// takeOutLocked removes an entry. The caller calls matchLocked.
-func (r *Repository) takeOutLocked(e *entry) {
-	e.part.moveLocked(e, gone)
-	e.part.n--
-	r.mu.bytes[e.kind] -= e.bytes
-	delete(r.mu.entries, e.b.ID())
-	e.signalLocked()
-}
-
 // Len returns how many batches a partition holds: 0 if it is not in use.
 func (r *Repository) Len(partition int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := r.mu.parts[partition]; p != nil {
-		return p.n
+		return p.queue.Len()
 	}
 	return 0
 }
@@ -493,14 +372,10 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.mu.parts[partition]
-	if p == nil {
+	if p == nil || p.queue.Len() == 0 {
 		return nil, false
 	}
-	e := p.oldestLocked(idle, taskCreated, processing, inTransit, claimed)
-	if e == nil {
-		return nil, false
-	}
-	return e.b, true
+	return p.queue.Front().Value.(*entry).b, true
 }
 
 // Batches yields the batches that a partition holds when the iteration begins, oldest first. They
@@ -509,16 +384,22 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 // return a *batch.StateError.
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
-		r.mu.Lock()
-		var entries []*entry
-		if p := r.mu.parts[partition]; p != nil {
-			entries = p.allLocked()
-		}
-		r.mu.Unlock()
-		for _, e := range entries {
+		for _, e := range r.entries(partition) {
 			if !yield(e.b) {
 				return
 			}
 		}
 	}
+}
+
+// entries returns those of a partition, oldest first.
+func (r *Repository) entries(partition int) (entries []*entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.mu.parts[partition]; p != nil {
+		for at := p.queue.Front(); at != nil; at = at.Next() {
+			entries = append(entries, at.Value.(*entry))
+		}
+	}
+	return entries
 }

@@ -601,7 +601,7 @@ func TestCloseCanBeTriedAgain(t *testing.T) {
 	wantError(t, closeAll(ctx, plan), context.Canceled)
 	_, err = r.Take(background, 0, batch.Idle)
 	wantError(t, err, tier.ErrClosed)
-	_, err = plan.Inside().Ensure(Key{Operator: "late"})
+	_, err = plan.Ensure(Key{Operator: "late"})
 	wantError(t, err, tier.ErrClosed)
 	check(t, transit.Abort())
 	check(t, closeAll(background, plan))

@@ -4,65 +4,49 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"math"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // TakeOption changes how batches leave a repository. An option that a method does not
 // name changes nothing there.
-type TakeOption func(*takeOptions)
-
-type takeOptions struct {
-	unordered, waitInput, waitClaims, noWait bool
-	transit                                  **batch.Transit
-	ahead                                    int // batches, or adaptive
-}
-
-func takeOptionsOf(opts []TakeOption) (o takeOptions) {
-	o.ahead = adaptive
-	for _, opt := range opts {
-		opt(&o)
-	}
-	return o
-}
-
-// want adds Unordered to w.
-func (o takeOptions) want(w want) want {
-	if o.unordered {
-		w |= unordered
-	}
-	return w
-}
+type TakeOption func(*taker)
 
 // Unordered skips batches in transit, and so does not wait for them: batches then come
 // in the order in which they can be had. It is for consumers to which the order means
-// nothing, of Take, Claim, Drain and Reader.
-func Unordered() TakeOption { return func(o *takeOptions) { o.unordered = true } }
+// nothing, of Take, Claim, ClaimBytes, Drain and Reader.
+func Unordered() TakeOption { return func(t *taker) { t.unordered = true } }
 
-// WaitInput makes Drain and ClaimAll wait for more until the input is closed. Take, Claim
-// and Reader do so anyway.
-func WaitInput() TakeOption { return func(o *takeOptions) { o.waitInput = true } }
+// WaitInput makes Drain and ClaimAll wait for more until the input is closed. Take, Claim,
+// ClaimBytes and Reader do so anyway.
+func WaitInput() TakeOption { return func(t *taker) { t.waitInput = true } }
 
-// WaitClaims makes Claim wait for batches in open claims, which may be restored, where it
-// would return a *ClaimedError. A caller that holds the open claim itself waits until its
-// context ends.
-func WaitClaims() TakeOption { return func(o *takeOptions) { o.waitClaims = true } }
+// WaitClaims makes Claim and ClaimBytes wait for batches in open claims, which may be restored,
+// where they would return a *ClaimedError. A caller that holds the open claim itself waits until
+// its context ends.
+func WaitClaims() TakeOption { return func(t *taker) { t.waitClaims = true } }
 
-// NoWait makes Take, TakeByID and Claim return nil and no error if there is nothing that could be
-// had now, also because an older batch is in transit.
-func NoWait() TakeOption { return func(o *takeOptions) { o.noWait = true } }
+// NoWait makes Take, TakeByID, Claim and ClaimBytes return nil and no error if there is nothing
+// that could be had now, also because an older batch is in transit.
+func NoWait() TakeOption { return func(t *taker) { t.noWait = true } }
 
-// ReadAhead sets how many batches Drain, and Reader for batches on disk, bring ahead at most while
-// the caller works: 0 stops that, and more than 64 are 64. Without it they are as many as the times
-// of the last work and of the last move ask for, up to 8. A batch is brought ahead only while the
-// tier stays below its stop mark, nobody waits for room there, and nothing was moved out of there
-// for demand or pressure a moment ago. Nothing is brought ahead from a disk where batches persist.
-func ReadAhead(batches int) TakeOption { return func(o *takeOptions) { o.ahead = max(0, batches) } }
+// ReadAhead sets how many batches Drain, and Reader for batches on disk, prefetch at most while the
+// caller works: 0 stops that, and more than 64 are 64. Without it they prefetch two. A batch is
+// prefetched only while the tier stays below its stop mark, nobody waits for room there, and
+// nothing was moved out of there for demand or pressure a moment ago. Nothing is prefetched from a
+// disk where batches persist.
+func ReadAhead(batches int) TakeOption { return func(t *taker) { t.ahead = max(0, batches) } }
+
+// In makes Drain and Reader fetch batches into spaces of the strategy, instead of those of the tier
+// that they choose. For Drain the spaces must be of the tier that it was given.
+func In(s reservation.Strategy) TakeOption { return func(t *taker) { t.in = s } }
 
 // Into sets *t to the transit of a batch that Take or TakeByID takes as batch.InTransit. The caller
 // owns both.
-func Into(t **batch.Transit) TakeOption { return func(o *takeOptions) { o.transit = t } }
+func Into(t **batch.Transit) TakeOption { return func(own *taker) { own.transit = t } }
 
 // Take waits for a batch of the partition that can move to the state, takes the oldest such, and
 // moves it there. The caller then owns the batch and must drop it or hand it on. The states are:
@@ -88,48 +72,7 @@ func Into(t **batch.Transit) TakeOption { return func(o *takeOptions) { o.transi
 func (r *Repository) Take(
 	ctx context.Context, partition int, to batch.State, opts ...TakeOption,
 ) (*batch.Batch, error) {
-	o := takeOptionsOf(opts)
-	w, move, err := r.mover(to, o)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		e, err := r.claim(ctx, partition, o.want(w), !o.noWait)
-		if e == nil {
-			return nil, err
-		}
-		if err := r.finish(e, move); err == nil {
-			return e.b, nil
-		} else if !errors.Is(err, batch.ErrState) {
-			return nil, err
-		}
-		// It was moved or dropped between the claim and the move, and its entry has been updated.
-	}
-}
-
-// mover returns the function that moves a batch to a state; it has nothing to do with Config.Mover.
-func (r *Repository) mover(to batch.State, o takeOptions) (want, func(*batch.Batch) error, error) {
-	switch {
-	case to == batch.Idle:
-		return wantIdle, mustBeIdle, nil
-	case to == batch.TaskCreated:
-		return wantTask, (*batch.Batch).TryCreateTask, nil
-	case to == batch.InTransit && o.transit != nil:
-		return wantTransit, func(b *batch.Batch) (err error) {
-			*o.transit, err = b.TryTransit()
-			return err
-		}, nil
-	}
-	const text = "repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
-	return 0, nil, fmt.Errorf(text, r.key, to)
-}
-
-// mustBeIdle moves nothing; an idle batch is in the state already.
-func mustBeIdle(b *batch.Batch) error {
-	if s := b.Info().State; s != batch.Idle {
-		return &batch.StateError{Batch: b.ID(), State: s, Op: "take", Status: batch.InvalidState}
-	}
-	return nil
+	return r.take(ctx, partition, to, newTaker(nil, opts))
 }
 
 // TakeByID waits until the batch of that id, which is in some partition, can move
@@ -138,100 +81,183 @@ func mustBeIdle(b *batch.Batch) error {
 func (r *Repository) TakeByID(
 	ctx context.Context, id batch.ID, to batch.State, opts ...TakeOption,
 ) (*batch.Batch, error) {
-	o := takeOptionsOf(opts)
-	w, move, err := r.mover(to, o)
-	if err != nil {
-		return nil, err
+	t := newTaker(nil, opts)
+	r.mu.Lock()
+	closed := r.mu.closed
+	t.only = r.mu.entries[id]
+	r.mu.Unlock()
+	switch {
+	case closed:
+		return nil, r.closedError()
+	case t.only == nil:
+		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+	}
+	return r.take(ctx, t.only.part.number, to, t)
+}
+
+// take takes a batch for t in the state.
+func (r *Repository) take(ctx context.Context, partition int, to batch.State, t *taker) (*batch.Batch, error) {
+	switch {
+	case to == batch.Idle:
+		t.from = idle
+	case to == batch.TaskCreated:
+		t.from = workable
+	case to == batch.InTransit && t.transit != nil:
+		t.from = removable
+	default:
+		const text = "repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
+		return nil, fmt.Errorf(text, r.key, to)
 	}
 	for {
-		e, changed, err := r.claimByID(id, w)
-		switch {
-		case err != nil:
+		c, err := r.claim(ctx, partition, t, true)
+		if c == nil {
 			return nil, err
-		case e == nil && o.noWait:
-			return nil, nil
-		case e == nil:
-			select {
-			case <-changed:
-			case <-r.life.Done():
-				return nil, r.closedError()
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
+		}
+		e := c.entries[0]
+		switch to {
+		case batch.Idle:
+			if s := e.b.Info().State; s != batch.Idle {
+				err = &batch.StateError{Batch: e.b.ID(), State: s, Op: "take", Status: batch.InvalidState}
 			}
-			continue
+		case batch.TaskCreated:
+			err = e.b.TryCreateTask()
+		default:
+			*t.transit, err = e.b.TryTransit()
 		}
-		if err := r.finish(e, move); err == nil {
+		if err == nil {
+			r.remove(e)
 			return e.b, nil
-		} else if !errors.Is(err, batch.ErrState) {
+		}
+		c.restore()
+		if !errors.Is(err, batch.ErrState) {
 			return nil, err
 		}
+		// It was moved or dropped between the claim and the move, which the entry shows now.
 	}
 }
 
-// claimByID claims the batch of an id, or returns what to wait for.
-func (r *Repository) claimByID(id batch.ID, w want) (*entry, <-chan struct{}, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.mu.entries[id]
-	switch {
-	case r.mu.closed:
-		return nil, nil, r.closedError()
-	case e == nil:
-		return nil, nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
-	case !slices.Contains(eligible[w], e.class):
-		return nil, e.awaitLocked(), nil
-	}
-	e.part.moveLocked(e, claimed)
-	return e, nil, nil
+// Claim is a set of batches of one partition that are reserved for a task. They stay in the
+// repository, in their places, and no other taker gets them, until the claim is ended by either of
+// two: Consume, when the task has succeeded, or Restore, when it has not. It must be ended once; it
+// is safe for concurrent use.
+//
+// While the claim is open the batches are like any others for the monitor: code that works on them
+// locks them. Closing the repository takes them back: they are dropped, and the claim ends with
+// nothing to do.
+type Claim struct {
+	r       *Repository
+	part    *partition
+	brief   bool     // it is not a program's, but of a call that takes or drops a batch
+	entries []*entry // in order of arrival; those that the claim still has name it
+	ended   bool     // guarded by the repository's lock
 }
 
-// finish moves the claimed batch and removes it, or puts it back.
-func (r *Repository) finish(e *entry, move func(*batch.Batch) error) error {
-	if err := move(e.b); err != nil {
-		r.putBack(e)
+// Claim claims between 1 and limit batches of the partition, in the order of arrival, for
+// a task that can work on any part of the input. It waits for the first as Take does, and
+// takes those after it that can be had now: up to the first that is in transit, or, if it
+// is Unordered, all others. So a claim may be smaller than what the partition holds; what
+// needs the whole partition calls ClaimAll.
+//
+// If the input is closed and the partition is empty, Claim returns io.EOF. If all that is
+// left then is in open claims it returns a *ClaimedError at once: there is more work only
+// if one of them is restored. With WaitClaims it waits until they have ended.
+func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...TakeOption) (*Claim, error) {
+	if limit < 1 {
+		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d",
+			r.key, limit)
+	}
+	t := newTaker(workable, opts)
+	t.limit = limit
+	return r.claim(ctx, partition, t, false)
+}
+
+// ClaimBytes is Claim by bytes instead of a number of batches, for operators whose memory has a
+// fixed size. It waits until it can claim at least min bytes, or until the input is closed; then it
+// claims what there is, up to max bytes. One batch that is larger than max is a claim by itself.
+// The bytes of a batch are those of its Arrow data, also where it is compressed. While it waits for
+// min bytes the batches stay in memory or on disk, so min must be less than what these can hold.
+func (r *Repository) ClaimBytes(
+	ctx context.Context, partition int, min, max int64, opts ...TakeOption,
+) (*Claim, error) {
+	if min < 0 || max < 1 || max < min {
+		const text = "repository %s: cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1"
+		return nil, fmt.Errorf(text, r.key, min, max)
+	}
+	t := newTaker(workable, opts)
+	t.limit, t.min, t.max = math.MaxInt, min, max
+	return r.claim(ctx, partition, t, false)
+}
+
+// ClaimAll claims all batches that the partition holds, in the order of arrival, for a
+// task that needs the whole: the build side of a join, a sort. It claims at once what it can
+// have, keeps that, and waits for the others, each once: for those in transit, and for
+// those that another call is just taking. If ctx ends before it has all, it restores what
+// it has. It does not wait for more to be put, unless WaitInput is given: without that, call
+// it when the input is closed.
+//
+// An empty partition is io.EOF. While open claims hold some of its batches, ClaimAll
+// cannot have all: it restores what it has and returns a *ClaimedError at once. While
+// another ClaimAll is under way it waits for the end of that first.
+func (r *Repository) ClaimAll(ctx context.Context, partition int, opts ...TakeOption) (*Claim, error) {
+	t := newTaker(workable, opts)
+	t.whole, t.noWait = true, false
+	return r.claim(ctx, partition, t, false)
+}
+
+// Batches returns what is claimed, in order of arrival. Other users of a batch may have dropped it
+// in place.
+func (c *Claim) Batches() []*batch.Batch {
+	batches := make([]*batch.Batch, len(c.entries))
+	for i, e := range c.entries {
+		batches[i] = e.b
+	}
+	return batches
+}
+
+// Restore ends the claim of a task that has not succeeded: the batches are where
+// they were, before all that came after them, and can be taken. After the claim has
+// ended it changes nothing and returns tier.ErrReleased.
+func (c *Claim) Restore() error {
+	if err := c.end(); err != nil {
 		return err
 	}
-	r.remove(e)
+	c.restore()
 	return nil
 }
 
-// claim waits for the oldest entry that the taker can have, and moves it to the class claimed, so
-// that no other taker gets it. Without wait it returns nil if there is none now. The caller must
-// end the claim, by remove or putBack. The exported Claim makes a longer one of several entries.
-func (r *Repository) claim(ctx context.Context, partition int, w want, wait bool) (*entry, error) {
-	var e *entry
-	r.mu.Lock()
-	p, err := r.partitionLocked(partition)
-	switch {
-	case err != nil:
-	case r.mu.closed:
-		err = r.closedError()
-	default:
-		if e = p.firstLocked(w); e != nil {
-			p.moveLocked(e, claimed)
-		} else {
-			err = p.endLocked(w)
+// Consume ends the claim of a task that has succeeded: the batches are dropped; the data
+// of those with open handles goes with the last of them. If one is just being moved, that is waited
+// for; once the engine is closed, it is left to the owner of the Transit. After the claim has ended
+// it changes nothing and returns tier.ErrReleased.
+func (c *Claim) Consume() error {
+	if err := c.end(); err != nil {
+		return err
+	}
+	c.r.mu.Lock()
+	c.brief = true // others now wait for its end
+	var own []*entry
+	for _, e := range c.entries {
+		if e.claim == c {
+			own = append(own, e)
 		}
 	}
-	if e != nil || err != nil || !wait {
-		r.mu.Unlock()
-		return e, err
+	c.part.serveLocked()
+	c.r.mu.Unlock()
+	var failed []error
+	for _, e := range own {
+		_, _, err := c.discard(context.Background(), e)
+		failed = append(failed, err)
 	}
-	wt, at := p.waitLocked(w)
-	r.mu.Unlock()
-	select {
-	case <-wt.ready:
-		return wt.e, wt.err
-	case <-ctx.Done():
+	return errors.Join(failed...)
+}
+
+// end notes that the claim was ended.
+func (c *Claim) end() error {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	if c.ended {
+		return fmt.Errorf("repository %s: the claim was ended: %w", c.r.key, tier.ErrReleased)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case wt.e != nil: // another goroutine gave us the entry at the same moment
-		r.unclaimLocked(wt.e)
-		p.matchLocked()
-	case wt.err == nil:
-		p.leaveLocked(w, at)
-	}
-	return nil, context.Cause(ctx)
+	c.ended = true
+	return nil
 }

@@ -54,6 +54,7 @@ func TestPageFragments(t *testing.T) {
 	}
 	for name, fragment := range map[string]func(shown) error{
 		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "group": shown.group,
+		"host task": shown.hostTask, "write": shown.write,
 		"work": shown.operatorMemory, "reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
 		"events": shown.events, "configure": shown.configure, "persist": shown.persist, "fault": shown.fault, "page": shown.page,
 	} {
@@ -228,6 +229,79 @@ func (s shown) sort() error {
 			return err
 		}
 		defer reader.Release()
+	}
+	return nil
+}
+
+func (s shown) hostTask() error {
+	ctx, eng, build := s.ctx, s.eng, s.build
+	build.CloseInput()
+	total := int64(0)
+	for {
+		claim, err := build.ClaimBytes(ctx, partition, 1<<20, 8<<20) // 1 to 8 MiB
+		if err == io.EOF {
+			break // the input is closed and empty
+		}
+		if err != nil {
+			return err
+		}
+		sum := int64(0)
+		task := spillway.Task{
+			Operator: "sum", Inputs: []*spillway.Claim{claim}, In: spillway.AnyInTier(spillway.Host), // for the processor
+		}
+		if err := eng.RunTask(ctx, task, func(ctx context.Context, g *spillway.Grant, in []*spillway.Handle) error {
+			sum = 0
+			for _, h := range in {
+				rec, err := eng.Mover().Record(ctx, h) // without a copy: the batch is in host memory
+				if err != nil {
+					return err
+				}
+				for _, v := range rec.Column(0).(*array.Int64).Int64Values() {
+					sum += v
+				}
+				rec.Release()
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		total += sum
+	}
+	if total != 4*6 {
+		return fmt.Errorf("the sum is %d", total)
+	}
+	return nil
+}
+
+func (s shown) write() error {
+	ctx, probe, groups := s.ctx, s.probe, s.groups
+	before := groups.Len(partition)
+	reader, err := probe.Reader(ctx, partition)
+	if err != nil {
+		return err
+	}
+	defer reader.Release()
+	writer, err := groups.Writer(ctx, partition, reader.Schema(), 4<<20) // batches of about 4 MiB
+	if err != nil {
+		return err
+	}
+	defer writer.Close()
+	for reader.Next() {
+		rec := reader.RecordBatch()
+		for row, key := range rec.Column(0).(*array.Int64).Int64Values() {
+			if key > 1 { // the rows to keep
+				if err := writer.Append(ctx, rec, int64(row), int64(row)+1); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if err := errors.Join(reader.Err(), writer.Flush(ctx)); err != nil {
+		return err
+	}
+	b := slices.Collect(groups.Batches(partition))[before]
+	if rows := b.Info().Descriptor.Rows; rows != 4*2 {
+		return fmt.Errorf("the batch has %d rows", rows)
 	}
 	return nil
 }

@@ -94,8 +94,8 @@ const defaultThreshold = 0.9
 
 // Rules decide which tasks may start. The zero value means the defaults.
 type Rules struct {
-	// Strategy names the spaces that tasks may run in; nil means any GPU. If a task
-	// needs the same in several spaces, it takes the first of them.
+	// Strategy names the spaces that tasks may run in whose Estimate names none; nil means any GPU.
+	// If a task needs the same in several spaces, it takes the first of them that has room.
 	Strategy reservation.Strategy
 	// Threshold is the share of a space's capacity that tasks are admitted up to: above 0 and at
 	// most 1; 0 means 0.9. The space's own limit holds as well.
@@ -254,7 +254,7 @@ func (a *Admitter) Stats() Stats {
 	return s
 }
 
-// Strategy returns the strategy that names the spaces that tasks may run in.
+// Strategy returns Rules.Strategy.
 func (a *Admitter) Strategy() reservation.Strategy { return a.rules.Strategy }
 
 // Estimator returns the estimator of the output and overhead of tasks.

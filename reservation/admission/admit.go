@@ -131,7 +131,8 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 	e.Owner = cmp.Or(e.Owner, reservation.OwnerOf(ctx), reservation.NewOwner(e.Operator))
 	lockrank.AssertNone("a task is to be admitted")
 	w := &waiter{
-		Estimate: e, Strategy: a.rules.Strategy, work: max(e.Least, add(max(0, output), max(0, overhead))),
+		Estimate: e, Strategy: cmp.Or(e.In, a.rules.Strategy),
+		work: max(e.Least, add(max(0, output), max(0, overhead))),
 		bell: make(chan struct{}, 1), interrupt: func() {},
 	}
 	a.mu.Lock()
@@ -152,7 +153,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	var ps []plan // the least need first
 	var most int64
 	possible, hasAll := false, true
-	for _, s := range a.rules.Strategy.Candidates(a.reservations.Spaces(), nil) {
+	for _, s := range w.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
 		hasAll = hasAll && p.need >= p.most

@@ -17,6 +17,8 @@ const None int64 = math.MinInt64
 type Estimate struct {
 	// Operator is the kind of task. Measurements of tasks of one kind count for that kind only.
 	Operator string
+	// In names the spaces that the task may run in; nil means Rules.Strategy.
+	In reservation.Strategy
 	// Input is how large the inputs are.
 	Input int64
 	// Inputs returns how many bytes of the inputs are in a space, and how many would have to be

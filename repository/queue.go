@@ -1,0 +1,370 @@
+package repository
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// entry is a batch for as long as it is in a repository: a batch that is put again gets another
+// entry. The batch reports its changes to it. The repository's lock guards all fields but b, seq,
+// size and part.
+//
+// An entry is free, or claimed by one Claim at a time. A claimed entry keeps its place in the
+// queue. It leaves the queue when its claimer has taken the batch, or when the batch is dropped
+// while the entry is free.
+type entry struct {
+	b       *batch.Batch
+	seq     uint64 // order of arrival within the plan
+	size    int64  // bytes of the batch's image, however small it is where it lies
+	part    *partition
+	at      *list.Element // place in the partition's queue; nil once the entry has left
+	claim   *Claim        // that has the entry; nil if it is free
+	version uint64        // of the batch when the fields below were noted
+	state   batch.State
+	space   tier.ID // where the data was last seen
+	bytes   int64   // charged there; 0 for a batch that was dropped
+}
+
+// older compares entries by arrival.
+func older(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
+
+// A partition is a queue of entries in order of arrival, and a line of the takers that wait for
+// some. The repository's lock guards it.
+//
+// Invariant: whenever the lock is free, no taker in the line could be served. So every change of an
+// entry or of the queue ends with a call of serveLocked.
+type partition struct {
+	r         *Repository
+	number    int
+	queue     list.List     // of *entry, claimed ones too, because a taker may fail
+	free      *list.Element // all entries before this one are claimed; nil if all are
+	last      uint64        // the largest seq that was put
+	takers    list.List     // of *taker, in the order in which they came
+	gathering *Claim        // of the ClaimAll that is under way: two would wait for each other
+}
+
+// taker is a call that wants entries of a partition, with the options that it was given. It waits
+// in the partition's line until it is served: it has its claim, or an error.
+type taker struct {
+	// Which entries it can have. A taker takes those that come first, from 1 to limit. Or it takes
+	// only one that it names, or the whole partition.
+	from      []batch.State // the states that the batches may be in
+	unordered bool          // skip batches in transit, instead of waiting for them
+	limit     int           // entries; 0 means 1
+	min, max  int64         // bytes; a max of 0 means no limit
+	only      *entry        // this one
+	drops     bool          // with only: in whatever state, also from a closed repository
+	whole     bool          // all up to last, which is set when the taker first looks
+	last      uint64
+	schema    bool // none: it waits until the schema is known, or will not be
+
+	// When it ends with fewer.
+	rest       bool // the partition is empty, although its input is open
+	waitInput  bool // with whole: not before the input is closed
+	waitClaims bool // not if all that is left is in open claims
+	noWait     bool
+
+	in      reservation.Strategy // where Drain and Reader fetch to; nil means the default
+	ahead   int                  // how many batches to prefetch
+	transit **batch.Transit
+
+	claim  *Claim
+	err    error
+	ready  chan struct{} // closed when the taker is served
+	served bool
+}
+
+// The states from which a batch can be taken as idle, with a task or in transit.
+var (
+	idle      = []batch.State{batch.Idle}
+	workable  = []batch.State{batch.Idle, batch.TaskCreated, batch.Processing}
+	removable = []batch.State{batch.Idle, batch.TaskCreated}
+)
+
+// newTaker returns a taker of batches in the states, with its options applied.
+func newTaker(from []batch.State, opts []TakeOption) *taker {
+	t := &taker{from: from, ahead: defaultAhead}
+	for _, opt := range opts {
+		opt(t)
+	}
+	return t
+}
+
+// partitionLocked returns a partition, and makes it if it is new.
+func (r *Repository) partitionLocked(n int) (*partition, error) {
+	if n < 0 || n >= r.opts.Partitions {
+		return nil, fmt.Errorf("repository %s, partition %d of %d: %w", r.key, n, r.opts.Partitions, ErrPartition)
+	}
+	p := r.mu.parts[n]
+	if p == nil {
+		p = &partition{r: r, number: n}
+		r.mu.parts[n] = p
+	}
+	return p, nil
+}
+
+// claim puts the taker into the line of the partition, and waits until it is served, or ctx ends.
+// Every call that takes batches begins here. The entries of the claim are the caller's: it must end
+// each with remove, or all with restore. A brief claim ends soon, with the call that makes it, so
+// others wait for its end. Without a claim and an error there is nothing now, and the taker is not
+// to wait. The claim of a taker that drops its entry is empty if that has left.
+func (r *Repository) claim(ctx context.Context, partition int, t *taker, brief bool) (*Claim, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.partitionLocked(partition)
+	if err != nil {
+		return nil, err
+	}
+	t.claim, t.err, t.ready, t.served = &Claim{r: r, part: p, brief: brief}, nil, make(chan struct{}), false
+	at := p.takers.PushBack(t)
+	p.serveLocked()
+	if !t.served && !t.noWait {
+		r.mu.Unlock()
+		select {
+		case <-t.ready:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		r.mu.Lock()
+	}
+	switch {
+	case t.served && t.err != nil:
+		return nil, t.err
+	case t.served && err == nil:
+		return t.claim, nil
+	case !t.served:
+		p.takers.Remove(at)
+		if p.gathering == t.claim {
+			p.gathering = nil
+		}
+	}
+	p.restoreLocked(t.claim) // also if it was served at the moment at which ctx ended
+	p.serveLocked()
+	return nil, err
+}
+
+// serveLocked serves the takers that can be served, in their order.
+func (p *partition) serveLocked() {
+	for at := p.takers.Front(); at != nil; {
+		t := at.Value.(*taker)
+		if !t.tryLocked(p) {
+			at = at.Next()
+			continue
+		}
+		if t.err != nil && t.whole { // no other has got anything yet
+			p.restoreLocked(t.claim)
+		}
+		if p.gathering == t.claim {
+			p.gathering = nil
+		}
+		p.takers.Remove(at)
+		t.served = true
+		close(t.ready)
+		at = p.takers.Front() // what t got, or gave back, may end the wait of an older one
+	}
+}
+
+// tryLocked claims what t can have now. It reports whether t is served: it has all that it waits
+// for, or will not get it, for which it sets err.
+func (t *taker) tryLocked(p *partition) (served bool) {
+	r, c := p.r, t.claim
+	ended := r.mu.inputClosed
+	var got []*entry
+	switch {
+	case r.mu.closed && !t.drops:
+		t.err = r.closedError()
+		return true
+
+	case t.schema:
+		return r.mu.schema != nil || ended
+
+	case t.only != nil:
+		e := t.only
+		if e.claim != nil && !e.claim.brief && t.drops && r.mu.closed {
+			e.claim = nil // its holder may keep it for ever, and will find out
+		}
+		if e.at == nil {
+			if !t.drops {
+				t.err = fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), ErrUnknown)
+			}
+			return true
+		}
+		if e.claim == nil && (t.drops || slices.Contains(t.from, e.state)) {
+			got, served = append(got, e), true
+		}
+
+	case t.whole:
+		if t.waitInput && !ended || p.gathering != nil && p.gathering != c {
+			return false
+		}
+		p.gathering = c
+		t.last = cmp.Or(t.last, p.last)
+		waits, others := false, false
+		for at := p.queue.Front(); at != nil && at.Value.(*entry).seq <= t.last; at = at.Next() {
+			switch e := at.Value.(*entry); {
+			case e.claim == c:
+			case e.claim == nil && e.state != batch.InTransit:
+				got = append(got, e)
+			case e.claim == nil || e.claim.brief:
+				waits = true
+			default:
+				others = true
+			}
+		}
+		if others {
+			t.err = p.claimedErrorLocked(c)
+			return true
+		}
+		if waits {
+			break
+		}
+		for _, e := range c.entries {
+			if e.state == batch.Released { // another caller has dropped the batch in its place
+				e.claim = nil
+				e.noteLocked(batch.Info{State: batch.Released})
+			}
+		}
+		c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool { return e.at == nil })
+		switch {
+		case len(c.entries)+len(got) > 0:
+			served = true
+		case p.queue.Len() == 0:
+			t.err = io.EOF
+			return true
+		default: // others have taken or dropped all that was there: begin again
+			t.last = p.last
+			return t.tryLocked(p)
+		}
+
+	default:
+		for p.free != nil && p.free.Value.(*entry).claim != nil {
+			p.free = p.free.Next()
+		}
+		limit, maxBytes, bytes := max(1, t.limit), cmp.Or(t.max, math.MaxInt64), int64(0)
+		full, blocked := false, false
+		for at := p.free; at != nil && !full && !blocked; at = at.Next() {
+			e := at.Value.(*entry)
+			if e.claim != nil || !slices.Contains(t.from, e.state) {
+				// A batch in transit is back in a moment. Until then no younger one comes before it.
+				blocked = e.claim == nil && e.state == batch.InTransit && !t.unordered
+				continue
+			}
+			if full = len(got) > 0 && e.size > maxBytes-bytes; !full {
+				got = append(got, e)
+				bytes += e.size
+				full = len(got) == limit
+			}
+		}
+		switch {
+		case len(got) > 0:
+			served = full || bytes >= t.min || ended && !blocked
+		case p.queue.Len() == 0 && (ended || t.rest):
+			t.err = io.EOF
+			return true
+		case ended && !c.brief && !t.waitClaims:
+			if err := p.claimedErrorLocked(c); err.Claimed == err.Batches {
+				t.err = err
+				return true
+			}
+		}
+		if !served {
+			got = nil
+		}
+	}
+	for _, e := range got {
+		e.claim = c
+	}
+	c.entries = append(c.entries, got...)
+	slices.SortFunc(c.entries, older) // a claim of all may have got them in any order
+	return served
+}
+
+// claimedErrorLocked returns the error of a taker that cannot have what other open claims have.
+func (p *partition) claimedErrorLocked(own *Claim) *ClaimedError {
+	err := &ClaimedError{Key: p.r.key, Partition: p.number, Batches: p.queue.Len()}
+	for at := p.queue.Front(); at != nil; at = at.Next() {
+		if c := at.Value.(*entry).claim; c != nil && c != own && !c.brief {
+			err.Claimed++
+		}
+	}
+	return err
+}
+
+// restoreLocked ends the claim of a taker that has failed, on the entries that it still has. They
+// are in their places, unless their batches were dropped. The caller calls serveLocked.
+func (p *partition) restoreLocked(c *Claim) {
+	for _, e := range c.entries {
+		if e.claim != c {
+			continue // the end of the repository took it
+		}
+		e.claim = nil
+		if p.free == nil || e.seq < p.free.Value.(*entry).seq {
+			p.free = e.at
+		}
+		e.noteLocked(e.b.Inside().Cut()) // the announcement of a change may still be under way
+	}
+}
+
+// restore is restoreLocked with the lock.
+func (c *Claim) restore() {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	c.part.restoreLocked(c)
+	c.part.serveLocked()
+}
+
+// noteLocked records what the batch is like now. A free entry whose batch was dropped leaves. The
+// caller calls serveLocked.
+func (e *entry) noteLocked(now batch.Info) {
+	p := e.part
+	mu := &p.r.mu
+	mu.bytes[e.space.Kind] -= e.bytes
+	e.version, e.state, e.space, e.bytes = now.Version, now.State, now.Space, now.Bytes
+	if now.State == batch.Released { // the batch makes no further call when its memory is freed
+		e.bytes = 0
+	}
+	mu.bytes[e.space.Kind] += e.bytes
+	if now.State == batch.Released && e.claim == nil {
+		if p.free == e.at {
+			p.free = e.at.Next()
+		}
+		p.queue.Remove(e.at)
+		e.at = nil
+		delete(mu.entries, e.b.ID())
+	}
+}
+
+// BatchChanged implements batch.Observer: the batch calls it at each change.
+func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
+	r := e.part.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e.at == nil || now.Version <= e.version {
+		return
+	}
+	e.noteLocked(now)
+	if e.claim == nil {
+		e.part.serveLocked()
+	}
+}
+
+// remove ends the claim of a taker that owns the batch from now on: the entry leaves.
+func (r *Repository) remove(e *entry) {
+	r.mu.Lock()
+	if e.at != nil {
+		e.claim = nil
+		e.noteLocked(batch.Info{State: batch.Released})
+		e.part.serveLocked()
+	}
+	r.mu.Unlock()
+	e.b.Inside().Unstore(e)
+}

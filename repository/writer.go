@@ -1,0 +1,181 @@
+package repository
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/arrowmem"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// maxRanges is how many ranges of rows a Writer keeps before it copies them.
+const maxRanges = 1024
+
+// Writer gathers rows of records into batches of about the same size, for example for a merge or a
+// partitioning, and puts them into a partition. It is not safe for concurrent use, and must be
+// closed.
+//
+// Rows are first ranges of the caller's records, which the Writer retains. When it has many of
+// them, or the bytes of a batch, it copies them into host memory that it has reserved. After an
+// error of a copy or a put the Writer can only be closed; the batches that it has put stay.
+type Writer struct {
+	r         *Repository
+	partition int
+	schema    *arrow.Schema
+	bytes     int64 // of a batch
+	opts      []PutOption
+	work      *arrowmem.Work
+	err       error // the first one
+
+	gathered []arrow.RecordBatch // copies in work, then ranges of the caller's records
+	copies   int                 // so many of them are copies
+	size     int64               // bytes of all of them, about
+}
+
+// Writer returns a Writer of batches of about so many bytes each, which it puts with the options.
+// It waits until twice these bytes are reserved in host memory: for the rows, and for the batch
+// that is made of them. If one row is larger, it reserves more. Appending rows of a type that
+// arrow-go cannot concatenate, such as a union, is an error. The errors are those of Put and of
+// arrowmem.NewWork.
+func (r *Repository) Writer(
+	ctx context.Context, partition int, schema *arrow.Schema, bytes int64, opts ...PutOption,
+) (*Writer, error) {
+	if schema == nil || bytes < 1 {
+		return nil, fmt.Errorf("repository %s: a writer needs a schema and at least 1 byte a batch, got %d", r.key, bytes)
+	}
+	if r.m.cfg.Reservations == nil {
+		return nil, fmt.Errorf("repository %s: a writer needs reservations: %w", r.key, tier.ErrNotSupported)
+	}
+	r.mu.Lock()
+	_, err := r.admitLocked(partition, schema)
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	inner, done := within(ctx, r.life)
+	defer done()
+	work, err := arrowmem.NewWork(inner, r.m.cfg.Reservations, r.m.cfg.Heap, arrowmem.WorkOptions{
+		Operator: r.key.String() + " writer", In: reservation.AnyInTier(tier.Host), Min: 2 * bytes,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("repository %s: %w", r.key, err)
+	}
+	return &Writer{r: r, partition: partition, schema: schema, bytes: bytes, opts: opts, work: work}, nil
+}
+
+// Append appends the rows from (inclusive) to to (exclusive) of rec, and puts the batches that are
+// complete, for which it waits as Put does. All rows of rec count as equally large. rec stays the
+// caller's. The Writer retains it until it has copied the rows.
+func (w *Writer) Append(ctx context.Context, rec arrow.RecordBatch, from, to int64) error {
+	switch {
+	case w.err != nil:
+		return w.err
+	case rec == nil:
+		return fmt.Errorf("repository %s: appending rows: the record is nil", w.r.key)
+	case !w.schema.Equal(rec.Schema()):
+		return &SchemaError{Key: w.r.key, Want: w.schema, Got: rec.Schema()}
+	case from < 0 || to < from || to > rec.NumRows():
+		return fmt.Errorf("repository %s: appending rows %d to %d of %d", w.r.key, from, to, rec.NumRows())
+	}
+	row := float64(max(1, bytesOf(rec.Columns()))) / float64(max(1, rec.NumRows()))
+	for from < to && w.err == nil {
+		end := from + min(to-from, 1+int64(float64(w.bytes-w.size)/row))
+		w.gathered = append(w.gathered, rec.NewSlice(from, end))
+		w.size += int64(math.Ceil(float64(end-from) * row))
+		from = end
+		if w.size >= w.bytes {
+			_ = w.Flush(ctx)
+		} else if len(w.gathered)-w.copies == maxRanges {
+			w.copy(ctx, w.copies)
+		}
+	}
+	return w.err
+}
+
+// Flush puts the rows that have not been put, if there are any, as a smaller batch.
+func (w *Writer) Flush(ctx context.Context) error {
+	if w.err != nil || len(w.gathered) == 0 {
+		return w.err
+	}
+	if w.copy(ctx, 0); w.err == nil {
+		w.err = w.r.Put(ctx, w.partition, w.gathered[0], w.opts...)
+		w.drop()
+	}
+	return w.err
+}
+
+// copy copies the records from the given one on into one in the Writer's memory, which takes their
+// place.
+func (w *Writer) copy(ctx context.Context, first int) {
+	records := w.gathered[first:]
+	rows := int64(0)
+	for _, rec := range records {
+		rows += rec.NumRows()
+	}
+	var columns []arrow.Array
+	defer func() {
+		for _, c := range columns {
+			c.Release()
+		}
+	}()
+	for i := range w.schema.NumFields() {
+		pieces := make([]arrow.Array, len(records))
+		for j, rec := range records {
+			pieces[j] = rec.Column(i)
+		}
+		column, err := array.Concatenate(pieces, w.work.Allocator())
+		if err != nil {
+			w.err = fmt.Errorf("repository %s: gathering column %d: %w", w.r.key, i, err)
+			return
+		}
+		columns = append(columns, column)
+	}
+	if w.work.Err() != nil { // the rows are larger than the batches that were asked for
+		if w.err = w.work.Grow(ctx, bytesOf(columns)); w.err != nil {
+			return
+		}
+	}
+	for _, rec := range records {
+		rec.Release()
+	}
+	w.gathered = append(w.gathered[:first], array.NewRecordBatch(w.schema, columns, rows))
+	w.copies = first + 1
+}
+
+// bytesOf returns the bytes of the buffers of arrays, without dictionaries, which are shared.
+func bytesOf(columns []arrow.Array) (n int64) {
+	var data []arrow.ArrayData
+	for _, c := range columns {
+		data = append(data, c.Data())
+	}
+	for ; len(data) > 0; data = data[1:] {
+		for _, b := range data[0].Buffers() {
+			if b != nil {
+				n += int64(b.Len())
+			}
+		}
+		data = append(data, data[0].Children()...)
+	}
+	return n
+}
+
+// drop releases what the Writer has gathered.
+func (w *Writer) drop() {
+	for _, rec := range w.gathered {
+		rec.Release()
+	}
+	w.gathered, w.copies, w.size = nil, 0, 0
+}
+
+// Close releases the Writer's memory, and drops the rows that Flush has not put. A second Close is
+// tier.ErrReleased.
+func (w *Writer) Close() error {
+	w.drop()
+	w.err = fmt.Errorf("repository %s: the writer is closed: %w", w.r.key, tier.ErrReleased)
+	return w.work.Close()
+}
