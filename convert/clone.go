@@ -26,13 +26,34 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		return nil, err
 	}
 	defer end()
+	q := &request{m: m, origin: reservation.Incoming(), waits: true, b: b}
+	defer func() { _ = q.close() }()
 	for {
-		p, err := m.clone(ctx, b)
-		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
-			continue
+		now := b.Info()
+		if now.State == batch.Released {
+			return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
 		}
-		if err != nil {
-			return nil, err
+		if err := lostWith(now); err != nil {
+			return nil, fmt.Errorf("cloning batch %d: %w", now.ID, err)
+		}
+		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
+		var form batch.PayloadType
+		form, q.Strategy = m.cloneForm(now.Form, now.Space)
+		q.what, q.source, q.useless = m.takes(now, form), now.Payload.Space(), moved
+		var p batch.Payload
+		r, err := q.reserve(ctx)
+		if err == nil {
+			p, err = m.copyOf(ctx, b, moved, form, &q.what, r)
+		}
+		again, err := q.end(err)
+		switch {
+		case again:
+			continue
+		case errors.Is(err, errStale): // it was moved while the clone waited for room
+			q.attempts = attempts{}
+			continue
+		case err != nil:
+			return nil, m.ofBatch(ctx, err, b)
 		}
 		if observer == nil {
 			observer = m.cfg.Observer
@@ -45,56 +66,27 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	}
 }
 
-var errMoved = errors.New("convert: the batch was moved meanwhile")
-
-// clone copies b's payload in the space in which b is, if it is there still once there is room.
-func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, err error) {
-	now := b.Info()
-	if now.State == batch.Released {
-		return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
+// copyOf makes a payload of that form out of b's, drawn from r, while it holds b. If b was moved, the
+// error is errStale.
+func (m *Mover) copyOf(
+	ctx context.Context, b *batch.Batch, moved func(batch.Info) bool, form batch.PayloadType,
+	what *takes, r reservation.Reservation,
+) (out batch.Payload, err error) {
+	h, err := b.Inside().Read(ctx, tier.ID{})
+	if err != nil {
+		return nil, err
 	}
-	from := now.Payload.Type()
-	form, to := m.cloneForm(from, now.Space)
-	what := m.takes(now, form)
-	until := func(ctx context.Context) (context.Context, func()) {
-		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-		return m.untilVain(ctx, b, now.Payload.Space(), moved, errMoved)
+	if moved(b.Inside().Cut()) {
+		return nil, errors.Join(errStale, h.Close())
 	}
-	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: true, until: until, do: func(r reservation.Reservation) (err error) {
-		h, err := b.Inside().Read(ctx, tier.ID{})
-		if err != nil {
-			return err
-		}
-		defer func() {
-			if err = errors.Join(err, h.Close()); err != nil && out != nil {
-				err = errors.Join(err, release(out))
-				out = nil
-			}
-		}()
-		if h.Space() != now.Payload.Space() || h.Payload().Type() != from {
-			return errMoved
-		}
-		return m.pinned(r, &what, func() error {
-			p, err := m.cfg.Registry.convert(ctx, h.Payload(), form, r)
-			switch {
-			case err != nil:
-				return err
-			case p == h.Payload():
-				return &batch.UnmovableError{Batch: now.ID, Err: fmt.Errorf("the converter from %s to %s has made no copy", from, form)}
-			}
-			out = p
-			return misplaced(p, r.Space())
-		})
-	}})
-	if errors.Is(err, errLost) {
-		if err = lostWith(b.Info()); err == nil {
-			err = errMoved
-		}
+	out, err = m.convert(ctx, h.Payload(), form, what, r)
+	if err = errors.Join(err, h.Close()); err != nil && out != nil {
+		return nil, errors.Join(err, release(out))
 	}
-	return out, m.ofBatch(ctx, err, b)
+	return out, err
 }
 
-// cloneForm says what a clone of a payload in a space is, and where.
+// cloneForm returns the form of a clone of a payload in a space, and where the clone goes.
 func (m *Mover) cloneForm(from batch.PayloadType, at tier.ID) (batch.PayloadType, reservation.Strategy) {
 	for _, form := range []batch.PayloadType{from, batch.ImageType(at.Kind)} {
 		if _, err := m.cfg.Registry.lookup(from, form); err == nil {
