@@ -19,23 +19,12 @@ import (
 // held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
 // ctx names no owner, the handle is that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
-	return m.acquireIn(ctx, b, r, false)
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true})
 }
 
 // ReadIn is AcquireIn, but leaves pending tasks to their callers.
 func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
-	return m.acquireIn(ctx, b, r, true)
-}
-
-func (m *Mover) acquireIn(
-	ctx context.Context, b *batch.Batch, r reservation.Reservation, keepsPending bool,
-) (*batch.Handle, error) {
-	if o := r.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
-		ctx = o.Context(ctx)
-	}
-	return m.run(ctx, &move{
-		b: b, to: reservation.Specific(r.Space().ID()), given: r, reason: ReasonWork, opens: true, keepsPending: keepsPending,
-	})
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true, keepsPending: true})
 }
 
 // Charges returns what batches and the dictionaries that they share take in a space: how many bytes

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -26,63 +25,50 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		return nil, err
 	}
 	defer end()
-	q := &request{m: m, origin: reservation.Incoming(), waits: true, b: b}
-	defer func() { _ = q.close() }()
-	for {
-		now := b.Info()
-		if now.State == batch.Released {
-			return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
-		}
-		if err := lostWith(now); err != nil {
-			return nil, fmt.Errorf("cloning batch %d: %w", now.ID, err)
-		}
-		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-		var form batch.PayloadType
-		form, q.Strategy = m.cloneForm(now.Form, now.Space)
-		q.what, q.source, q.useless = m.takes(now, form), now.Payload.Space(), moved
-		var p batch.Payload
-		r, err := q.reserve(ctx)
-		if err == nil {
-			p, err = m.copyOf(ctx, b, moved, form, &q.what, r)
-		}
-		again, err := q.end(err)
-		switch {
-		case again:
-			continue
-		case errors.Is(err, errStale): // it was moved while the clone waited for room
-			q.attempts = attempts{}
-			continue
-		case err != nil:
-			return nil, m.ofBatch(ctx, err, b)
-		}
-		if observer == nil {
-			observer = m.cfg.Observer
-		}
-		c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
-		if err != nil {
-			return nil, errors.Join(err, release(p))
-		}
-		return c, nil
+	p, err := m.clone(ctx, b)
+	for errors.Is(err, errStale) {
+		p, err = m.clone(ctx, b)
 	}
+	if err != nil {
+		return nil, m.ofBatch(ctx, err, b)
+	}
+	if observer == nil {
+		observer = m.cfg.Observer
+	}
+	c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
+	if err != nil {
+		return nil, errors.Join(err, release(p))
+	}
+	return c, nil
 }
 
-// copyOf makes a payload of that form out of b's, drawn from r, while it holds b. If b was moved, the
-// error is errStale.
-func (m *Mover) copyOf(
-	ctx context.Context, b *batch.Batch, moved func(batch.Info) bool, form batch.PayloadType,
-	what *takes, r reservation.Reservation,
-) (out batch.Payload, err error) {
-	h, err := b.Inside().Read(ctx, tier.ID{})
-	if err != nil {
+// clone copies b's payload while it holds b. If b was moved while it waited for room, the error is
+// errStale.
+func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, err error) {
+	now := b.Info()
+	if err := present(now, "clone"); err != nil {
 		return nil, err
 	}
-	if moved(b.Inside().Cut()) {
-		return nil, errors.Join(errStale, h.Close())
+	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
+	form, to := m.cloneForm(now.Form, now.Space)
+	q := &request{
+		Strategy: to, m: m, what: m.takes(now, form), origin: reservation.Incoming(), waits: true,
+		source: now.Payload.Space(), b: b, useless: moved,
 	}
-	out, err = m.convert(ctx, h.Payload(), form, what, r)
-	if err = errors.Join(err, h.Close()); err != nil && out != nil {
-		return nil, errors.Join(err, release(out))
-	}
+	err = q.inRoom(ctx, func(r reservation.Reservation) error {
+		h, err := b.Inside().Read(ctx, tier.ID{})
+		if err != nil {
+			return err
+		}
+		if moved(b.Inside().Cut()) {
+			return errors.Join(errStale, h.Close())
+		}
+		out, err = m.convert(ctx, h.Payload(), form, &q.what, r)
+		if err = errors.Join(err, h.Close()); err != nil && out != nil {
+			err = errors.Join(err, release(out))
+		}
+		return err
+	})
 	return out, err
 }
 

@@ -2,16 +2,16 @@
 // records again. The Mover does all three.
 //
 //	mover.go         Mover and its calls: Move, Acquire, Consume; Relieve for the monitor
+//	move.go          run: one move, from the look at the batch to the commit, and why it is retried
+//	reserving.go     request: room for a move, in other spaces if one refuses its memory
+//	waiting.go       what ends a wait: the batch was moved or dropped, or its GPU is lost
 //	ingest.go        Ingest: a record becomes an image (the first half of Repository.Put)
-//	trip.go          one move, from the first look at the batch to the commit, with its retries
-//	reserving.go     reserves the room for a move, and retries in other spaces
 //	registry.go      the converters, and which of their errors are the batch's own
 //	record.go        Record: a batch becomes an Arrow record; columns.go: some of its columns
 //	acquire_in.go    Acquire into a reservation that the caller has; clone.go: Clone
 //	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
 //	together.go      evicts small batches to a disk with one write
 //	write_ahead.go   pre-cleaning: copies a batch to a disk while it stays
-//	lost_spaces.go   what the loss of a GPU ends
 //	told.go          events; stats.go, work.go: counters; measure.go: Measure
 //
 // None of these files copies bytes: package internal/transfer does, and package internal/image lays

@@ -56,14 +56,14 @@ func (m *Mover) ingest(
 	defer func() { store.LetGo(dicts...) }()
 	q := &request{
 		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
-		origin: reservation.Incoming(), waits: waits, slower: true,
+		origin: reservation.Incoming(), waits: waits,
 	}
 	defer func() { _ = q.close() }()
 	var lost, changed bool
 	slowest, oversized := tier.Kind(0), false // of the tiers that were tried
 	for {
 		r, err := q.reserve(ctx)
-		if errors.Is(err, reservation.ErrExceeded) {
+		if errors.Is(err, reservation.ErrExceeded) && q.pieces == nil {
 			all := m.cfg.Reservations.Spaces() // the faster tiers first
 			for _, s := range q.Candidates(all, nil) {
 				slowest = max(slowest, s.Kind())
@@ -123,31 +123,29 @@ func (m *Mover) layOut(
 		}
 		err = errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
 	}()
-	if !packed {
-		if buf, err = transfer.AllocBody(r, l.Size(), l.Cuts()); err != nil {
-			return nil, err
-		}
-	}
-	largest := int64(0)
+	largest := l.Size()
 	for _, d := range dicts {
 		largest = max(largest, d.Body)
 	}
 	// The permit comes first. From the moment a dictionary is being copied, others wait for the
 	// copy, the monitor among them, and the monitor must not wait for a program's permit.
 	err = b.Permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
-		shared, err = m.layDictionaries(ctx, l, dicts, r)
-		return err
-	})
-	switch {
-	case err != nil:
-	case packed:
-		if runs, err = b.LayRuns(ctx, l, r); err != nil {
-			runs = nil // they are released
+		if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
+			return err
 		}
-	case buf != nil:
+		if packed {
+			laid, err := b.LayRuns(ctx, l, r)
+			if err == nil {
+				runs = laid
+			}
+			return err
+		}
+		if buf, err = transfer.AllocBody(r, l.Size(), l.Cuts()); err != nil || buf == nil {
+			return err
+		}
 		l.Rewind() // an attempt in another space may have written a part
-		err = b.Lay(ctx, l, buf)
-	}
+		return b.Lay(ctx, l, buf)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -168,32 +166,29 @@ func (m *Mover) layDictionaries(
 ) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
-		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			buf, err := transfer.AllocBody(r, sub.Size(), sub.Cuts())
-			if err != nil {
+		lay := func() (buf *tier.Buffer, desc *batch.Descriptor, err error) {
+			if buf, err = transfer.AllocBody(r, sub.Size(), sub.Cuts()); err != nil {
 				return nil, nil, err
 			}
 			sub.Rewind()
-			if err := m.cfg.Builtin.Lay(ctx, sub, buf); err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
+			if err = m.cfg.Builtin.Lay(ctx, sub, buf); err == nil {
+				desc, err = sub.Descriptor()
 			}
-			desc, err := sub.Descriptor()
 			if err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
 			return buf, desc, nil
-		})
+		}
+		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), lay)
 		if err != nil {
 			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
 		sub.Is(c.Descriptor())
-		if seen.Of(dicts, dicts[i]) < i { // an earlier array is the same dictionary
-			if err := c.Release(); err != nil {
-				return nil, errors.Join(err, transfer.ReleaseAll(shared))
-			}
-			continue
+		if seen.Of(dicts, dicts[i]) == i {
+			shared = append(shared, c)
+		} else if err := c.Release(); err != nil { // an earlier array is the same dictionary
+			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
-		shared = append(shared, c)
 	}
 	return shared, nil
 }

@@ -28,7 +28,7 @@ type move struct {
 
 	evicts       bool                    // for the monitor: waits neither for room nor for the batch
 	prefetches   bool                    // waits for nothing, and takes no room that others need
-	given        reservation.Reservation // the caller's, to draw from; zero: the move reserves
+	given        reservation.Reservation // the caller's, to draw from, in place of a strategy
 	opens        bool                    // opens a handle on arrival
 	last         bool                    // drops the batch in the same step
 	keepsPending bool                    // leaves pending tasks to their callers
@@ -59,17 +59,20 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 	if mv.evicts {
 		ctx = transfer.ForMonitor(ctx)
 	}
+	if !mv.given.IsZero() {
+		mv.to = reservation.Specific(mv.given.Space().ID())
+		if o := mv.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
+			ctx = o.Context(ctx)
+		}
+	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
 	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
 	defer func() { _ = q.close() }()
 	defer guard.Error(&err, "a strategy or a payload")
 	for {
 		now := b.Info()
-		if now.State == batch.Released {
-			return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "move", Status: batch.MissingData}
-		}
-		if err := lostWith(now); err != nil {
-			return nil, fmt.Errorf("moving batch %d: %w", now.ID, err)
+		if err := present(now, "move"); err != nil {
+			return nil, err
 		}
 		var used *batch.StateError
 		mv.spaces = mv.to.Candidates(all, mv.spaces[:0])
@@ -99,14 +102,15 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			q.origin = reservation.Consuming()
 		case mv.prefetches:
 			if m.cfg.Persists != nil && m.cfg.Persists(now.Space) {
-				return nil, fmt.Errorf("moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
+				return nil, fmt.Errorf(
+					"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
 			}
 			q.origin = reservation.Early() // it is not the next to consume
-			needed := m.needed(mv.to, &q.what)
-			q.without = append(q.without, needed...)
-			if s := needed; len(s) > 0 && len(s) == len(mv.spaces) {
-				return nil, &tier.NoSpaceError{
-					Space: s[0].ID(), Requested: q.what.in(s[0]), Available: s[0].Available(), Cause: errNeeded,
+			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
+				s := needed[0]
+				q.without = append(q.without, needed...)
+				q.refusal = &tier.NoSpaceError{
+					Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
 				}
 			}
 		}
@@ -136,8 +140,16 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			}
 		case mv.opens && errors.As(err, &used) && used.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
 			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
-			if err := untilChanged(ctx, b); err != nil {
-				return nil, err
+			if changed := b.Changed(); b.Info().State == batch.Processing {
+				done := reservation.Waits(ctx)
+				select {
+				case <-changed:
+				case <-ctx.Done():
+				}
+				done()
+			}
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
 			}
 			q.attempts = attempts{}
 		default:
@@ -152,24 +164,10 @@ func (mv *move) arrived(now batch.Info) bool {
 		slices.ContainsFunc(mv.spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
 }
 
-// untilChanged waits until a batch on which handles are open changes.
-func untilChanged(ctx context.Context, b *batch.Batch) error {
-	changed := b.Changed()
-	if b.Info().State != batch.Processing {
-		return nil
-	}
-	defer reservation.Waits(ctx)()
-	select {
-	case <-changed:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// attempt moves the batch once, into r. It takes the batch in transit, makes a payload there, and
-// commits it. The payload is a clean image that is there, or what a converter makes. MoveBegun and
-// MoveEnded are emitted while the batch is in transit.
+// attempt moves the batch once, into r. It takes the batch in transit, makes the new payload, and
+// commits it. The new payload is a clean image in r's space or, if there is none, what a converter
+// makes. After an error the batch is whole where it was. attempt emits MoveBegun and MoveEnded while
+// the batch is in transit.
 func (m *Mover) attempt(
 	ctx context.Context, mv *move, q *request, now batch.Info, r reservation.Reservation,
 ) (h *batch.Handle, err error) {
@@ -198,8 +196,8 @@ func (m *Mover) attempt(
 	m.emitBegun(ctx, moved, body)
 	start := time.Now()
 	form := mv.form
-	if form == "" && to.Kind() == tier.Host { // a later move must find an image, not a compressed batch
-		form = batch.HostImage
+	if form == "" && to.Kind() == tier.Host {
+		form = batch.HostImage // as convert makes it; on disk any form will do
 	}
 	out := b.Revive(form, r)
 	if moved.Copy = out != nil; !moved.Copy {
@@ -295,13 +293,10 @@ func (m *Mover) convert(
 	switch {
 	case out == src:
 		return nil, &batch.UnmovableError{Err: fmt.Errorf("the converter from %s to %s has made no copy", src.Type(), form)}
-	case err != nil:
-	case at == nil:
-		err = errors.New("the converter's payload lies in no space")
-	case at != r.Space():
-		err = fmt.Errorf("the converter's payload lies in %s", at.ID())
-	default:
+	case err == nil && at == r.Space():
 		return out, nil
+	case err == nil:
+		err = fmt.Errorf("the payload of the converter from %s to %s is not in %s", src.Type(), form, r.Space().ID())
 	}
 	return nil, errors.Join(&batch.UnmovableError{Err: err}, release(out))
 }
@@ -327,8 +322,7 @@ var errNeeded = errors.New("convert: nothing is brought ahead where the room is 
 
 // needed returns the spaces of a strategy whose room others need, or may need soon.
 func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
-	demand, choices := m.cfg.Reservations.Waiting(nil, nil)
-	demand = append(demand, slices.Concat(choices...)...)
+	demand := m.cfg.Reservations.Demand(nil)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
 		relieved := time.Since(m.begun) - time.Duration(m.relieved[s.ID()].Load())

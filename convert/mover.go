@@ -63,10 +63,8 @@ type Moved struct {
 type Mover struct {
 	cfg        MoverConfig
 	stats      stats
-	operations operations      // in progress
-	ended      context.Context // ends, with tier.ErrClosed, when Close has waited for all operations
-	end        context.CancelCauseFunc
-	panics     guard.Log // of Events, which must not fail the move
+	operations operations // in progress
+	panics     guard.Log  // of Events, which must not fail the move
 	// lost has a channel for each GPU space, which is closed when the space is lost. Other spaces are
 	// never lost. The mover subscribes once to each space, because a space calls all subscribers at
 	// each change, and there may be thousands of waiters.
@@ -94,7 +92,6 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		lost: make(map[tier.ID]<-chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
 	}
 	m.operations.life, m.operations.end = context.WithCancelCause(context.Background())
-	m.ended, m.end = context.WithCancelCause(context.Background())
 	for _, s := range cfg.Reservations.Spaces().All() {
 		m.relieved[s.ID()] = new(atomic.Int64)
 		if s.Kind() != tier.GPU {
@@ -124,7 +121,6 @@ func (m *Mover) Close() error {
 	for _, cancel := range m.cancels {
 		cancel()
 	}
-	m.end(tier.ErrClosed)
 	return nil
 }
 
@@ -265,8 +261,8 @@ type inside struct{ *Mover }
 // Inside returns what only an engine does with its mover. Programs have no use for it.
 func (m *Mover) Inside() inside { return inside{m} }
 
-// Ended returns a context that ends, with tier.ErrClosed, once Close has ended all moves.
-func (m inside) Ended() context.Context { return m.ended }
+// Ended returns a context that ends, with tier.ErrClosed, when Close is called.
+func (m inside) Ended() context.Context { return m.operations.life }
 
 // Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
 // if there was none.

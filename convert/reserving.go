@@ -106,7 +106,6 @@ type request struct {
 	what                 takes              // how much room
 	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
 	waits                bool               // for room
-	slower               bool               // the caller tries slower tiers if no space is large enough
 	first                []tier.ID          // the spaces that are tried first
 
 	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
@@ -147,11 +146,11 @@ func (q *request) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier
 }
 
 // reserve begins an attempt: it reserves room in one of the spaces that are left. If none has room
-// now, it waits, or drops clean images that keep shared dictionaries in use; for waiters the monitor
-// does that.
+// now, it waits. A request that does not wait drops clean images that keep shared dictionaries in
+// use; for waiters the monitor does that.
 //
 // Only allocations of requests that wait may evict batches for contiguous room. The others are
-// moves that make room, or that take only room that nobody needs.
+// for moves that make room, or that take only room that nobody needs.
 func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err error) {
 	if q.waits && ctx.Err() != nil {
 		return r, context.Cause(ctx)
@@ -169,36 +168,36 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	case full && !q.waits:
 		freed := false
 		for _, s := range to.Candidates(manager.Spaces(), nil) {
-			before := s.Used()
-			s.DropSharing(q.what.in(s) - s.Available())
+			before, need := s.Used(), q.what.in(s)
+			s.DropSharing(need - s.Available())
 			freed = freed || s.Used() < before
+			if s.Available() >= need {
+				break
+			}
 		}
 		if freed {
 			r, err = manager.TryReserve(to, q.what.body, options...)
 		}
-	case err != nil && q.pieces != nil:
+	case full, err != nil && q.pieces != nil:
 		ctx, done := q.m.watch(ctx, q.source, q.b, q.useless)
 		defer done()
-		id, need := q.pieces.ID(), q.pieces.Charge(q.what.in(q.pieces))
-		bytes := max(need, min(q.enough, wholePages(q.pieces.Room())))
-		r, err = manager.Reserve(ctx, reservation.Specific(id), bytes, options...)
-		if errors.Is(err, reservation.ErrExceeded) { // the limit fell meanwhile
-			r, err = manager.Reserve(ctx, reservation.Specific(id), need, options...)
+		if q.pieces == nil {
+			r, err = manager.Reserve(ctx, to, q.what.body, options...)
+			break
 		}
+		need, id := q.pieces.Charge(q.what.in(q.pieces)), q.pieces.ID()
+		enough := max(need, min(q.enough, wholePages(q.pieces.Room())))
+		r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...)
 		if err == nil {
 			_ = r.Shrink(r.Bytes() - need) // nobody else has it
 		}
-	case full:
-		ctx, done := q.m.watch(ctx, q.source, q.b, q.useless)
-		defer done()
-		r, err = manager.Reserve(ctx, to, q.what.body, options...)
 	}
 	switch {
 	case err == nil:
 		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().CopyChanges()
-	case q.refusal == nil, q.slower && errors.Is(err, reservation.ErrExceeded):
-	case !q.waits, errors.Is(err, reservation.ErrNoCandidate), errors.Is(err, reservation.ErrExceeded):
-		err = q.refusal // no other space may serve the request
+	case q.refusal == nil:
+	case errors.Is(err, reservation.ErrNoCandidate): // no space is left
+		err = q.refusal
 	default:
 		err = fmt.Errorf("%w (before that: %w)", err, q.refusal)
 	}
@@ -212,11 +211,13 @@ func wholePages(n int64) int64 { return n / tier.Page * tier.Page }
 // memory and clean images were dropped or other spaces are left. It returns the error of the attempt.
 func (q *request) end(err error) (again bool, _ error) {
 	if q.r.IsZero() { // reserve has failed
-		lost := q.pieces != nil && q.pieces.Lost() != nil
-		if lost { // the others may have room
+		// While the request waited for enough room in pieces, the space may have been lost, and others may
+		// have room. Or its limit may have fallen, and the space may still hold what the request needs.
+		again = q.pieces != nil && (q.pieces.Lost() != nil || errors.Is(err, reservation.ErrExceeded))
+		if again {
 			q.attempts = attempts{}
 		}
-		return lost, err
+		return again, err
 	}
 	s, need := q.r.Space(), q.r.Bytes()
 	released := q.close()

@@ -67,6 +67,18 @@ func lostWith(now batch.Info) error {
 	return now.Payload.Space().Lost()
 }
 
+// present returns an error of an operation, such as "move", if the batch was dropped, or if its bytes
+// are gone with its space.
+func present(now batch.Info, operation string) error {
+	if now.State == batch.Released {
+		return &batch.StateError{Batch: now.ID, State: now.State, Op: operation, Status: batch.MissingData}
+	}
+	if err := lostWith(now); err != nil {
+		return fmt.Errorf("%s of batch %d: %w", operation, now.ID, err)
+	}
+	return nil
+}
+
 // ofLost wraps err in the *tier.LostError of the first of the spaces that is lost. Backends return
 // errors of their own for a lost device.
 func ofLost(err error, spaces ...*tier.Space) error {
