@@ -278,6 +278,11 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 func (m *Mover) convert(
 	ctx context.Context, src batch.Payload, form batch.PayloadType, what *takes, r reservation.Reservation,
 ) (out batch.Payload, err error) {
+	defer func() {
+		if err != nil && out != nil {
+			err, out = errors.Join(&batch.UnmovableError{Err: err}, release(out)), nil
+		}
+	}()
 	defer guard.Error(&err, "a payload")
 	if form == "" {
 		form = m.cfg.Builtin.Form(src, r.Space(), m.cfg.Registry.has)
@@ -286,25 +291,15 @@ func (m *Mover) convert(
 		out, err = m.cfg.Registry.convert(ctx, src, form, r)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	at, err := spaceOf(out)
 	switch {
+	case err != nil:
+		return nil, err
 	case out == src:
 		return nil, &batch.UnmovableError{Err: fmt.Errorf("the converter from %s to %s has made no copy", src.Type(), form)}
-	case err == nil && at == r.Space():
-		return out, nil
-	case err == nil:
+	case out.Space() != r.Space():
 		err = fmt.Errorf("the payload of the converter from %s to %s is not in %s", src.Type(), form, r.Space().ID())
 	}
-	return nil, errors.Join(&batch.UnmovableError{Err: err}, release(out))
-}
-
-// spaceOf returns p.Space(). A panic of a program's payload is an error.
-func spaceOf(p batch.Payload) (_ *tier.Space, err error) {
-	defer guard.Error(&err, "Payload.Space")
-	return p.Space(), nil
+	return out, err
 }
 
 // release releases p. A panic of a program's payload is an error.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -115,6 +116,25 @@ func TestMoveClearsTheSpace(t *testing.T) {
 		t.Errorf("%v, after %d calls", err, calls)
 	}
 	p.end(t, tier.GPU)
+}
+
+// TestCancelledMoveClearsNoMore: no further batch is evicted for a move whose context has ended.
+func TestCancelledMoveClearsNoMore(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("gave up")
+	p := inPieces(t, machineConfig{clear: func(_ tier.ID, enough func() bool) {
+		if enough() {
+			t.Error("there is one piece")
+		}
+		cancel(cause)
+		for !enough() { // the end of the context is noticed by another goroutine
+			runtime.Gosched()
+		}
+	}})
+	if err := p.mover.Move(ctx, p.b, toGPU); !errors.Is(err, cause) {
+		t.Error(err)
+	}
+	p.end(t, tier.Host)
 }
 
 // TestMoveWaitsForOnePiece: where nothing can be evicted, a move waits until memory is freed, and

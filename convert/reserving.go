@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -117,6 +118,7 @@ type request struct {
 	r    reservation.Reservation // of the present attempt; zero between attempts
 	free int64                   // in its space when the attempt began, r included
 	seen uint64                  // tier.Space.CopyChanges then
+	stop func() bool             // ends the watch that keeps r from evicting more when the context ends
 
 	attempts
 }
@@ -195,6 +197,10 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	switch {
 	case err == nil:
 		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().CopyChanges()
+		q.stop = context.AfterFunc(ctx, func() {
+			labels.Cancel.Set()
+			r.StopClearing()
+		})
 	case q.refusal == nil:
 	case errors.Is(err, reservation.ErrNoCandidate): // no space is left
 		err = q.refusal
@@ -258,6 +264,10 @@ func (q *request) end(err error) (again bool, _ error) {
 // close releases the room of an attempt that has not ended, because of a panic.
 func (q *request) close() error {
 	r := q.r
+	if r.IsZero() {
+		return nil
+	}
+	q.stop()
 	q.r = reservation.Reservation{}
 	return r.Release()
 }

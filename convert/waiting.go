@@ -58,22 +58,13 @@ func (m *Mover) watch(
 	}
 }
 
-// lostWith returns a *tier.LostError if the batch is in a lost space, where its bytes are gone;
-// else nil.
-func lostWith(now batch.Info) error {
-	if now.Payload == nil {
-		return nil
-	}
-	return now.Payload.Space().Lost()
-}
-
 // present returns an error of an operation, such as "move", if the batch was dropped, or if its bytes
 // are gone with its space.
 func present(now batch.Info, operation string) error {
 	if now.State == batch.Released {
 		return &batch.StateError{Batch: now.ID, State: now.State, Op: operation, Status: batch.MissingData}
 	}
-	if err := lostWith(now); err != nil {
+	if err := now.Payload.Space().Lost(); err != nil {
 		return fmt.Errorf("%s of batch %d: %w", operation, now.ID, err)
 	}
 	return nil

@@ -30,7 +30,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer end()
 	now := b.Info()
-	if (now.State != batch.Idle && now.State != batch.TaskCreated) || now.Leased || now.Space.Kind == tier.Disk || lostWith(now) != nil ||
+	if (now.State != batch.Idle && now.State != batch.TaskCreated) || now.Leased || now.Space.Kind == tier.Disk || present(now, "copy") != nil ||
 		slices.ContainsFunc(b.Copies(), func(in tier.ID) bool { return in.Kind == tier.Disk }) {
 		return 0, nil
 	}
