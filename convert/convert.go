@@ -36,6 +36,12 @@
 // target, takes the batch in transit, converts, commits, and releases the source. After any failure
 // the batch is whole where it was, and the Mover has given back everything that it took.
 //
+// Where the free room of the target lies in pieces, the allocation of a move that waits evicts
+// batches (reservation.Config.Clear), while the move has its batch in transit and perhaps a permit.
+// These evictions are moves of the monitor, which wait for no batch and no permit of a program, so
+// they end. If they are not enough, the move gives everything back, waits until more memory was
+// freed, and tries again.
+//
 // A program may register forms of its own: a payload type, and a converter for each pair of forms
 // that its batches move between. Record, Columns and a repository's Reader need a converter to
 // batch.HostImage. For a form with a method Descriptor the Mover reserves the descriptor's body,

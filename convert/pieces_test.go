@@ -142,6 +142,18 @@ func TestCancelledMoveClearsNoMore(t *testing.T) {
 func TestMoveWaitsForOnePiece(t *testing.T) {
 	p := inPieces(t, machineConfig{})
 	gpu := p.spaces[tier.GPU]
+	need := gpu.Charge(p.b.Info().Descriptor.Body)
+	err := p.registry.Wrap(batch.HostImage, batch.GPUImage, func(inner Func) Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			if r.Bytes() != need {
+				t.Errorf("%d bytes are reserved for %d", r.Bytes(), need)
+			}
+			return inner(ctx, src, r)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	moved := make(chan error, 1)
 	go func() { moved <- p.mover.Move(t.Context(), p.b, toGPU) }()
 	for len(p.walls) > 0 {
@@ -159,8 +171,8 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 		}
 		break
 	}
-	if used, want := gpu.Usage().Reserved, int64(0); used != want {
-		t.Errorf("%d bytes are reserved", used)
+	if n := gpu.Usage().Reserved; n != 0 {
+		t.Errorf("%d bytes are reserved at the end", n)
 	}
 	p.end(t, tier.GPU)
 }
