@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -20,31 +19,12 @@ import (
 // held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
 // ctx names no owner, the handle is that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
-	return m.acquireIn(ctx, &trip{b: b, given: r})
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true})
 }
 
 // ReadIn is AcquireIn, but leaves pending tasks to their callers.
 func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
-	return m.acquireIn(ctx, &trip{b: b, given: r, beside: true})
-}
-
-// acquireIn is both, for the rest of t.
-func (m *Mover) acquireIn(ctx context.Context, t *trip) (*batch.Handle, error) {
-	if o := t.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
-		ctx = o.Context(ctx)
-	}
-	t.to, t.reason, t.opens = reservation.Specific(t.given.Space().ID()), ReasonWork, true
-	return m.bring(ctx, t)
-}
-
-// tooLittle is the error about a reservation that b's body and the dictionaries that
-// are not there do not fit into.
-func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
-	s := r.Space()
-	return &reservation.ExceededError{
-		Space: s.ID(), Requested: s.Charge(what.in(s)), Available: r.Unused(), Limit: r.Bytes(),
-		Hint: "reserve more for the inputs",
-	}
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true, keepsPending: true})
 }
 
 // Charges returns what batches and the dictionaries that they share take in a space: how many bytes
@@ -52,46 +32,40 @@ func (m *Mover) tooLittle(r reservation.Reservation, what *takes) error {
 // nothing, and those that are just being moved are not there. By the time it returns others may
 // have moved some.
 func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
-	var dicts, stay []*transfer.Dictionary // those of all, and of the batches that are there
-	var leave []*transfer.Dictionary       // and of those that leave
-	var seen, left, stayed lookup.Table[*transfer.Dictionary]
+	// Whether a dictionary is in the space depends on the batches there that have it. One that only
+	// leaving batches have leaves with them.
+	const elsewhere, leaving, staying = 0, 1, 2
+	held := make(map[*transfer.Dictionary]int)
 	for _, b := range batches {
 		info := b.Info()
 		if info.State == batch.Released {
 			continue
 		}
-		what := m.takes(info, "")
-		size, own := what.body, what.dicts
+		what, at := m.takes(info, ""), elsewhere
 		switch {
 		case info.Space != s.ID():
-			missing += s.Charge(size)
+			missing += s.Charge(what.body)
 		case info.State == batch.InTransit:
-			missing += s.Charge(size)
-			leave = append(leave, own...)
+			missing += s.Charge(what.body)
+			at = leaving
 		default:
 			there += info.Bytes
-			stay = append(stay, own...)
+			at = staying
 		}
-		for _, d := range own {
-			if seen.Of(dicts, d) < 0 {
-				dicts = append(dicts, d)
-			}
+		for _, d := range what.dicts {
+			held[d] = max(held[d], at)
 		}
 	}
-	if len(dicts) == 0 {
-		return there, missing
-	}
-	// What only batches that leave hold there leaves with them.
 	var absent int64
-	kept := dicts[:0]
-	for _, d := range dicts {
+	var others []*transfer.Dictionary
+	for d, at := range held {
 		there += s.Charge(d.Body)
-		if left.Of(leave, d) >= 0 && stayed.Of(stay, d) < 0 {
+		if at == leaving {
 			absent += s.Charge(d.Body)
 		} else {
-			kept = append(kept, d)
+			others = append(others, d)
 		}
 	}
-	absent += m.cfg.Builtin.Dicts.Missing(s, kept)
+	absent += m.cfg.Builtin.Dicts.Missing(s, others)
 	return there - absent, missing + absent
 }

@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
@@ -26,75 +25,54 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		return nil, err
 	}
 	defer end()
-	for {
-		p, err := m.clone(ctx, b)
-		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if observer == nil {
-			observer = m.cfg.Observer
-		}
-		c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
-		if err != nil {
-			return nil, errors.Join(err, release(p))
-		}
-		return c, nil
+	p, err := m.clone(ctx, b)
+	for errors.Is(err, errStale) {
+		p, err = m.clone(ctx, b)
 	}
+	if err != nil {
+		return nil, m.ofBatch(ctx, err, b)
+	}
+	if observer == nil {
+		observer = m.cfg.Observer
+	}
+	c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
+	if err != nil {
+		return nil, errors.Join(err, release(p))
+	}
+	return c, nil
 }
 
-var errMoved = errors.New("convert: the batch was moved meanwhile")
-
-// clone copies b's payload in the space in which b is, if it is there still once there is room.
+// clone copies b's payload while it holds b. If b was moved while it waited for room, the error is
+// errStale.
 func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, err error) {
 	now := b.Info()
-	if now.State == batch.Released {
-		return nil, &batch.StateError{Batch: now.ID, State: now.State, Op: "clone", Status: batch.MissingData}
+	if err := present(now, "clone"); err != nil {
+		return nil, err
 	}
-	from := now.Payload.Type()
-	form, to := m.cloneForm(from, now.Space)
-	what := m.takes(now, form)
-	until := func(ctx context.Context) (context.Context, func()) {
-		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-		return m.untilVain(ctx, b, now.Payload.Space(), moved, errMoved)
+	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
+	form, to := m.cloneForm(now.Form, now.Space)
+	q := &request{
+		Strategy: to, m: m, what: m.takes(now, form), origin: reservation.Incoming(), waits: true,
+		source: now.Payload.Space(), b: b, useless: moved,
 	}
-	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: true, until: until, do: func(r reservation.Reservation) (err error) {
+	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		h, err := b.Inside().Read(ctx, tier.ID{})
 		if err != nil {
 			return err
 		}
-		defer func() {
-			if err = errors.Join(err, h.Close()); err != nil && out != nil {
-				err = errors.Join(err, release(out))
-				out = nil
-			}
-		}()
-		if h.Space() != now.Payload.Space() || h.Payload().Type() != from {
-			return errMoved
+		if moved(b.Inside().Cut()) {
+			return errors.Join(errStale, h.Close())
 		}
-		return m.pinned(r, &what, func() error {
-			p, err := m.cfg.Registry.convert(ctx, h.Payload(), form, r)
-			switch {
-			case err != nil:
-				return err
-			case p == h.Payload():
-				return &batch.UnmovableError{Batch: now.ID, Err: fmt.Errorf("the converter from %s to %s has made no copy", from, form)}
-			}
-			out = p
-			return misplaced(p, r.Space())
-		})
-	}})
-	if errors.Is(err, errLost) {
-		if err = lostWith(b.Info()); err == nil {
-			err = errMoved
+		out, err = m.convert(ctx, h.Payload(), form, &q.what, r)
+		if err = errors.Join(err, h.Close()); err != nil && out != nil {
+			err = errors.Join(err, release(out))
 		}
-	}
-	return out, m.ofBatch(ctx, err, b)
+		return err
+	})
+	return out, err
 }
 
-// cloneForm says what a clone of a payload in a space is, and where.
+// cloneForm returns the form of a clone of a payload in a space, and where the clone goes.
 func (m *Mover) cloneForm(from batch.PayloadType, at tier.ID) (batch.PayloadType, reservation.Strategy) {
 	for _, form := range []batch.PayloadType{from, batch.ImageType(at.Kind)} {
 		if _, err := m.cfg.Registry.lookup(from, form); err == nil {

@@ -2,16 +2,16 @@
 // records again. The Mover does all three.
 //
 //	mover.go         Mover and its calls: Move, Acquire, Consume; Relieve for the monitor
+//	move.go          run: one move, from the look at the batch to the commit, and why it is retried
+//	reserving.go     request: room for a move, in other spaces if one refuses its memory
+//	waiting.go       what ends a wait: the batch was moved or dropped, or its GPU is lost
 //	ingest.go        Ingest: a record becomes an image (the first half of Repository.Put)
-//	trip.go          one move, from the first look at the batch to the commit, with its retries
-//	reserving.go     reserves the room for a move, and retries in other spaces
 //	registry.go      the converters, and which of their errors are the batch's own
 //	record.go        Record: a batch becomes an Arrow record; columns.go: some of its columns
 //	acquire_in.go    Acquire into a reservation that the caller has; clone.go: Clone
 //	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
 //	together.go      evicts small batches to a disk with one write
 //	write_ahead.go   pre-cleaning: copies a batch to a disk while it stays
-//	lost_spaces.go   what the loss of a GPU ends
 //	told.go          events; stats.go, work.go: counters; measure.go: Measure
 //
 // None of these files copies bytes: package internal/transfer does, and package internal/image lays
@@ -35,6 +35,12 @@
 // between images, and between images and tables. All moves go through a Mover: it reserves in the
 // target, takes the batch in transit, converts, commits, and releases the source. After any failure
 // the batch is whole where it was, and the Mover has given back everything that it took.
+//
+// Where the free room of the target lies in pieces, the allocation of a move that waits evicts
+// batches (reservation.Config.Clear), while the move has its batch in transit and perhaps a permit.
+// These evictions are moves of the monitor, which wait for no batch and no permit of a program, so
+// they end. If they are not enough, the move gives everything back, waits until more memory was
+// freed, and tries again.
 //
 // A program may register forms of its own: a payload type, and a converter for each pair of forms
 // that its batches move between. Record, Columns and a repository's Reader need a converter to

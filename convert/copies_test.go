@@ -3,7 +3,6 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"syscall"
 	"testing"
@@ -271,8 +270,8 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// TestCopiesComeFirst: of the spaces of a tier those with a copy, in the order of the strategy;
-// where the strategy says which space, that one.
+// TestCopiesComeFirst: the spaces of a tier that have a copy come before the others, which stay in
+// the order of the strategy.
 func TestCopiesComeFirst(t *testing.T) {
 	var spaces []*tier.Space
 	for i := range 4 {
@@ -287,18 +286,12 @@ func TestCopiesComeFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []int
-	first := copiesFirst{reservation.AnyInTier(tier.Host), []tier.ID{{Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}}}
+	first := &request{Strategy: reservation.AnyInTier(tier.Host), first: []tier.ID{{Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}}}
 	for _, s := range first.Candidates(m.Spaces(), []*tier.Space{spaces[3]}) {
 		got = append(got, slices.Index(spaces, s))
 	}
 	if want := []int{3, 2, 0, 1}; !slices.Equal(got, want) {
 		t.Errorf("the candidates are %v, want %v", got, want)
-	}
-	b := newMachine(t, machineConfig{}).put(t, numbered(1, 10), tier.GPU)
-	for _, to := range []reservation.Strategy{reservation.AnyInTierPreferring(tier.Disk, 1), reservation.AnyInTiers(tier.Host, tier.Disk)} {
-		if got := (&trip{b: b, to: to}).toCopies(); fmt.Sprint(got) != fmt.Sprint(to) {
-			t.Errorf("%v became %v", to, got)
-		}
 	}
 }
 

@@ -370,7 +370,7 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := h.mover.bring(t.Context(), &trip{b: b, to: h.at[1], form: to, relieves: true}); !errors.Is(err, tier.ErrNoSpace) {
+				if _, err := h.mover.run(t.Context(), &move{b: b, to: h.at[1], form: to, evicts: true}); !errors.Is(err, tier.ErrNoSpace) {
 					t.Errorf("without room: %v", err)
 				}
 				if err := all.Release(); err != nil {

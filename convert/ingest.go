@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
@@ -26,16 +27,20 @@ import (
 // recognises it if it is the same arrow-go array as before, or that of a record which Record
 // returned. It must not have changed since, as Arrow demands.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.lay(ctx, rec, to, true)
+	return m.ingest(ctx, rec, to, true)
 }
 
 // TryIngest is Ingest without waiting for room: if there is none, the error is a tier.NoSpaceError.
 func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.lay(ctx, rec, to, false)
+	return m.ingest(ctx, rec, to, false)
 }
 
-// lay plans the image of rec, and repeats ingest until dictionaries have not changed meanwhile.
-func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (_ batch.Payload, err error) {
+// ingest plans the image of rec, reserves room, and lays the image out there. There are these
+// reasons for another round: those of request.end; the record is too large for the strategy; a GPU
+// was lost, and the other spaces may be too small; a dictionary has other values than before.
+func (m *Mover) ingest(
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
+) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -46,52 +51,107 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		return nil, err
 	}
 	defer l.Close()
-	for renew := false; ; {
-		p, err := m.ingest(ctx, l, to, waits, renew)
+	store := &m.cfg.Builtin.Dicts
+	dicts := store.Resolve(l.Dictionaries(), false)
+	defer func() { store.LetGo(dicts...) }()
+	q := &request{
+		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
+		origin: reservation.Incoming(), waits: waits,
+	}
+	defer func() { _ = q.close() }()
+	var lost, changed bool
+	slowest, oversized := tier.Kind(0), false // of the tiers that were tried
+	for {
+		r, err := q.reserve(ctx)
+		if errors.Is(err, reservation.ErrExceeded) && q.pieces == nil {
+			all := m.cfg.Reservations.Spaces() // the faster tiers first
+			for _, s := range q.Candidates(all, nil) {
+				slowest = max(slowest, s.Kind())
+			}
+			next := slices.IndexFunc(all.All(), func(s *tier.Space) bool { return s.Kind() > slowest })
+			if slowest.Valid() && next >= 0 {
+				q.Strategy, oversized = reservation.AnyInTier(all.All()[next].Kind()), true
+				continue
+			}
+		}
+		var p batch.Payload
+		bytes := r.Bytes()
+		if err == nil {
+			err = m.pinned(r, &q.what, func() (err error) {
+				p, err = m.layOut(ctx, l, dicts, r)
+				return err
+			})
+		}
+		again, err := q.end(err)
 		switch {
-		case errors.Is(err, errGone):
-		case errors.Is(err, transfer.ErrChanged) && !renew:
-			renew = true // a dictionary was changed in place: lay its present values out
+		case err == nil:
+			if oversized {
+				m.sayOversized(ctx, bytes, to, r.Space().ID())
+			}
+			return p, nil
+		case again:
+		case errors.Is(err, tier.ErrLost) && !lost:
+			lost = true
+		case errors.Is(err, transfer.ErrChanged) && !changed:
+			changed = true // in place: lay its present values out
+			store.LetGo(dicts...)
+			dicts = store.Resolve(l.Dictionaries(), true)
+			q.what.dicts = transfer.Distinct(dicts)
 		default:
-			return p, err
+			return nil, err
 		}
 	}
 }
 
-// ingest reserves room for the planned image, allocates it and lays the bytes out. With renew it stores
-// each dictionary again, even if the store already has it. errGone asks the caller to try again.
-func (m *Mover) ingest(
-	ctx context.Context, l *image.Layout, to reservation.Strategy, waits, renew bool,
+// layOut lays a planned image out, in memory drawn from r. It writes while the reservation is open,
+// because a volume's file system may turn out to be full only at the write. Compressed, the image
+// needs the whole reservation until the end, because its size is known only then.
+func (m *Mover) layOut(
+	ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
 ) (_ batch.Payload, err error) {
-	store := &m.cfg.Builtin.Dicts
-	dicts := store.Resolve(l.Dictionaries(), renew)
-	defer store.LetGo(dicts...)
-	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
-	var space *tier.Space
+	b, space := m.cfg.Builtin, r.Space()
+	packed := b.Choose.PacksOnce(b.Codec, l.Size(), space.ID())
 	var buf *tier.Buffer
 	var runs []payload.Run
-	packed := false
 	var shared []batch.Shared
-	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
-		return m.pinned(r, &what, func() (err error) {
-			space = r.Space()
-			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
-				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
-				return err
-			}
-			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
+	defer func() {
+		if err == nil {
+			return
+		}
+		for i := range runs {
+			err = errors.Join(err, runs[i].Buffer.Release())
+		}
+		err = errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
+	}()
+	largest := l.Size()
+	for _, d := range dicts {
+		largest = max(largest, d.Body)
+	}
+	// The permit comes first. From the moment a dictionary is being copied, others wait for the
+	// copy, the monitor among them, and the monitor must not wait for a program's permit.
+	err = b.Permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
+		if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
 			return err
-		})
-	}})
+		}
+		if packed {
+			laid, err := b.LayRuns(ctx, l, r)
+			if err == nil {
+				runs = laid
+			}
+			return err
+		}
+		if buf, err = transfer.AllocBody(r, l.Size(), l.Cuts()); err != nil || buf == nil {
+			return err
+		}
+		l.Rewind() // an attempt in another space may have written a part
+		return b.Lay(ctx, l, buf)
+	})
 	if err != nil {
 		return nil, err
 	}
 	desc, err := l.Descriptor()
 	if err != nil {
-		for i := range runs {
-			err = errors.Join(err, runs[i].Buffer.Release())
-		}
-		return nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
+		return nil, err
 	}
 	if packed {
 		return payload.NewPacked(desc, runs, space, shared...), nil
@@ -99,127 +159,36 @@ func (m *Mover) ingest(
 	return batch.NewImage(desc, buf, space, shared...), nil
 }
 
-// ingestImage lays a record out without compression. It writes while the reservation is open,
-// because a volume's file system may turn out to be full only at the write; inRoom then tries
-// another space.
-func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
-	buf, err := transfer.AllocBody(r, l.Size(), l.Cuts())
-	if err != nil {
-		return nil, nil, err
-	}
-	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
-	if err == nil && buf != nil {
-		l.Rewind() // an attempt in another space may have written a part
-		err = m.cfg.Builtin.Lay(ctx, l, buf)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
-	}
-	return buf, shared, nil
-}
-
-// ingestDictionaries lays the dictionaries out that r's space does not have, with one permit for
-// all.
-func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
-	largest := int64(0)
-	for _, d := range dicts {
-		largest = max(largest, d.Body)
-	}
-	// The permit comes first. From the moment a dictionary is being copied, others wait for the
-	// copy, the monitor among them, and the monitor must not wait for a program's permit.
-	err = m.cfg.Builtin.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-		shared, err = m.layDictionaries(ctx, l, dicts, r)
-		return err
-	})
-	return shared, err
-}
-
-// ingestPacked lays a record out on disk and compresses it on the way. It needs the whole
-// reservation until the end, because the compressed size is known only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
-	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
-		return nil, nil, err
-	}
-	if runs, err = m.cfg.Builtin.LayRuns(ctx, l, r); err != nil {
-		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared))
-	}
-	return shared, runs, nil
-}
-
 // layDictionaries returns a reference to each dictionary of l in the space of r. It lays those out
 // that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
-func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) layDictionaries(
+	ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
-		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			buf, err := transfer.AllocBody(r, sub.Size(), sub.Cuts())
-			if err != nil {
+		lay := func() (buf *tier.Buffer, desc *batch.Descriptor, err error) {
+			if buf, err = transfer.AllocBody(r, sub.Size(), sub.Cuts()); err != nil {
 				return nil, nil, err
 			}
 			sub.Rewind()
-			if err := m.cfg.Builtin.Lay(ctx, sub, buf); err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
+			if err = m.cfg.Builtin.Lay(ctx, sub, buf); err == nil {
+				desc, err = sub.Descriptor()
 			}
-			desc, err := sub.Descriptor()
 			if err != nil {
 				return nil, nil, errors.Join(err, buf.Release())
 			}
 			return buf, desc, nil
-		})
+		}
+		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), lay)
 		if err != nil {
 			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
 		sub.Is(c.Descriptor())
-		if seen.Of(dicts, dicts[i]) < i { // an earlier array is the same dictionary
-			if err := c.Release(); err != nil {
-				return nil, errors.Join(err, transfer.ReleaseAll(shared))
-			}
-			continue
+		if seen.Of(dicts, dicts[i]) == i {
+			shared = append(shared, c)
+		} else if err := c.Release(); err != nil { // an earlier array is the same dictionary
+			return nil, errors.Join(err, transfer.ReleaseAll(shared))
 		}
-		shared = append(shared, c)
 	}
 	return shared, nil
-}
-
-// reserveSlower reserves for an errand whose request in the strategy's spaces failed with err. If
-// it can never fit there, it tries the slower tiers, the fastest first, and waits if the errand
-// may.
-func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Strategy, err error) (reservation.Reservation, error) {
-	reserve := func(to reservation.Strategy) (reservation.Reservation, error) {
-		if !e.waits {
-			return m.cfg.Reservations.TryReserve(e.what.of(to), e.what.body, reservation.Moving(), e.origin)
-		}
-		return m.cfg.Reservations.Reserve(ctx, e.what.of(to), e.what.body, reservation.Moving(), e.origin)
-	}
-	if errors.Is(err, tier.ErrLost) { // the largest space may be lost, and the others too small
-		r, again := reserve(to)
-		if again == nil {
-			return r, nil
-		}
-		err = again
-	}
-	if !errors.Is(err, reservation.ErrExceeded) {
-		return reservation.Reservation{}, err
-	}
-	spaces := m.cfg.Reservations.Spaces()
-	var room [16]*tier.Space
-	slowest := tier.Kind(0)
-	for _, s := range to.Candidates(spaces, room[:0]) {
-		slowest = max(slowest, s.Kind())
-	}
-	for k := slowest + 1; slowest.Valid() && k <= tier.Disk; k++ {
-		if len(spaces.InTier(k)) == 0 {
-			continue
-		}
-		r, failed := reserve(reservation.AnyInTier(k))
-		if errors.Is(failed, reservation.ErrExceeded) {
-			err = failed // report the slowest tier's limit
-			continue
-		}
-		if failed == nil {
-			m.sayOversized(ctx, r.Bytes(), to, r.Space().ID())
-		}
-		return r, failed
-	}
-	return reservation.Reservation{}, err
 }

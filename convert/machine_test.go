@@ -69,6 +69,7 @@ type machineConfig struct {
 	wrap            func(tier.Device) tier.Device
 	encrypt         bool            // the volume does
 	closing         func(err error) // is called with the errors of closing; by default the test is
+	clear           func(space tier.ID, enough func() bool)
 }
 
 // on calls f for events of a kind.
@@ -129,7 +130,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		m.spaces[c.ID.Kind] = s
 	}
 	m.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}})
+		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}, Clear: cfg.clear})
 	check(err)
 	wrapped := dev
 	if cfg.wrap != nil {

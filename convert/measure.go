@@ -83,9 +83,9 @@ func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *t
 	if p.Space() != from { // it never fits there
 		return Moved{}, &reservation.ExceededError{Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity()}
 	}
-	t := trip{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
+	mv := move{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
 	start := time.Now()
-	_, err = m.bring(ctx, &t)
-	t.moved.Took = time.Since(start) // with the reservation and the release of the old form
-	return t.moved, err
+	_, err = m.run(ctx, &mv)
+	mv.moved.Took = time.Since(start) // with the reservation and the release of the old form
+	return mv.moved, err
 }

@@ -1,9 +1,13 @@
 package convert
 
 import (
+	"context"
+	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -106,4 +110,59 @@ func TestCloneFollowsItsBatch(t *testing.T) {
 			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.HostPacked)
 		})
 	})
+}
+
+// TestMoveOfABatchThatAnotherBrings: a move that has its room when another one brings the batch moves
+// nothing, and gives the room back.
+func TestMoveOfABatchThatAnotherBrings(t *testing.T) {
+	ended := make(chan events.Event, 8)
+	m := newMachine(t, machineConfig{events: on(events.MoveEnded, func(e events.Event) { ended <- e })})
+	b, gpu := m.put(t, numbered(1, 1000), tier.Host), m.spaces[tier.GPU]
+	need := gpu.Charge(b.Info().Descriptor.Body)
+	other := make(chan error, 1)
+	err := m.registry.Wrap(batch.HostImage, batch.GPUImage, func(inner Func) Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			go func() { other <- m.mover.Move(t.Context(), b, toGPU) }()
+			for gpu.Usage().Reserved < 2*need {
+				runtime.Gosched()
+			}
+			return inner(ctx, src, r)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.mover.Move(t.Context(), b, toGPU), <-other); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(ended); n != 1 {
+		t.Errorf("there were %d moves", n)
+	}
+	m.whole(t, b, tier.GPU)
+}
+
+// TestMoveToAFormThatDoesNotFit: the event of a move whose converter made another batch has the
+// error.
+func TestMoveToAFormThatDoesNotFit(t *testing.T) {
+	ended := make(chan events.Event, 8)
+	m := newMachine(t, machineConfig{events: on(events.MoveEnded, func(e events.Event) { ended <- e })})
+	b := m.put(t, numbered(1, 1000), tier.Host)
+	err := m.registry.Wrap(batch.HostImage, batch.GPUImage, func(Func) Func {
+		return func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			d := *src.(*batch.Image).Descriptor()
+			d.Rows--
+			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			return batch.NewImage(&d, buf, r.Space()), err
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.mover.Move(t.Context(), b, toGPU); !errors.Is(err, batch.ErrUnmovable) {
+		t.Errorf("the move ended with %v", err)
+	}
+	if e := <-ended; e.Err == nil || e.Bytes != 0 {
+		t.Errorf("the event is %+v", e)
+	}
+	m.whole(t, b, tier.Host)
 }

@@ -59,19 +59,17 @@ type Moved struct {
 // space calls it: consumers through Acquire and Consume, the monitor through Inside().Relieve,
 // repositories through Inside().Ahead. It is safe for concurrent use.
 //
-// It has three layers: bring retries until the batch is where it should be, inRoom retries until
-// there is room, and trip.carry makes one move.
+// run makes a move: each round of its loop reserves room (request), and makes one attempt.
 type Mover struct {
 	cfg        MoverConfig
 	stats      stats
-	operations *operations     // in progress
-	ended      context.Context // ends, with tier.ErrClosed, when Close has waited for all operations
-	end        context.CancelCauseFunc
-	losses     *losses
-	panics     guard.Log // of Events, which must not fail the move
-	// clearing has one token for each space. Its holder is the only goroutine that makes contiguous
-	// room there; see clear.
-	clearing map[tier.ID]chan struct{}
+	operations operations // in progress
+	panics     guard.Log  // of Events, which must not fail the move
+	// lost has a channel for each GPU space, which is closed when the space is lost. Other spaces are
+	// never lost. The mover subscribes once to each space, because a space calls all subscribers at
+	// each change, and there may be thousands of waiters.
+	lost     map[tier.ID]<-chan struct{}
+	cancels  []func()                  // end the subscriptions
 	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
 	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
 	early    early                     // prefetched batches that are not used yet, for the statistics
@@ -90,24 +88,39 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	}
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{
-		cfg: cfg, operations: newOperations(), losses: newLosses(cfg.Reservations.Spaces().InTier(tier.GPU)), panics: guard.Log{Logger: cfg.Logger},
-		clearing: make(map[tier.ID]chan struct{}), relieved: make(map[tier.ID]*atomic.Int64), begun: time.Now().Add(-quiet),
+		cfg: cfg, panics: guard.Log{Logger: cfg.Logger}, begun: time.Now().Add(-quiet),
+		lost: make(map[tier.ID]<-chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
 	}
+	m.operations.life, m.operations.end = context.WithCancelCause(context.Background())
 	for _, s := range cfg.Reservations.Spaces().All() {
-		m.clearing[s.ID()], m.relieved[s.ID()] = make(chan struct{}, 1), new(atomic.Int64)
+		m.relieved[s.ID()] = new(atomic.Int64)
+		if s.Kind() != tier.GPU {
+			continue
+		}
+		lost, cancel := context.WithCancel(context.Background())
+		look := func(bool) {
+			if s.Lost() != nil {
+				cancel()
+			}
+		}
+		m.lost[s.ID()] = lost.Done()
+		m.cancels = append(m.cancels, s.Subscribe(look), cancel)
+		look(false) // it may have been lost before
 	}
-	m.ended, m.end = context.WithCancelCause(context.Background())
 	return m, nil
 }
 
 // Close cancels the operations in progress, with tier.ErrClosed as the cause, and waits for them.
 // Later operations fail with tier.ErrClosed.
 func (m *Mover) Close() error {
-	if !m.operations.close() {
+	if !m.operations.inside.Shut() {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
-	m.losses.close()
-	m.end(tier.ErrClosed)
+	m.operations.end(tier.ErrClosed)
+	m.operations.inside.Wait()
+	for _, cancel := range m.cancels {
+		cancel()
+	}
 	return nil
 }
 
@@ -130,7 +143,7 @@ func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }
 // If a space is lost meanwhile, Move tries the others of the strategy. A batch in a lost space is a
 // *tier.LostError, from Acquire and Record, too; the caller can only drop it.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
-	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork})
+	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonWork})
 	return err
 }
 
@@ -139,7 +152,7 @@ func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strateg
 // disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
 // goes into Moved.
 func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
-	_, err := m.bring(ctx, &trip{b: b, to: reservation.Specific(to), reason: reason, relieves: true})
+	_, err := m.run(ctx, &move{b: b, to: reservation.Specific(to), reason: reason, evicts: true})
 	return err
 }
 
@@ -151,7 +164,7 @@ func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strat
 	if form == "" {
 		return errors.New("convert: moving to a form needs one")
 	}
-	_, err := m.bring(ctx, &trip{b: b, to: to, form: form, reason: ReasonWork})
+	_, err := m.run(ctx, &move{b: b, to: to, form: form, reason: ReasonWork})
 	return err
 }
 
@@ -162,31 +175,25 @@ func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strat
 // The batch arrives and the handle is opened in one step, so that the monitor cannot move it away
 // in between.
 func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
-	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true})
+	return m.run(ctx, &move{b: b, to: to, reason: ReasonWork, opens: true})
 }
 
 // Consume is Acquire for the last reader: it drops b in the step that opens the handle. Closing the
 // last handle frees the data. Repository.Drain calls it.
 func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
-	return m.bring(ctx, &trip{b: b, to: to, reason: ReasonWork, opens: true, last: true})
+	return m.run(ctx, &move{b: b, to: to, reason: ReasonWork, opens: true, last: true})
 }
 
-// operations are the calls of a mover that are in progress. close cancels them and waits for them,
-// because the engine closes what they work on after that.
+// operations are the calls of a mover that are in progress. Mover.Close refuses later ones, cancels
+// these and waits for them, because the engine closes what they work on after that.
 type operations struct {
 	inside gate.Gate
-	life   context.Context // ends with tier.ErrClosed when close is called
+	life   context.Context // ends with tier.ErrClosed when Close is called
 	end    context.CancelCauseFunc
 }
 
-func newOperations() *operations {
-	o := new(operations)
-	o.life, o.end = context.WithCancelCause(context.Background())
-	return o
-}
-
-// begin starts an operation. The context that it returns ends with ctx and when the
-// operations are closed; end must be called once.
+// begin starts an operation. The context that it returns ends with ctx, and when Close is called.
+// The caller must call end once.
 func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), err error) {
 	if !o.inside.Enter() {
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
@@ -201,15 +208,6 @@ func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), 
 		cancel(nil)
 		o.inside.Leave()
 	}, nil
-}
-
-// close refuses operations from now on, cancels those under way and waits for them. It
-// reports whether it was the first.
-func (o *operations) close() bool {
-	first := o.inside.Shut()
-	o.end(tier.ErrClosed)
-	o.inside.Wait()
-	return first
 }
 
 // Digest computes the fingerprint of all bytes of the image that h holds, where
@@ -263,8 +261,8 @@ type inside struct{ *Mover }
 // Inside returns what only an engine does with its mover. Programs have no use for it.
 func (m *Mover) Inside() inside { return inside{m} }
 
-// Ended returns a context that ends, with tier.ErrClosed, once Close has ended all moves.
-func (m inside) Ended() context.Context { return m.ended }
+// Ended returns a context that ends, with tier.ErrClosed, when Close is called.
+func (m inside) Ended() context.Context { return m.operations.life }
 
 // Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
 // if there was none.
@@ -276,7 +274,7 @@ func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
 // where there is no room, the error is a *tier.NoSpaceError. A batch in a space where it persists
 // is tier.ErrNotSupported.
 func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
-	_, err := m.bring(ctx, &trip{b: b, to: to, reason: ReasonAhead, ahead: true})
+	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonAhead, prefetches: true})
 	return err
 }
 

@@ -170,23 +170,6 @@ func register(t *testing.T, m *machine, from, to batch.PayloadType, make func(re
 	}
 }
 
-// TestErrandPanics: the room of an errand that panics is given back.
-func TestErrandPanics(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("the panic was hidden")
-			}
-		}()
-		_ = m.mover.inRoom(t.Context(), &errand{origin: reservation.Incoming(), to: reservation.AnyInTier(tier.GPU), what: &takes{body: 8192},
-			do: func(reservation.Reservation) error { panic("in the errand") }})
-	}()
-	if u := m.spaces[tier.GPU].Usage(); u.Used() != 0 {
-		t.Errorf("the GPU has %+v", u)
-	}
-}
-
 // draw returns memory of n bytes.
 func (m *machine) draw(t *testing.T, k tier.Kind, n int64) *tier.Buffer {
 	t.Helper()

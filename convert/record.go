@@ -58,9 +58,6 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 // hostImage makes a host image beside src, and waits for room in one piece.
 func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	p, err := m.inHost(ctx, src)
-	for errors.Is(err, errGone) {
-		p, err = m.inHost(ctx, src)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -81,18 +78,21 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	to, what := reservation.AnyInTier(tier.Host), takes{body: src.Bytes()}
+	what := takes{body: src.Bytes()}
 	if desc := descriptorOf(src); desc != nil {
 		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	}
-	until := func(ctx context.Context) (context.Context, func()) { return m.untilLost(ctx, src.Space()) }
-	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Consuming(), waits: true, until: until, do: func(r reservation.Reservation) error {
-		return m.pinned(r, &what, func() (err error) {
+	q := &request{
+		Strategy: reservation.AnyInTier(tier.Host), m: m, what: what, origin: reservation.Consuming(), waits: true,
+		source: src.Space(),
+	}
+	err = q.inRoom(ctx, func(r reservation.Reservation) error {
+		return m.pinned(r, &q.what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})
-	}})
-	if errors.Is(err, errLost) {
+	})
+	if errors.Is(err, errStale) {
 		return nil, src.Space().Lost()
 	}
 	return out, ofLost(err, src.Space())

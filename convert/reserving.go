@@ -89,284 +89,201 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 	return f()
 }
 
-// errand is work that needs a reservation in a space of a strategy, such as laying out a record or
-// moving a batch. inRoom reserves and calls do, perhaps several times.
-type errand struct {
-	to     reservation.Strategy
-	what   *takes             // how much room
-	origin reservation.Option // whether the request leaves headroom free or may use it: Incoming, Consuming, …
-	waits  bool               // for room
-	slower bool               // try slower tiers if no space of to is large enough
-	// until returns a context that ends when waiting for room has become useless. The caller must
-	// call done. It may be nil.
-	until func(context.Context) (_ context.Context, done func())
-	do    func(reservation.Reservation) error // draws from the reservation, which inRoom then releases
+// request is a request for room in a space of a strategy, for a record that is laid out, or for a
+// batch that is moved, copied or opened. Its caller makes attempts until end returns false:
+//
+//	r, err := q.reserve(ctx)
+//	if err == nil {
+//		err = … // draws from r
+//	}
+//	again, err := q.end(err)
+//
+// A space may refuse the memory that it has promised (see refuses). Then the next attempts are in
+// the other spaces. A request is a strategy itself: the caller's, without the spaces that have
+// refused. One goroutine uses a request. It must call close.
+type request struct {
+	reservation.Strategy // the caller's
+	m                    *Mover
+	what                 takes              // how much room
+	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
+	waits                bool               // for room
+	first                []tier.ID          // the spaces that are tried first
+
+	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
+	// watch.
+	source  *tier.Space
+	b       *batch.Batch
+	useless func(now batch.Info) bool
+
+	r    reservation.Reservation // of the present attempt; zero between attempts
+	free int64                   // in its space when the attempt began, r included
+	seen uint64                  // tier.Space.CopyChanges then
+	stop func() bool             // ends the watch that keeps r from evicting more when the context ends
+
+	attempts
 }
 
-// reserve reserves the errand's room in a space of the strategy, and waits for it if wait is set.
-// The option Moving keeps allocations from evicting others when the free room is in pieces: inRoom
-// handles that case, and a move of the monitor must not start further moves.
-func (m *Mover) reserve(ctx context.Context, e *errand, to reservation.Strategy, wait bool) (reservation.Reservation, error) {
-	if wait && ctx.Err() != nil {
-		return reservation.Reservation{}, context.Cause(ctx)
+// attempts is what the failed attempts of a request have shown.
+type attempts struct {
+	without []*tier.Space // these spaces are not tried any more
+	refusal error         // the last error of a space that refused its memory
+	dropped int64         // how many bytes of clean images were last dropped for the request
+	// pieces is a space where the room is free, but not in one piece, although batches were evicted
+	// for that (reservation.Config.Clear). When the other spaces have no room, a request that waits
+	// waits there until enough bytes are free: more than at the last attempt, so that memory must have
+	// been freed. The wait is demand, for which the monitor evicts more batches.
+	pieces *tier.Space
+	enough int64
+}
+
+// Candidates implements reservation.Strategy.
+func (q *request) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = q.Strategy.Candidates(all, dst)
+	left := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(q.without, s) })
+	slices.SortStableFunc(left, func(a, b *tier.Space) int { // the index is -1 for those that are not first
+		return cmp.Compare(slices.Index(q.first, b.ID()), slices.Index(q.first, a.ID()))
+	})
+	return dst[:n+len(left)]
+}
+
+// reserve begins an attempt: it reserves room in one of the spaces that are left. If none has room
+// now, it waits. A request that does not wait drops clean images that keep shared dictionaries in
+// use; for waiters the monitor does that.
+//
+// Only allocations of requests that wait may evict batches for contiguous room. The others are
+// for moves that make room, or that take only room that nobody needs.
+func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err error) {
+	if q.waits && ctx.Err() != nil {
+		return r, context.Cause(ctx)
 	}
-	asked, piecemeal := e.what.of(to), reservation.Moving()
-	r, err := m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
-	if !wait && errors.Is(err, tier.ErrNoSpace) && m.dropSharing(asked, e.what) {
-		r, err = m.cfg.Reservations.TryReserve(asked, e.what.body, piecemeal, e.origin)
+	to, manager := q.what.of(q.Strategy), q.m.cfg.Reservations
+	if len(q.without) > 0 || len(q.first) > 0 {
+		to = q.what.of(q)
 	}
-	if wait && errors.Is(err, tier.ErrNoSpace) {
-		if e.until != nil {
-			var done func()
-			ctx, done = e.until(ctx)
-			defer done()
+	options := []reservation.Option{reservation.Moving(), q.origin}
+	if !q.waits {
+		options = append(options, reservation.WithoutClearing())
+	}
+	r, err = manager.TryReserve(to, q.what.body, options...)
+	switch full := errors.Is(err, tier.ErrNoSpace); {
+	case full && !q.waits:
+		freed := false
+		for _, s := range to.Candidates(manager.Spaces(), nil) {
+			before, need := s.Used(), q.what.in(s)
+			s.DropSharing(need - s.Available())
+			freed = freed || s.Used() < before
+			if s.Available() >= need {
+				break
+			}
 		}
-		r, err = m.cfg.Reservations.Reserve(ctx, asked, e.what.body, piecemeal, e.origin)
+		if freed {
+			r, err = manager.TryReserve(to, q.what.body, options...)
+		}
+	case full, err != nil && q.pieces != nil:
+		ctx, done := q.m.watch(ctx, q.source, q.b, q.useless)
+		defer done()
+		if q.pieces == nil {
+			r, err = manager.Reserve(ctx, to, q.what.body, options...)
+			break
+		}
+		need, id := q.pieces.Charge(q.what.in(q.pieces)), q.pieces.ID()
+		enough := max(need, min(q.enough, wholePages(q.pieces.Room())))
+		r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...)
+		if err == nil {
+			_ = r.Shrink(r.Bytes() - need) // nobody else has it
+		}
 	}
-	if err != nil && e.slower && wait == e.waits {
-		return m.reserveSlower(ctx, e, to, err)
+	switch {
+	case err == nil:
+		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().CopyChanges()
+		q.stop = context.AfterFunc(ctx, func() {
+			labels.Cancel.Set()
+			r.StopClearing()
+		})
+	case q.refusal == nil:
+	case errors.Is(err, reservation.ErrNoCandidate): // no space is left
+		err = q.refusal
+	default:
+		err = fmt.Errorf("%w (before that: %w)", err, q.refusal)
 	}
 	return r, err
 }
 
-// dropSharing drops clean images that keep shared dictionaries in use, until the first space of the
-// strategy has room for what. It reports whether it freed anything. It is for requests that do not
-// wait; for waiters the monitor does the same.
-func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool) {
-	for _, s := range asked.Candidates(m.cfg.Reservations.Spaces(), nil) {
-		before, need := s.Used(), what.in(s)
-		s.DropSharing(need - s.Available())
-		freed = freed || s.Used() < before
-		if s.Available() >= need {
-			break
+func wholePages(n int64) int64 { return n / tier.Page * tier.Page }
+
+// end ends an attempt, which has failed if err is not nil, and releases its room. It reports whether
+// another attempt may succeed, because the space was lost, a dictionary left it, or it refused its
+// memory and clean images were dropped or other spaces are left. It returns the error of the attempt.
+func (q *request) end(err error) (again bool, _ error) {
+	if q.r.IsZero() { // reserve has failed
+		// While the request waited for enough room in pieces, the space may have been lost, and others may
+		// have room. Or its limit may have fallen, and the space may still hold what the request needs.
+		again = q.pieces != nil && (q.pieces.Lost() != nil || errors.Is(err, reservation.ErrExceeded))
+		if again {
+			q.attempts = attempts{}
 		}
+		return again, err
 	}
-	return freed
+	s, need := q.r.Space(), q.r.Bytes()
+	released := q.close()
+	if err == nil {
+		if released != nil { // the batch has arrived, and its handle may be open
+			guard.Logger(q.m.cfg.Logger).Warn("spillway: a converter released the reservation that it was given",
+				"space", s.ID().String(), "error", released)
+		}
+		return false, nil
+	}
+	err = errors.Join(err, released)
+	switch {
+	case s.Lost() != nil: // the manager has no more room in it
+		q.attempts = attempts{}
+		return true, err
+	case errors.Is(err, errGone):
+		return true, err
+	case !refuses(s, err):
+		return false, err
+	}
+	q.refusal = err
+	// A file system may turn out to be full only at the write.
+	if n := max(1, need, 2*q.dropped); n/2 < s.Capacity() && s.DropOldest(n, q.seen) {
+		q.dropped = n
+		return true, err
+	}
+	q.without = append(q.without, s)
+	switch full, _ := errors.AsType[*tier.NoSpaceError](err); {
+	case !q.waits || full == nil || full.Largest == 0:
+	case q.free < wholePages(s.Room()) && (q.pieces == nil || q.pieces == s):
+		q.pieces, q.enough = s, q.free+tier.Page
+	case q.pieces == s: // all of the space was free
+		q.pieces = nil
+	}
+	return true, err
 }
 
-// inRoom reserves, does the errand, and releases the reservation. A space may refuse the memory
-// that it has promised (see refuses). Then inRoom tries the strategy's other spaces. If none of
-// them has room now and the errand may wait, there are two cases. If a space has the bytes but not
-// in one piece, inRoom clears that space; otherwise it waits for the others. If the space that was
-// tried last is lost meanwhile, inRoom begins again without it.
-//
-// The errand gives back what it took (a transit, a handle, the reservation) before inRoom waits
-// again, and only one goroutine clears a space at a time. So waiters for contiguous room do not
-// hold what the others wait for.
-func (m *Mover) inRoom(ctx context.Context, e *errand) error {
+// close releases the room of an attempt that has not ended, because of a panic.
+func (q *request) close() error {
+	r := q.r
+	if r.IsZero() {
+		return nil
+	}
+	q.stop()
+	q.r = reservation.Reservation{}
+	return r.Release()
+}
+
+// inRoom makes the attempts of a request. do draws from the reservation, which inRoom releases.
+func (q *request) inRoom(ctx context.Context, do func(reservation.Reservation) error) error {
+	defer func() { _ = q.close() }()
 	for {
-		last, err := m.inRoomOnce(ctx, e)
-		if err == nil || last == nil || last.Lost() == nil {
+		r, err := q.reserve(ctx)
+		if err == nil {
+			err = do(r)
+		}
+		if again, err := q.end(err); !again {
 			return err
 		}
 	}
-}
-
-// inRoomOnce is inRoom without the retry after a lost space. It returns the space that was tried
-// last, nil if there was no room.
-func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, err error) {
-	t := &try{m: m, errand: e, left: without{e.to, nil}}
-	if err := t.next(ctx, e.waits); err != nil {
-		return nil, err
-	}
-	for t.refused() && t.next(ctx, false) == nil {
-	}
-	for e.waits && t.refused() {
-		if t.pieces != nil {
-			return t.pieces, t.clear(ctx)
-		}
-		if err := t.next(ctx, true); errors.Is(err, reservation.ErrNoCandidate) || errors.Is(err, reservation.ErrExceeded) {
-			break // there is no other, or it would never fit there
-		} else if err != nil {
-			return t.last, fmt.Errorf("%w (before that: %w)", err, t.err)
-		}
-	}
-	return t.last, t.err
-}
-
-// try is an errand in progress, and the spaces that inRoomOnce has tried so far.
-type try struct {
-	m *Mover
-	*errand
-	left without // the spaces not tried yet
-
-	last   *tier.Space // the space that was tried last
-	err    error       // the errand's error there
-	pieces *tier.Space // the first that has the bytes, but not in one piece; nil if there is none
-	need   int64       // the bytes that were reserved there
-}
-
-// next reserves in one of the spaces that are left, and does the errand there. It returns an error
-// if it could not reserve; the errand's own error is t.err.
-func (t *try) next(ctx context.Context, wait bool) error {
-	to := t.left.Strategy
-	if len(t.left.spaces) > 0 {
-		to = t.left
-	}
-	r, err := t.m.reserve(ctx, t.errand, to, wait)
-	if err != nil {
-		return err
-	}
-	need := r.Bytes()
-	t.last = r.Space()
-	seen := t.last.CopyChanges()
-	t.err = t.doIn(r)
-	// A file system may turn out to be full only at the write. Then drop clean images and try
-	// again.
-	for n := max(1, need); t.refused() && n/2 < t.last.Capacity() && t.last.DropOldest(n, seen); n *= 2 {
-		seen = t.last.CopyChanges()
-		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.last.ID()), false)
-		if err != nil {
-			break
-		}
-		t.err = t.doIn(r)
-	}
-	t.left.spaces = append(t.left.spaces, t.last)
-	if t.pieces == nil && fragmented(t.err) {
-		t.pieces, t.need = t.last, need
-	}
-	return nil
-}
-
-// doIn does the errand and releases r, also after a panic. If a converter has already released r, a
-// successful errand stays successful, because its batch has arrived and a handle may be open.
-func (t *try) doIn(r reservation.Reservation) (err error) {
-	space := r.Space().ID()
-	defer func() {
-		again := r.Release()
-		if err != nil || again == nil {
-			err = errors.Join(err, again)
-			return
-		}
-		guard.Logger(t.m.cfg.Logger).Warn("spillway: a converter released the reservation that it was given", "space", space.String(), "error", again)
-	}()
-	return t.do(r)
-}
-
-// refused reports whether the space that was tried last has refused the memory that it promised.
-func (t *try) refused() bool { return refuses(t.last, t.err) }
-
-// clear makes contiguous room in t.pieces, and does the errand there.
-func (t *try) clear(ctx context.Context) error {
-	clearing := t.m.clearing[t.pieces.ID()]
-	if t.until != nil {
-		var done func()
-		ctx, done = t.until(ctx)
-		defer done()
-	}
-	select {
-	case clearing <- struct{}{}:
-		defer func() { <-clearing }()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return t.m.clear(ctx, t.pieces, t.need, func() error {
-		r, err := t.m.reserve(ctx, t.errand, reservation.Specific(t.pieces.ID()), false)
-		if errors.Is(err, tier.ErrNoSpace) {
-			return errRefused
-		}
-		if err != nil {
-			return err
-		}
-		return t.doIn(r)
-	})
-}
-
-// errRefused means that another request took the room first.
-var errRefused = errors.New("convert: another request took the room")
-
-// clear runs f until it does not fail for lack of contiguous room. Before each try it waits until
-// twice the room is free, then four times and so on. This wait is demand, for which the monitor
-// evicts batches, and each eviction may join two free pieces. Despite its name it moves nothing
-// itself. For allocations of programs, Monitor.Clear evicts in place of this.
-func (m *Mover) clear(ctx context.Context, space *tier.Space, need int64, f func() error) error {
-	released := make(chan struct{}, 1)
-	defer space.Subscribe(func(pressed bool) {
-		if !pressed {
-			select {
-			case released <- struct{}{}:
-			default:
-			}
-		}
-	})()
-	for {
-		most := space.Room() / tier.Page * tier.Page // a charge is a multiple of that
-		need = min(2*need, most)
-		got, err := m.demand(ctx, space, need, released)
-		if errors.Is(err, reservation.ErrExceeded) && need > space.Room() {
-			continue // the limit fell meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		for freed := true; freed; {
-			before := space.Used()
-			err = f()
-			again := errors.Is(err, errRefused) || fragmented(err) && !(got && need == most)
-			if !again { // also a disk that is really full
-				return err
-			}
-			select {
-			case <-released: // usually of f's own reservation
-				freed = space.Used() < before
-			default:
-				freed = false
-			}
-		}
-	}
-}
-
-// demand waits until n bytes are free, which it does not keep, and returns true. It returns false
-// earlier if something was released, which may be enough.
-func (m *Mover) demand(ctx context.Context, space *tier.Space, n int64, released <-chan struct{}) (bool, error) {
-	waiting, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	enough := errors.New("convert: something was released")
-	over := make(chan struct{})
-	go func() {
-		labels.Watch.Set()
-		defer close(over)
-		select {
-		case <-released:
-			cancel(enough)
-		case <-waiting.Done():
-		}
-	}()
-	r, err := m.cfg.Reservations.Reserve(waiting, reservation.Specific(space.ID()), n)
-	cancel(nil)
-	<-over
-	if errors.Is(err, enough) {
-		return false, context.Cause(ctx)
-	}
-	return err == nil, errors.Join(err, r.Release())
-}
-
-// without is a strategy except for some of its spaces.
-type without struct {
-	reservation.Strategy
-	spaces []*tier.Space
-}
-
-func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
-	n := len(dst)
-	dst = w.Strategy.Candidates(all, dst)
-	kept := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
-	return dst[:n+len(kept)]
-}
-
-// copiesFirst is a strategy for one tier that lists the spaces with a clean image first.
-type copiesFirst struct {
-	reservation.Strategy
-	in []tier.ID
-}
-
-func (c copiesFirst) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
-	n := len(dst)
-	dst = c.Strategy.Candidates(all, dst)
-	slices.SortStableFunc(dst[n:], func(a, b *tier.Space) int {
-		return cmp.Compare(slices.Index(c.in, b.ID()), slices.Index(c.in, a.ID())) // -1 where there is none
-	})
-	return dst
 }
 
 // refuses reports whether err means that a space did not give the memory that it had promised.
@@ -377,10 +294,4 @@ func refuses(s *tier.Space, err error) bool {
 	full, ok := errors.AsType[*tier.NoSpaceError](err)
 	return ok && (full.Space == s.ID() || !full.Space.Valid()) || // a pool need not know its space
 		errors.Is(err, tier.ErrOutOfBudget)
-}
-
-// fragmented reports whether the bytes are free, but not in one piece.
-func fragmented(err error) bool {
-	full, ok := errors.AsType[*tier.NoSpaceError](err)
-	return ok && full.Largest > 0
 }

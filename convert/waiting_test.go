@@ -108,9 +108,9 @@ func (s panicsInCandidates) Candidates(all *reservation.Spaces, dst []*tier.Spac
 	return s.Strategy.Candidates(all, dst)
 }
 
-// TestPanicsWhileAMoveWaits: a panic of the program's while a move looks whether its wait for room
-// has become vain is the move's error. The batch stays where it is.
-func TestPanicsWhileAMoveWaits(t *testing.T) {
+// TestPanicsOfTheProgramInAMove: a panic of the program's strategy or payload is the move's error,
+// when the move begins and when it has waited for room. The batch stays where it is.
+func TestPanicsOfTheProgramInAMove(t *testing.T) {
 	for name, program := range map[string]func(*armed, strange) (batch.Payload, reservation.Strategy){
 		"payload": func(a *armed, p strange) (batch.Payload, reservation.Strategy) {
 			return panicsInSpace{p, a}, reservation.AnyInTier(tier.GPU)
@@ -127,6 +127,19 @@ func TestPanicsWhileAMoveWaits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			panics := func(err error) {
+				t.Helper()
+				var p *guard.PanicError
+				if !errors.As(err, &p) {
+					t.Errorf("the move ended with %v", err)
+				}
+				if now := b.Info(); now.State != batch.Idle || now.Space.Kind != tier.Host {
+					t.Errorf("the batch is %s in %s", now.State, now.Space)
+				}
+			}
+			a.Store(true)
+			panics(m.mover.Move(t.Context(), b, to))
+
 			gpu := m.spaces[tier.GPU]
 			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page)
 			if err != nil {
@@ -137,19 +150,20 @@ func TestPanicsWhileAMoveWaits(t *testing.T) {
 			moved := make(chan error, 1)
 			go func() { moved <- m.mover.Move(t.Context(), b, to) }()
 			<-waits
-			a.Store(true)
-			if err := b.TryCreateTask(); err != nil { // a change, which the move looks at
-				t.Fatal(err)
+			a.Store(name == "payload") // the strategy has named its spaces
+			if err := full.Release(); err != nil {
+				t.Error(err)
 			}
-			var p *guard.PanicError
-			if err := <-moved; !errors.As(err, &p) {
+			if err := <-moved; name == "payload" {
+				panics(err)
+			} else if !errors.Is(err, ErrNoConverter) {
 				t.Errorf("the move ended with %v", err)
 			}
-			if now := b.Info(); now.State != batch.TaskCreated || now.Space.Kind != tier.Host {
-				t.Errorf("the batch is %s in %s", now.State, now.Space)
-			}
-			if err := errors.Join(full.Release(), b.Drop()); err != nil {
+			if err := b.Drop(); err != nil {
 				t.Error(err)
+			}
+			if u := gpu.Usage(); u.Used() != 0 {
+				t.Errorf("the GPU has %+v", u)
 			}
 		})
 	}

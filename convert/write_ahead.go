@@ -14,9 +14,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errChanged: a batch that is copied is being moved, or was dropped.
-var errChanged = errors.New("convert: the batch is being moved")
-
 // WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no
 // bytes. The batch may be used, moved and dropped meanwhile: what is copied is only leased. It
 // returns the bytes that were written, in vain if the batch was moved or dropped; with an error
@@ -33,7 +30,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer end()
 	now := b.Info()
-	if (now.State != batch.Idle && now.State != batch.TaskCreated) || now.Leased || now.Space.Kind == tier.Disk || lostWith(now) != nil ||
+	if (now.State != batch.Idle && now.State != batch.TaskCreated) || now.Leased || now.Space.Kind == tier.Disk || present(now, "copy") != nil ||
 		slices.ContainsFunc(b.Copies(), func(in tier.ID) bool { return in.Kind == tier.Disk }) {
 		return 0, nil
 	}
@@ -47,14 +44,14 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 		return 0, err
 	}
 	defer done()
-	is := func(then batch.Info) bool { return then.State == batch.InTransit || then.Payload != now.Payload }
-	ctx, watched := m.untilVain(ctx, b, now.Payload.Space(), is, errChanged)
+	moved := func(then batch.Info) bool { return then.State == batch.InTransit || then.Payload != now.Payload }
+	ctx, watched := m.watch(ctx, now.Payload.Space(), b, moved)
 	defer watched()
 	bytes, err = m.writeAhead(ctx, b, now)
 	switch {
 	case err == nil || errors.Is(err, errNeeded):
 		return bytes, err
-	case errors.Is(context.Cause(ctx), errChanged):
+	case errors.Is(context.Cause(ctx), errStale):
 		return bytes, nil
 	case errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable):
 		return 0, nil
@@ -161,6 +158,6 @@ func (m *Mover) toSpare(what *takes) (_ reservation.Strategy, ok bool) {
 			taken = append(taken, s)
 		}
 	}
-	left := without{to, taken}
+	left := &request{Strategy: to, attempts: attempts{without: taken}}
 	return left, len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) > 0
 }

@@ -106,9 +106,9 @@ func WithPolicy(p LimitPolicy) Option { return func(o *options) { o.policy = p }
 // such moving themselves.
 func WithoutClearing() Option { return func(o *options) { o.noClear = true } }
 
-// Moving is WithoutClearing for data that is written to the space just now: what is drawn from the
-// reservation is no program's buffer while that is open (tier.Holdings.Others).
-func Moving() Option { return func(o *options) { o.noClear, o.moves = true, true } }
+// Moving says that the bytes are for data that is written to the space just now: what is drawn from
+// the reservation is no program's buffer while that is open (tier.Holdings.Others).
+func Moving() Option { return func(o *options) { o.moves = true } }
 
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a
 // space free (Config.Headroom). So consumers can still bring what they work on to where they need

@@ -169,7 +169,7 @@ func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer,
 			if err != nil { // also if it is called once more than it should be
 				b, err = try()
 			}
-			return !inPieces(err)
+			return !inPieces(err) || s.noClear.Load()
 		})
 	}
 	if err != nil && s.options != nil && s.options.memory != nil {
@@ -184,7 +184,8 @@ func inPieces(err error) bool {
 	return ok && full.Largest > 0
 }
 
-// StopClearing does for r from now on what WithoutClearing does for a new reservation.
+// StopClearing does for r from now on what WithoutClearing does for a new reservation. A call of
+// Config.Clear in progress ends at the next call of its function enough.
 func (r Reservation) StopClearing() {
 	if r.state != nil {
 		r.state.noClear.Store(true)

@@ -88,6 +88,44 @@ func TestPassesWriteOnce(t *testing.T) {
 	closeClean(t, eng)
 }
 
+// TestCleanImageChoosesTheDisk: a batch goes back to the disk that has a clean image of it, although
+// another disk has more room; but a disk that the strategy names gets it.
+func TestCleanImageChoosesTheDisk(t *testing.T) {
+	t.Parallel()
+	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
+		c.Disks = append(c.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(4096 * mib)})
+	})
+	defer closeClean(t, eng)
+	repo := scanOf(t, eng)
+	if err := repo.Put(t.Context(), 0, numberedRecord(1, 10_000, wordList(1, 100)),
+		repository.WithPlacement(reservation.Specific(tier.ID{Kind: tier.Disk}))); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := repo.Peek(0)
+	for i, c := range []struct {
+		to    reservation.Strategy
+		want  int
+		moves bool // bytes
+	}{
+		{reservation.AnyInTier(tier.Disk), 0, false},
+		{reservation.AnyInTierPreferring(tier.Disk, 1), 1, true},
+		{reservation.AnyInTier(tier.Disk), 1, false},
+		{reservation.Specific(tier.ID{Kind: tier.Disk}), 0, false},
+	} {
+		if err := eng.Mover().Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := writtenTo(eng, tier.Disk)
+		if err := eng.Mover().Move(t.Context(), b, c.to); err != nil {
+			t.Fatal(err)
+		}
+		after, _ := writtenTo(eng, tier.Disk)
+		if at := b.Info().Space; at.Kind != tier.Disk || at.Ordinal != c.want || (after > before) != c.moves {
+			t.Errorf("move %d to %s: the batch is in %s, and %d bytes were written", i, c.to, at, after-before)
+		}
+	}
+}
+
 // TestDictionariesOfCopiesMakeRoom: copies on disk keep dictionaries in use there. These go before
 // a batch finds no room.
 func TestDictionariesOfCopiesMakeRoom(t *testing.T) {

@@ -1,0 +1,329 @@
+package convert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	exec "runtime/trace"
+	"slices"
+	"time"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// move is one call of a Mover that brings a batch to a space of a strategy. The first fields are the
+// request, the last ones what run has found. One goroutine uses a move.
+type move struct {
+	b      *batch.Batch
+	to     reservation.Strategy
+	form   batch.PayloadType // the form to make; "" means the best one for the space, see Builtin.Form
+	reason string            // for Moved
+
+	evicts       bool                    // for the monitor: waits neither for room nor for the batch
+	prefetches   bool                    // waits for nothing, and takes no room that others need
+	given        reservation.Reservation // the caller's, to draw from, in place of a strategy
+	opens        bool                    // opens a handle on arrival
+	last         bool                    // drops the batch in the same step
+	keepsPending bool                    // leaves pending tasks to their callers
+
+	spaces []*tier.Space // the candidates of the strategy
+	moved  Moved         // the last move that began
+}
+
+// run moves a batch until it is in a space of the strategy, and opens a handle there if the move
+// does. Each round of its loop looks at the batch, reserves room, and makes one attempt. There are
+// these reasons for another round:
+//
+//   - A space refused the memory that it had promised, was lost, or a dictionary left it: see
+//     request.end.
+//   - Another caller has brought the batch, moved or dropped it, or the space that it was in was
+//     lost: see errStale.
+//   - The batch left the space between the look and the opening of the handle.
+//   - The batch has open handles elsewhere. A move that opens one waits until they are closed.
+func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) {
+	if mv.b == nil {
+		return nil, errors.New("convert: moving a batch: the batch is nil")
+	}
+	ctx, end, err := m.operations.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if mv.evicts {
+		ctx = transfer.ForMonitor(ctx)
+	}
+	if !mv.given.IsZero() {
+		mv.to = reservation.Specific(mv.given.Space().ID())
+		if o := mv.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
+			ctx = o.Context(ctx)
+		}
+	}
+	b, all := mv.b, m.cfg.Reservations.Spaces()
+	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
+	defer func() { _ = q.close() }()
+	defer guard.Error(&err, "a strategy or a payload")
+	for {
+		now := b.Info()
+		if err := present(now, "move"); err != nil {
+			return nil, err
+		}
+		var used *batch.StateError
+		mv.spaces = mv.to.Candidates(all, mv.spaces[:0])
+		if mv.arrived(now) {
+			switch {
+			case !mv.opens:
+				return nil, nil
+			case mv.keepsPending:
+				h, err = b.Inside().Read(ctx, now.Space)
+			default:
+				h, err = b.Open(ctx, now.Space, mv.last)
+			}
+			if errors.As(err, &used) && used.Status == batch.SpaceMismatch {
+				continue
+			}
+			return h, err
+		}
+
+		ctx := ctx
+		if m.cfg.Events != nil {
+			ctx = events.With(ctx, originOf(ctx, now.Place))
+		}
+		q.what, q.source, q.first = m.takes(now, mv.form), now.Payload.Space(), nil
+		q.origin = reservation.MovedFrom(now.Space.Kind)
+		switch {
+		case mv.opens:
+			q.origin = reservation.Consuming()
+		case mv.prefetches:
+			if m.cfg.Persists != nil && m.cfg.Persists(now.Space) {
+				return nil, fmt.Errorf(
+					"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
+			}
+			q.origin = reservation.Early() // it is not the next to consume
+			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
+				s := needed[0]
+				q.without = append(q.without, needed...)
+				q.refusal = &tier.NoSpaceError{
+					Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
+				}
+			}
+		}
+		if mv.to == reservation.AnyInTier(tier.Disk) || mv.to == reservation.AnyInTier(tier.Host) {
+			q.first = b.Copies() // a move there copies no bytes
+		}
+
+		r, err := mv.given, error(nil)
+		if r.IsZero() {
+			r, err = q.reserve(ctx)
+		}
+		if err == nil {
+			h, err = m.attempt(ctx, mv, q, now, r)
+		}
+		again, err := q.end(err)
+		switch {
+		case err == nil:
+			return h, nil
+		case again:
+		case errors.Is(err, errStale):
+			q.attempts = attempts{}
+		case errors.Is(err, errGone): // the caller's reservation is too small
+			s := r.Space()
+			return nil, &reservation.ExceededError{
+				Space: s.ID(), Requested: s.Charge(q.what.in(s)), Available: r.Unused(), Limit: r.Bytes(),
+				Hint: "reserve more for the inputs",
+			}
+		case mv.opens && errors.As(err, &used) && used.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
+			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
+			if changed := b.Changed(); b.Info().State == batch.Processing {
+				done := reservation.Waits(ctx)
+				select {
+				case <-changed:
+				case <-ctx.Done():
+				}
+				done()
+			}
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			q.attempts = attempts{}
+		default:
+			return nil, err
+		}
+	}
+}
+
+// arrived reports whether a batch is in a space of the strategy, and in the form that was asked for.
+func (mv *move) arrived(now batch.Info) bool {
+	return (mv.form == "" || now.Form == mv.form) &&
+		slices.ContainsFunc(mv.spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
+}
+
+// attempt moves the batch once, into r. It takes the batch in transit, makes the new payload, and
+// commits it. The new payload is a clean image in r's space or, if there is none, what a converter
+// makes. After an error the batch is whole where it was. attempt emits MoveBegun and MoveEnded while
+// the batch is in transit.
+func (m *Mover) attempt(
+	ctx context.Context, mv *move, q *request, now batch.Info, r reservation.Reservation,
+) (h *batch.Handle, err error) {
+	b, to, body := mv.b.Inside(), r.Space(), q.what.body
+	var transit *batch.Transit
+	if q.waits {
+		transit, err = mv.b.Transit(ctx)
+	} else {
+		transit, err = mv.b.TryTransit()
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
+	if mv.arrived(b.Cut()) {               // another caller brought it while this one waited
+		return nil, errStale
+	}
+	src := transit.Payload()
+	from := src.Space()
+	if exec.IsEnabled() {
+		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
+	}
+
+	moved := &mv.moved
+	*moved = Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
+	m.emitBegun(ctx, moved, body)
+	start := time.Now()
+	form := mv.form
+	if form == "" && to.Kind() == tier.Host {
+		form = batch.HostImage // as convert makes it; on disk any form will do
+	}
+	out := b.Revive(form, r)
+	if moved.Copy = out != nil; !moved.Copy {
+		moved.Bytes = body
+		out, err = m.convert(ctx, src, mv.form, &q.what, r)
+	}
+	if err != nil {
+		err = ofLost(err, from, to)
+		distrust(ctx, err, from, to)
+		err = fmt.Errorf("moving batch %d from %s to %s: %w", now.ID, from.ID(), to.ID(), m.ofBatch(ctx, err, mv.b))
+	} else if err = b.Fits(transit, out); err != nil {
+		err = unfit(mv.b, out, err)
+	}
+	if moved.Took, moved.Err = time.Since(start), err; err != nil {
+		moved.Bytes = 0
+	}
+	m.emitEnded(ctx, moved)
+	if err != nil {
+		return nil, err
+	}
+
+	down := to.Kind() > from.Kind()
+	b.Arrives(transit, mv.reason, down)
+	var clean *copied
+	if to.Kind() < from.Kind() && !mv.last {
+		clean = m.copies(ctx, now, to.ID(), from.ID(), body, false)
+		b.Keep(transit, clean.whenEnded())
+	}
+	switch {
+	case mv.prefetches && !moved.Copy:
+		m.early.add(mv.b, m.ahead(ctx, now, from.ID(), to.ID(), body))
+	case down && !mv.opens:
+		m.early.end(mv.b, false)
+	}
+	switch {
+	case !mv.opens:
+		err = transit.Commit(out, false)
+	case mv.keepsPending:
+		h, err = b.CommitRead(ctx, transit, out)
+	default:
+		h, err = transit.CommitOpen(ctx, out, mv.last)
+	}
+	if err != nil { // Commit did not take out over
+		return nil, unfit(mv.b, out, err)
+	}
+	if b.Kept(transit) {
+		clean.made()
+	}
+	m.stats.add(moved, body, moved.Took, now.Place)
+	if mv.evicts {
+		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
+	}
+	return h, nil
+}
+
+// unfit releases a form that b cannot have, and returns the error.
+func unfit(b *batch.Batch, out batch.Payload, why error) error {
+	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
+}
+
+// distrust drops all clean images in both spaces of a move that found corrupt bytes, and those on a
+// disk that returned an I/O error, because they may be damaged too. Other failures, such as a
+// GPU's, are no reason to distrust them.
+func distrust(ctx context.Context, err error, between ...*tier.Space) {
+	var corrupt *image.CorruptError
+	var failed *disk.IOError
+	bad := errors.As(err, &corrupt)
+	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
+	for _, s := range between {
+		if bad || broken && failed.Space == s.ID() {
+			s.DropAllClean()
+		}
+	}
+}
+
+// convert makes a payload of that form out of src, drawn from r; "" means the best form for r's
+// space. A payload that is src itself, or that lies in another space, is an error.
+func (m *Mover) convert(
+	ctx context.Context, src batch.Payload, form batch.PayloadType, what *takes, r reservation.Reservation,
+) (out batch.Payload, err error) {
+	defer func() {
+		if err != nil && out != nil {
+			err, out = errors.Join(&batch.UnmovableError{Err: err}, release(out)), nil
+		}
+	}()
+	defer guard.Error(&err, "a payload")
+	if form == "" {
+		form = m.cfg.Builtin.Form(src, r.Space(), m.cfg.Registry.has)
+	}
+	err = m.pinned(r, what, func() (err error) {
+		out, err = m.cfg.Registry.convert(ctx, src, form, r)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case out == src:
+		return nil, &batch.UnmovableError{Err: fmt.Errorf("the converter from %s to %s has made no copy", src.Type(), form)}
+	case out.Space() != r.Space():
+		err = fmt.Errorf("the payload of the converter from %s to %s is not in %s", src.Type(), form, r.Space().ID())
+	}
+	return out, err
+}
+
+// release releases p. A panic of a program's payload is an error.
+func release(p batch.Payload) (err error) {
+	defer guard.Error(&err, "Payload.Release")
+	return p.Release()
+}
+
+// quiet is for how long nothing is prefetched to a space after the monitor has evicted a batch from
+// it.
+const quiet = 100 * time.Millisecond
+
+// errNeeded is the cause of a prefetch that fails because others need the room.
+var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
+
+// needed returns the spaces of a strategy whose room others need, or may need soon.
+func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
+	demand := m.cfg.Reservations.Demand(nil)
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
+		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
+		relieved := time.Since(m.begun) - time.Duration(m.relieved[s.ID()].Load())
+		if waits || s.PressureBytes()+what.in(s) > s.Stop() || relieved < quiet {
+			spaces = append(spaces, s)
+		}
+	}
+	return spaces
+}
