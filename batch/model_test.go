@@ -320,7 +320,7 @@ func (p *player) do(k kind, space int) {
 			p.opened(k, space, begin, h, err)
 			return
 		case commitRead:
-			h, err := p.b.Inside().CommitRead(context.Background(), t, p.fresh(space))
+			h, err := p.b.Inside().Commit(context.Background(), t, p.fresh(space), CommitOptions{Open: true, KeepPending: true})
 			p.opened(k, space, begin, h, err)
 			return
 		}

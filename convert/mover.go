@@ -74,7 +74,6 @@ type Mover struct {
 	clearing map[tier.ID]chan struct{}
 	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
 	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
-	early    early                     // prefetched batches that are not used yet, for the statistics
 }
 
 // NewMover returns a mover, the only one of its registry.

@@ -115,23 +115,11 @@ func (s *stats) edgeLocked(from, to tier.ID) *edge {
 	return e
 }
 
-// ahead counts bytes that were brought or copied ahead, and returns what is called when they are
-// used, or can be used no more.
-func (s *stats) ahead(from, to tier.ID, bytes int64) (ended func(used bool)) {
+// ahead changes the counts of bytes that were prefetched or pre-cleaned.
+func (s *stats) ahead(from, to tier.ID, count func(*EdgeStats)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.edgeLocked(from, to).Ahead += bytes
-	return func(used bool) { s.aheadEnded(from, to, bytes, used) }
-}
-
-func (s *stats) aheadEnded(from, to tier.ID, bytes int64, used bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.edgeLocked(from, to); used {
-		e.AheadUsed += bytes
-	} else {
-		e.AheadInVain += bytes
-	}
+	count(&s.edgeLocked(from, to).EdgeStats)
 }
 
 func (s *stats) snapshot() []EdgeStats {
@@ -154,47 +142,13 @@ func order(a, b tier.ID) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
 }
 
-// early knows the batches that were brought ahead, and were not used since.
-type early struct {
-	some atomic.Int64 // how many there are
-	mu   sync.Mutex   // a leaf
-	all  map[*batch.Batch]func(used bool)
-}
-
-// add notes a batch that is about to arrive. It has been used if it is known: it goes on from
-// there.
-func (e *early) add(b *batch.Batch, ended func(used bool)) {
-	e.end(b, true)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.all == nil {
-		e.all = make(map[*batch.Batch]func(bool))
-	}
-	e.all[b] = ended
-	e.some.Store(int64(len(e.all)))
-}
-
-// end notes that a batch, which need not be known, was used, or that bringing it was in vain.
-func (e *early) end(b *batch.Batch, used bool) {
-	if e.some.Load() == 0 {
+// BatchChanged is for the observer of an engine's batches. It counts those that are dropped and had
+// moved to a slower tier without having been used there.
+func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
+	if now.State != batch.Released || now.Active > 0 || now.Descriptor == nil {
 		return
 	}
-	e.mu.Lock()
-	ended := e.all[b]
-	delete(e.all, b)
-	e.some.Store(int64(len(e.all)))
-	e.mu.Unlock()
-	if ended != nil {
-		ended(used)
-	}
-}
-
-// BatchChanged is for the observer of an engine's batches: it sees which are used or dropped.
-func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
-	if used := now.Active > 0; used || now.State == batch.Released {
-		m.early.end(b, used)
-		if !used && now.Descriptor != nil && b.Inside().Unread() {
-			m.stats.unread(now.Place, now.Descriptor.Body)
-		}
+	if _, _, unread := b.Inside().Arrival(); unread {
+		m.stats.unread(now.Place, now.Descriptor.Body)
 	}
 }

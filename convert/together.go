@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -42,7 +43,7 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	room := min(disk.Available(), disk.Together())
 	for _, b := range all {
 		img := t.image(b.Inside().Cut().Payload)
-		if img == nil || b.Inside().CopiedIn(disk) || t.bytes+img.Descriptor().Body > room {
+		if img == nil || slices.Contains(b.Copies(), to) || t.bytes+img.Descriptor().Body > room {
 			break
 		}
 		t.from = img.Space()
@@ -156,7 +157,7 @@ func (t *together) lock(all []*batch.Batch, errs []error) {
 			continue
 		}
 		img := t.image(way.Payload())
-		if img == nil || b.Inside().CopiedIn(t.to) { // it has another form, or a copy, since
+		if img == nil || slices.Contains(b.Copies(), t.to.ID()) { // it has another form, or a copy, since
 			errs[i] = errors.Join(errLone, way.Abort())
 			continue
 		}
@@ -197,10 +198,9 @@ func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.
 	m, moved := t.m, &t.moved[k]
 	moved.Bytes, moved.Took = t.sizes[k], took
 	m.emitEnded(t.origin(ctx, k), moved)
-	m.early.end(b, false)
-	b.Inside().Arrives(t.ways[k], t.reason, true)
 	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
-	if err := t.ways[k].Commit(out, false); err != nil {
+	commit := batch.CommitOptions{Reason: t.reason, Slower: true}
+	if _, err := b.Inside().Commit(ctx, t.ways[k], out, commit); err != nil {
 		return unfit(b, out, err)
 	}
 	m.stats.add(moved, moved.Bytes, took, t.places[k])

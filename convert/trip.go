@@ -287,26 +287,18 @@ func (t *trip) carry(ctx context.Context, waits bool, r reservation.Reservation)
 	if err != nil {
 		return err
 	}
-	var left *copied
-	if to.Kind() < from.Kind() && !t.last {
-		left = m.copies(ctx, t.now, to.ID(), from.ID(), t.what.body, false)
-		t.b.Inside().Keep(transit, left.whenEnded())
+	commit := batch.CommitOptions{
+		Open: t.opens, Last: t.last, KeepPending: t.beside,
+		Reason: t.reason, Slower: to.Kind() > from.Kind(),
 	}
-	t.b.Inside().Arrives(transit, t.reason, to.Kind() > from.Kind())
-	t.countAhead(ctx, from, to, t.moved.Copy)
-	switch {
-	case !t.opens:
-		err = transit.Commit(out, false)
-	case t.beside:
-		t.handle, err = t.b.Inside().CommitRead(ctx, transit, out)
-	default:
-		t.handle, err = transit.CommitOpen(ctx, out, t.last)
+	if !t.last && to.Kind() < from.Kind() {
+		commit.Retained = m.cleanEvents(ctx, t.now, to.ID(), from.ID(), t.what.body, false)
 	}
-	if err != nil { // Commit did not take out over
+	if t.ahead && !t.moved.Copy {
+		commit.Ahead = m.countAhead(ctx, t.now, from.ID(), to.ID(), t.what.body)
+	}
+	if t.handle, err = t.b.Inside().Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return unfit(t.b, out, err)
-	}
-	if t.b.Inside().Kept(transit) {
-		left.made()
 	}
 	m.stats.add(&t.moved, t.what.body, t.moved.Took, t.now.Place)
 	if t.relieves {
@@ -353,17 +345,6 @@ func unfit(b *batch.Batch, out batch.Payload, why error) error {
 	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
 
-// countAhead counts a prefetch, or the end of one that was wasted because the batch is evicted
-// again. The caller has the batch in transit, so nobody uses it yet.
-func (t *trip) countAhead(ctx context.Context, from, to *tier.Space, revived bool) {
-	switch {
-	case t.ahead && !revived:
-		t.m.early.add(t.b, t.m.ahead(ctx, t.now, from.ID(), to.ID(), t.what.body))
-	case to.Kind() > from.Kind() && !t.opens:
-		t.m.early.end(t.b, false)
-	}
-}
-
 // revive returns the clean image of the batch in r's space, now drawn from r; nil if there is none.
 // In host memory it must have the form that a move would make there.
 func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payload {
@@ -371,7 +352,7 @@ func (t *trip) revive(src batch.Payload, r reservation.Reservation) batch.Payloa
 	if form == "" && r.Space().Kind() == tier.Host {
 		form = t.m.cfg.Builtin.Form(src, r.Space(), t.m.cfg.Registry.has)
 	}
-	return t.b.Inside().Revive(form, r)
+	return t.b.Inside().Promote(form, r)
 }
 
 // distrust drops all clean images in both spaces of a move that found corrupt bytes, and those on a

@@ -8,24 +8,25 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// errChanged: a batch that is copied is being moved, or was dropped.
+// errChanged: a batch that is pre-cleaned is being moved, or was dropped.
 var errChanged = errors.New("convert: the batch is being moved")
 
-// WriteAhead copies b to a disk while it stays where it is, so that a later move there moves no
-// bytes. The batch may be used, moved and dropped meanwhile: what is copied is only leased. It
-// returns the bytes that were written, in vain if the batch was moved or dropped; with an error
-// those that may have been. It returns 0 without an error if b has a copy, is in use, cannot be
-// copied, or finds no room. That is room which nobody needs: the disk must stay below its stop
-// mark, without waiters for room, and no other copy goes for it. If the disk is full nevertheless,
-// the error is a *tier.NoSpaceError. The copy is written while no other transfer with a disk is
-// under way, nor was within the time quiet. The error matches context.Canceled if there is one, or
-// if one begins: then the pieces under way are the last.
+// WriteAhead pre-cleans b: it adds a clean image on a disk, so that a later move there moves no
+// bytes. The batch may be used, moved and dropped meanwhile, because its current image is only
+// leased. WriteAhead returns the bytes that were written, which were wasted if the batch was moved
+// or dropped; with an error those that may have been. It returns 0 without an error if b has a clean
+// image on disk, is in use, cannot be copied, or finds no room. That is room which nobody needs: the
+// disk must stay below its stop mark, without waiters for room, and no other clean image is dropped
+// for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The image is written
+// while no other transfer with a disk is under way, nor was within the time quiet. The error matches
+// context.Canceled if there is one, or if one begins: then the pieces under way are the last.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -33,12 +34,21 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer end()
 	now := b.Info()
-	if (now.State != batch.Idle && now.State != batch.TaskCreated) || now.Leased || now.Space.Kind == tier.Disk || lostWith(now) != nil ||
-		slices.ContainsFunc(b.Copies(), func(in tier.ID) bool { return in.Kind == tier.Disk }) {
+	onDisk := func(in tier.ID) bool { return in.Kind == tier.Disk }
+	if now.State != batch.Idle && now.State != batch.TaskCreated || now.Leased || lostWith(now) != nil ||
+		onDisk(now.Space) || slices.ContainsFunc(b.Copies(), onDisk) {
 		return 0, nil
 	}
-	unlease, ok := m.lease(now.Payload)
-	if !ok {
+	var unlease func()
+	m.panics.Do("a batch's Shared", func() {
+		switch p := now.Payload.(type) { // no program's payload, whose memory may be something else
+		case *payload.Image:
+			unlease, _ = p.Hold()
+		case *payload.Packed:
+			unlease, _ = p.Hold()
+		}
+	})
+	if unlease == nil {
 		return 0, nil
 	}
 	defer unlease()
@@ -50,7 +60,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	is := func(then batch.Info) bool { return then.State == batch.InTransit || then.Payload != now.Payload }
 	ctx, watched := m.untilVain(ctx, b, now.Payload.Space(), is, errChanged)
 	defer watched()
-	bytes, err = m.writeAhead(ctx, b, now)
+	bytes, err = m.preClean(ctx, b, now)
 	switch {
 	case err == nil || errors.Is(err, errNeeded):
 		return bytes, err
@@ -64,57 +74,23 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	return bytes, err
 }
 
-// lease keeps the memory of a built-in image, and of its dictionaries, until end is called. ok is
-// false for other payloads, and where memory is gone.
-func (m *Mover) lease(p batch.Payload) (end func(), ok bool) {
-	var ends []func()
-	end = func() {
-		for _, end := range slices.Backward(ends) {
-			end()
-		}
-	}
-	add := func(b *tier.Buffer) {
-		if !ok {
-			return
-		}
-		var one func()
-		if one, ok = b.TryLease(); ok {
-			ends = append(ends, one)
-		}
-	}
-	var img interface {
-		Buffers() []*tier.Buffer
-		EachShared(func(*tier.Buffer))
-	}
-	switch p := p.(type) {
-	case *payload.Image:
-		img = p
-	case *payload.Packed:
-		img = p
-	default:
-		return end, false
-	}
-	ok = true
-	for _, b := range img.Buffers() {
-		add(b)
-	}
-	if !m.panics.Do("a batch's Shared", func() { img.EachShared(add) }) {
-		ok = false
-	}
-	if !ok {
-		end()
-	}
-	return end, ok
-}
-
-// writeAhead copies the payload that the batch was seen with.
-func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
+// preClean writes the image that the batch was seen with to a disk, and adds it as a clean image.
+func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
 	what := m.takes(now, "")
-	to, ok := m.toSpare(&what)
-	if !ok {
+	// Spaces where the image has no room besides all clean images, or where it would persist, do
+	// not count.
+	disks := reservation.AnyInTier(tier.Disk)
+	left := without{disks, m.needed(disks, &what)}
+	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
+		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
+		if u := s.Usage(); persists || u.Used()+u.Cached+what.in(s) > s.Limit() {
+			left.spaces = append(left.spaces, s)
+		}
+	}
+	if len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) == 0 {
 		return 0, nil
 	}
-	r, err := m.cfg.Reservations.TryReserve(what.of(to), what.body, reservation.Moving(), reservation.Incoming())
+	r, err := m.cfg.Reservations.TryReserve(what.of(left), what.body, reservation.Moving(), reservation.Incoming())
 	if errors.Is(err, tier.ErrNoSpace) {
 		return 0, nil
 	}
@@ -126,8 +102,7 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 	out, err := m.convert(ctx, now.Payload, "", &what, r)
 	released := r.Release() // now, because an open reservation would have the bytes of a clean image back
 	defer func() { err = errors.Join(err, released) }()
-	var corrupt *image.CorruptError
-	if errors.As(err, &corrupt) { // who uses the batch will notice; the disk has done nothing
+	if errors.Is(err, image.ErrCorrupt) { // the next user of the batch will report it; the disk has done nothing
 		return 0, nil
 	}
 	if err != nil {
@@ -137,30 +112,23 @@ func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) 
 		}
 		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
 	}
-	full := disk.Evicted() > before // before the space is
-	copied, counted := m.copies(ctx, now, now.Space, disk.ID(), what.body, true), m.ahead(ctx, now, now.Space, disk.ID(), what.body)
-	copied.made() // before somebody can use or drop it
-	b.Inside().AddCopy(out, now.Descriptor, func(used bool) {
-		counted(used)
-		copied.ended(used)
-	})
-	if full {
-		return what.body, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded}
-	}
-	return what.body, nil
-}
-
-// toSpare is the strategy for disks that have room for a copy beside all others, if there are any.
-func (m *Mover) toSpare(what *takes) (_ reservation.Strategy, ok bool) {
-	to := reservation.AnyInTier(tier.Disk)
-	taken := m.needed(to, what)
-	all := to.Candidates(m.cfg.Reservations.Spaces(), nil)
-	for _, s := range all {
-		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
-		if u := s.Usage(); persists || u.Used()+u.Cached+what.in(s) > s.Limit() {
-			taken = append(taken, s)
+	full := disk.Evicted() > before // clean images were dropped for it before it was written
+	counted := m.countAhead(ctx, now, now.Space, disk.ID(), what.body)
+	emit := m.cleanEvents(ctx, now, now.Space, disk.ID(), what.body, true)
+	if !b.Inside().AddClean(out, now.Descriptor, func(kind events.Kind) {
+		switch kind {
+		case events.CopyUsed:
+			counted(events.AheadUsed)
+		case events.CopyDropped:
+			counted(events.AheadWasted)
 		}
+		emit(kind)
+	}) {
+		counted(events.AheadWasted)
+		err = release(out)
 	}
-	left := without{to, taken}
-	return left, len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) > 0
+	if full {
+		err = errors.Join(err, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded})
+	}
+	return what.body, err
 }
