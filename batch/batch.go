@@ -308,9 +308,11 @@ type Registrar interface {
 	Knows(b *Batch) bool
 }
 
-// emitter is an observer that emits events of batches: an engine's. It is called with no lock held.
-type emitter interface {
+// engine is an observer that emits events of batches, and logs panics of observers, clocks and
+// payloads. It is called with no lock held.
+type engine interface {
 	EmitEvent(kind events.Kind, now Info, hint int64)
+	Panics() *guard.Log
 }
 
 // Place is a batch's position in a plan. The repository that holds it sets it; the monitor orders
@@ -384,8 +386,8 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	emitter  emitter    // the first of the observer and those that it wraps; nil if none emits
-	panics   *guard.Log // logs panics of observers, clocks and payloads, which end there
+	engine   engine     // the first of the observer and those that it wraps that is one; nil if none is
+	panics   *guard.Log // the engine's, or one to slog.Default
 	entry    atomic.Value
 
 	mu struct {
@@ -479,21 +481,17 @@ func New(o Options) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.panics = new(guard.Log)
 	for of := o.Observer; of != nil; {
-		if e, ok := of.(emitter); ok && b.emitter == nil {
-			b.emitter = e
+		if e, ok := of.(engine); ok {
+			b.engine, b.panics = e, e.Panics()
+			break
 		}
-		if l, ok := of.(interface{ Panics() *guard.Log }); ok && b.panics == nil {
-			b.panics = l.Panics()
-		}
-		wrapper, _ := of.(interface{ Unwrap() Observer })
-		if wrapper == nil {
+		wrapper, ok := of.(interface{ Unwrap() Observer })
+		if !ok {
 			break
 		}
 		of = wrapper.Unwrap()
-	}
-	if b.panics == nil {
-		b.panics = new(guard.Log)
 	}
 	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
 	b.mu.version = 1
@@ -567,11 +565,21 @@ func (b *Batch) Info() Info {
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.stateLocked(),
+		ID: b.id, Version: b.mu.version,
 		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
 		Pending: b.mu.pending, Task: b.mu.task, Active: b.mu.active,
 		Subscribers: b.mu.subscribers, Place: b.mu.place,
 		LastUse: b.mu.lastUse, NextUse: b.mu.hint, Uses: b.mu.uses,
+	}
+	switch {
+	case b.mu.released:
+		info.State = Released
+	case b.mu.moving:
+		info.State = InTransit
+	case b.mu.active > 0:
+		info.State = Processing
+	case b.mu.pending > 0:
+		info.State = TaskCreated
 	}
 	if b.mu.hint == 0 && b.mu.gap > 0 {
 		info.NextUse = min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
@@ -583,20 +591,6 @@ func (b *Batch) infoLocked() Info {
 		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
 	}
 	return info
-}
-
-func (b *Batch) stateLocked() State {
-	switch {
-	case b.mu.released:
-		return Released
-	case b.mu.moving:
-		return InTransit
-	case b.mu.active > 0:
-		return Processing
-	case b.mu.pending > 0:
-		return TaskCreated
-	}
-	return Idle
 }
 
 // Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move there
@@ -672,12 +666,12 @@ func (b *Batch) update(make func(c *change) error) error {
 	if c.ahead != nil {
 		c.ahead(c.outcome)
 	}
-	if b.emitter != nil && c.event != 0 {
-		b.emitter.EmitEvent(c.event, now, c.hint)
+	if b.engine != nil && c.event != 0 {
+		b.engine.EmitEvent(c.event, now, c.hint)
 	}
-	if b.emitter != nil && now.State == Released && !over {
+	if b.engine != nil && now.State == Released && !over {
 		now.Space, now.Bytes = was.space.ID(), was.bytes
-		b.emitter.EmitEvent(events.BatchDropped, now, 0)
+		b.engine.EmitEvent(events.BatchDropped, now, 0)
 	}
 	if waiting != nil {
 		close(waiting)
@@ -704,7 +698,7 @@ func release(p Payload) (err error) {
 }
 
 func (b *Batch) errorLocked(op string, s Status) error {
-	return &StateError{Batch: b.id, State: b.stateLocked(), Op: op, Status: s}
+	return &StateError{Batch: b.id, State: b.infoLocked().State, Op: op, Status: s}
 }
 
 // barLocked returns an error if the batch is in transit or was dropped, for operations that need
@@ -839,7 +833,7 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
 	err := b.update(func(*change) error {
-		switch b.stateLocked() {
+		switch b.infoLocked().State {
 		case Released:
 			return b.errorLocked("transit", MissingData)
 		case InTransit, Processing:

@@ -43,23 +43,22 @@ func (b *Batch) TryLock(space tier.ID) (*Handle, error) { return b.lock(opening{
 // Open is Lock, and needs no pending task. The zero space stands for the one in which the data is.
 // With last, Open also drops the batch in the same step: closing the last handle frees the data.
 func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, error) {
-	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
+	return b.lockAwait(ctx, opening{space: space, own: true, last: last})
 }
 
 // Read is Open, but leaves pending tasks to their callers.
 func (b inside) Read(ctx context.Context, space tier.ID) (*Handle, error) {
-	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, keepPending: true})
+	return b.lockAwait(ctx, opening{space: space, own: true, keepPending: true})
 }
 
 // TryRead is Read, but fails while the batch is in transit.
 func (b inside) TryRead(space tier.ID) (*Handle, error) {
-	return b.lock(opening{space: space, anywhere: !space.Valid(), own: true, keepPending: true})
+	return b.lock(opening{space: space, own: true, keepPending: true})
 }
 
 // opening is how a handle is opened: the difference between Lock, Open and Read.
 type opening struct {
-	space       tier.ID            // where the data must be
-	anywhere    bool               // it may be in any space
+	space       tier.ID            // where the data must be; the zero ID with own: anywhere
 	own         bool               // needs no pending task
 	keepPending bool               // leaves pending tasks pending
 	last        bool               // drops the batch
@@ -86,9 +85,9 @@ func (b *Batch) lock(o opening) (h *Handle, err error) {
 			return err
 		case b.mu.pending == 0 && !o.own:
 			return b.errorLocked(op, TaskNotCreated)
-		case in.ID() != o.space && !o.anywhere:
+		case in.ID() != o.space && (o.space.Valid() || !o.own):
 			return &StateError{
-				Batch: b.id, State: b.stateLocked(), Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
+				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
 			}
 		}
 		h = b.pinLocked(c, o, now)

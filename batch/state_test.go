@@ -183,7 +183,7 @@ func TestTransitions(t *testing.T) {
 			none, none, none, none, none, none,
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), none, none,
 		}},
-		{"open", func(r *rig) error { return r.opened(r.b.lock(opening{anywhere: true, own: true})) }, []outcome{
+		{"open", func(r *rig) error { return r.opened(r.b.lock(opening{own: true})) }, []outcome{
 			ok(Processing, 0, 1), ok(Processing, 0, 1), ok(Processing, 1, 1),
 			ok(Processing, 0, 2), ok(Processing, 0, 3), ok(Processing, 0, 2),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),

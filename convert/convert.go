@@ -12,7 +12,7 @@
 //	together.go      evicts small batches to a disk with one write
 //	write_ahead.go   pre-cleaning: copies a batch to a disk while it stays
 //	lost_spaces.go   what the loss of a GPU ends
-//	told.go          events; stats.go, work.go: counters; measure.go: Measure
+//	told.go          events; stats.go: counters; measure.go: Measure
 //
 // None of these files copies bytes: package internal/transfer does, and package internal/image lays
 // them out.

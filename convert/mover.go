@@ -110,10 +110,6 @@ func (m *Mover) Close() error {
 	return nil
 }
 
-// Stats returns what was moved so far, one entry for each pair of spaces,
-// ordered by them.
-func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
-
 // Corrupt returns how often a batch was found with other bytes than were written: each is a
 // CorruptError that some caller got.
 func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }

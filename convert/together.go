@@ -121,7 +121,7 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 		return errLone
 	}
 	for k := range t.moved {
-		t.m.emitBegun(t.origin(ctx, k), &t.moved[k], t.sizes[k])
+		t.m.emitMove(t.origin(ctx, k), events.MoveBegun, &t.moved[k], t.sizes[k])
 	}
 	start := time.Now()
 	out, err := t.write(ctx, r)
@@ -131,7 +131,7 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
 		for k := range t.moved {
 			t.moved[k].Took, t.moved[k].Err = took, err
-			t.m.emitEnded(t.origin(ctx, k), &t.moved[k])
+			t.m.emitMove(t.origin(ctx, k), events.MoveEnded, &t.moved[k], t.moved[k].Bytes)
 		}
 		return err
 	}
@@ -197,7 +197,7 @@ func (t *together) origin(ctx context.Context, k int) context.Context {
 func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
 	m, moved := t.m, &t.moved[k]
 	moved.Bytes, moved.Took = t.sizes[k], took
-	m.emitEnded(t.origin(ctx, k), moved)
+	m.emitMove(t.origin(ctx, k), events.MoveEnded, moved, moved.Bytes)
 	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
 	commit := batch.CommitOptions{Reason: t.reason, Slower: true}
 	if _, err := b.Inside().Commit(ctx, t.ways[k], out, commit); err != nil {

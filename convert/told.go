@@ -40,21 +40,13 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	return o
 }
 
-// emitBegun emits MoveBegun for a batch that is in transit. The context has the origin of the move.
-// Each call needs one of emitEnded before the transit ends, so that the events of a batch
-// alternate.
-func (m *Mover) emitBegun(ctx context.Context, moved *Moved, bytes int64) {
+// emitMove emits MoveBegun or MoveEnded for a batch that is in transit. bytes are those to move, or
+// those that were moved. The context has the origin of the move. Each MoveBegun needs one MoveEnded
+// before the transit ends, so that the events of a batch alternate.
+func (m *Mover) emitMove(ctx context.Context, kind events.Kind, moved *Moved, bytes int64) {
 	m.say(events.Event{
-		Kind: events.MoveBegun, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
-		From: moved.From, To: moved.To, Bytes: bytes, Reason: moved.Reason,
-	})
-}
-
-// emitEnded emits MoveEnded, with the context of emitBegun and while the batch is in transit still.
-func (m *Mover) emitEnded(ctx context.Context, moved *Moved) {
-	m.say(events.Event{
-		Kind: events.MoveEnded, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
-		From: moved.From, To: moved.To, Bytes: moved.Bytes, Took: moved.Took,
+		Kind: kind, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+		From: moved.From, To: moved.To, Bytes: bytes, Took: moved.Took,
 		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
 	})
 }

@@ -316,11 +316,11 @@ func (t *trip) transfer(
 	m, src, to := t.m, transit.Payload(), r.Space()
 	from := src.Space()
 	t.moved = Moved{Batch: t.now.ID, From: from.ID(), To: to.ID(), Reason: t.reason}
-	m.emitBegun(ctx, &t.moved, t.what.body)
+	m.emitMove(ctx, events.MoveBegun, &t.moved, t.what.body)
 	start := time.Now()
 	defer func() {
 		t.moved.Took, t.moved.Err = time.Since(start), err
-		m.emitEnded(ctx, &t.moved)
+		m.emitMove(ctx, events.MoveEnded, &t.moved, t.moved.Bytes)
 	}()
 	defer traced(ctx, from, to)()
 	if out = t.revive(src, r); out != nil {
