@@ -408,7 +408,7 @@ type Batch struct {
 		active   int    // open handles
 		moving   bool   // a Transit is open
 		released bool   // dropped
-		over     bool   // the release was announced: the observers get no further call
+		over     bool   // the observers know that, and get no further call
 
 		uses    uint8 // see Info.Uses
 		lastUse int64
@@ -435,20 +435,17 @@ type payloadTraits struct {
 // batch, is a StateError.
 func (b *Batch) inspect(t *Transit, p Payload) (s payloadTraits, err error) {
 	defer guard.Error(&err, "a method of a payload")
-	missing := &StateError{Batch: b.id, Op: "new", Status: MissingData}
-	var desc *Descriptor
-	if t != nil {
-		missing.State, missing.Op, desc = InTransit, "commit", t.desc
+	if p != nil {
+		if d, ok := p.(interface{ Descriptor() *Descriptor }); ok {
+			s.desc = d.Descriptor()
+		}
+		s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
 	}
-	if p == nil {
-		return s, missing
-	}
-	if d, ok := p.(interface{ Descriptor() *Descriptor }); ok {
-		s.desc = d.Descriptor()
-	}
-	s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
-	if s.space == nil || s.desc != nil && desc != nil && s.desc.Rows != desc.Rows {
-		return s, missing
+	switch {
+	case t == nil && s.space == nil:
+		return s, &StateError{Batch: b.id, Op: "new", Status: MissingData}
+	case s.space == nil || t != nil && s.desc != nil && t.desc != nil && s.desc.Rows != t.desc.Rows:
+		return s, &StateError{Batch: b.id, State: InTransit, Op: "commit", Status: MissingData}
 	}
 	return s, nil
 }
@@ -481,17 +478,18 @@ func New(o Options) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.panics = new(guard.Log)
-	for of := o.Observer; of != nil; {
-		if e, ok := of.(engine); ok {
-			b.engine, b.panics = e, e.Panics()
-			break
-		}
+	for of := o.Observer; of != nil && b.engine == nil; {
+		b.engine, _ = of.(engine)
 		wrapper, ok := of.(interface{ Unwrap() Observer })
 		if !ok {
 			break
 		}
 		of = wrapper.Unwrap()
+	}
+	if b.engine != nil {
+		b.panics = b.engine.Panics()
+	} else {
+		b.panics = new(guard.Log)
 	}
 	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
 	b.mu.version = 1
@@ -629,11 +627,11 @@ type change struct {
 // payload that was released.
 //
 // A batch that was dropped loses its clean images and, when no handle is open, its payload.
-func (b *Batch) update(make func(c *change) error) error {
-	var c change
+func (b *Batch) update(apply func() (change, error)) error {
 	b.mu.Lock()
 	was := b.mu.traits
-	if err := make(&c); err != nil {
+	c, err := apply()
+	if err != nil {
 		b.mu.Unlock()
 		return err
 	}
@@ -651,7 +649,7 @@ func (b *Batch) update(make func(c *change) error) error {
 	b.mu.Unlock()
 
 	lockrank.AssertNone("a batch's observers are called")
-	err := release(c.old)
+	err = release(c.old)
 	for _, r := range c.clean {
 		r.memory.Drop()
 	}
@@ -680,7 +678,7 @@ func (b *Batch) update(make func(c *change) error) error {
 }
 
 // announce makes a change known that was made before.
-func (b *Batch) announce() { _ = b.update(func(*change) error { return nil }) }
+func (b *Batch) announce() { _ = b.update(func() (c change, err error) { return c, nil }) }
 
 // release releases p, which may be nil. A panic of a program's payload is an error, so that callers
 // can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
@@ -737,9 +735,9 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 // it. The returned function ends the subscription; calling it again does nothing.
 func (b *Batch) Subscribe() (cancel func()) {
 	add := func(n int) {
-		_ = b.update(func(*change) error {
+		_ = b.update(func() (c change, err error) {
 			b.mu.subscribers += n
-			return nil
+			return c, nil
 		})
 	}
 	add(1)
@@ -753,12 +751,12 @@ func (b *Batch) Subscribe() (cancel func()) {
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
-	_ = b.update(func(*change) error {
+	_ = b.update(func() (c change, err error) {
 		if b.mu.place == p {
-			return errUnchanged
+			return c, errUnchanged
 		}
 		b.mu.place = p
-		return nil
+		return c, nil
 	})
 }
 
@@ -772,12 +770,12 @@ func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.Tr
 
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	return b.update(func(*change) error {
-		if err := b.barLocked("create task"); err != nil {
-			return err
+	return b.update(func() (c change, err error) {
+		if err = b.barLocked("create task"); err != nil {
+			return c, err
 		}
 		b.addTaskLocked()
-		return nil
+		return c, nil
 	})
 }
 
@@ -792,18 +790,18 @@ func (b *Batch) addTaskLocked() {
 // CancelTask takes one pending task back.
 func (b *Batch) CancelTask() error {
 	const op = "cancel task"
-	return b.update(func(*change) error {
+	return b.update(func() (c change, err error) {
 		switch {
 		case b.mu.released:
-			return b.errorLocked(op, MissingData)
+			return c, b.errorLocked(op, MissingData)
 		case b.mu.pending == 0:
-			return b.errorLocked(op, TaskNotCreated)
+			return c, b.errorLocked(op, TaskNotCreated)
 		}
 		b.mu.pending-- // it may be any of them, so the oldest counts still
 		if b.mu.pending == 0 {
 			b.mu.task = 0
 		}
-		return nil
+		return c, nil
 	})
 }
 
@@ -832,16 +830,16 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 // TryTransit is Transit, but fails while another has the batch in transit.
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
-	err := b.update(func(*change) error {
+	err := b.update(func() (c change, err error) {
 		switch b.infoLocked().State {
 		case Released:
-			return b.errorLocked("transit", MissingData)
+			return c, b.errorLocked("transit", MissingData)
 		case InTransit, Processing:
-			return b.errorLocked("transit", InvalidState)
+			return c, b.errorLocked("transit", InvalidState)
 		}
 		b.mu.moving = true
 		t.payload, t.desc = b.mu.payload, b.mu.desc
-		return nil
+		return c, nil
 	})
 	if err != nil {
 		return nil, err
@@ -925,13 +923,13 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	if o.Retained != nil && !stale {
 		retained = retain(t.payload, traits.space.Kind(), o.Retained)
 	}
-	err = b.update(func(c *change) error {
+	err = b.update(func() (c change, err error) {
 		b.mu.payload, b.mu.traits, b.mu.moving = p, traits, false
 		b.mu.desc = cmp.Or(traits.desc, b.mu.desc)
 		if p != t.payload && retained == nil {
 			c.old = t.payload
 		}
-		b.setCleanLocked(c, retained, stale)
+		b.setCleanLocked(&c, retained, stale)
 		if o.Reason != "" {
 			b.mu.why, b.mu.since, b.mu.unread = o.Reason, now, b.mu.unread || o.Slower
 		}
@@ -945,11 +943,11 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 			b.addTaskLocked()
 		}
 		if o.Open {
-			h = b.pinLocked(c, opening{
+			h = b.pinLocked(&c, opening{
 				keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx),
 			}, now)
 		}
-		return nil
+		return c, nil
 	})
 	// The batch already has its new payload, and the caller must get the handle. So an error of the
 	// old one's release, which means that other code has released it or that it panicked, is none
@@ -976,9 +974,9 @@ func (t *Transit) Abort() error {
 		return tier.ErrReleased
 	}
 	t.lost.Stop()
-	return t.b.update(func(*change) error {
+	return t.b.update(func() (c change, err error) {
 		t.b.mu.moving = false
-		return nil
+		return c, nil
 	})
 }
 
@@ -1039,12 +1037,12 @@ func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 	if r == nil {
 		return false
 	}
-	err := b.update(func(c *change) error {
+	err := b.update(func() (c change, err error) {
 		if b.mu.released || b.mu.desc != of || b.mu.traits.space.Kind() == p.Space().Kind() {
-			return errUnchanged
+			return c, errUnchanged
 		}
-		b.setCleanLocked(c, r, false)
-		return nil
+		b.setCleanLocked(&c, r, false)
+		return c, nil
 	})
 	if err != nil {
 		r.memory.Drop()
@@ -1092,13 +1090,13 @@ func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
-	return b.update(func(c *change) error {
-		if err := b.barLocked("drop"); err != nil {
-			return err
+	return b.update(func() (c change, err error) {
+		if err = b.barLocked("drop"); err != nil {
+			return c, err
 		}
 		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
-		return nil
+		return c, nil
 	})
 }
 

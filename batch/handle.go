@@ -77,21 +77,21 @@ func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error)
 func (b *Batch) lock(o opening) (h *Handle, err error) {
 	const op = "lock"
 	now := b.now() // a callback, so before the lock is taken
-	err = b.update(func(c *change) error {
-		err := b.barLocked(op)
+	err = b.update(func() (c change, err error) {
+		err = b.barLocked(op)
 		in := b.mu.traits.space
 		switch {
 		case err != nil:
-			return err
+			return c, err
 		case b.mu.pending == 0 && !o.own:
-			return b.errorLocked(op, TaskNotCreated)
+			return c, b.errorLocked(op, TaskNotCreated)
 		case in.ID() != o.space && (o.space.Valid() || !o.own):
-			return &StateError{
+			return c, &StateError{
 				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
 			}
 		}
-		h = b.pinLocked(c, o, now)
-		return nil
+		h = b.pinLocked(&c, o, now)
+		return c, nil
 	})
 	return h, err
 }
@@ -206,10 +206,10 @@ func (h *Handle) Close() error {
 	h.hold.End()
 	b := h.b
 	now := b.now()
-	return b.update(func(*change) error {
+	return b.update(func() (c change, err error) {
 		b.mu.active--
 		b.mu.lastUse = max(b.mu.lastUse, now)
-		return nil
+		return c, nil
 	})
 }
 
@@ -223,12 +223,12 @@ const (
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
-	_ = b.update(func(c *change) error {
+	_ = b.update(func() (c change, err error) {
 		if b.mu.hint == next || b.mu.released {
-			return errUnchanged
+			return c, errUnchanged
 		}
 		b.mu.hint = next
 		c.event, c.hint = events.BatchHinted, next
-		return nil
+		return c, nil
 	})
 }
