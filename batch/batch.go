@@ -24,9 +24,10 @@
 //
 // A payload owns its memory and one reference to each dictionary that it shares. A batch owns its
 // residents. Commit makes another payload current, and releases the old one or keeps it as a clean
-// image. Drop releases all, with handles open when the last of them is closed. The holder of a batch
-// must hand it over or drop it; the opener of a Handle or a Transit must end it. An invariants build
-// panics when the garbage collector finds one that is still open, with the stack that took it.
+// image. Drop releases all, with handles open when the last of them is closed. The holder of a
+// batch must hand it over or drop it; the opener of a Handle or a Transit must end it. An
+// invariants build panics when the garbage collector finds one that is still open, with the stack
+// that took it.
 //
 // # Locks
 //
@@ -77,8 +78,8 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 //   - TaskCreated: a caller has announced work on the batch (pending tasks > 0) that has not begun.
 //     The monitor may still evict it, but prefers others.
 //   - Processing: handles are open (active > 0). The data stays where it is.
-//   - InTransit: the holder of the Transit replaces the payload. Until the Transit ends, readers and
-//     new tasks have to wait.
+//   - InTransit: the holder of the Transit replaces the payload. Until the Transit ends, readers
+//     and new tasks have to wait.
 //   - Released: dropped. The batch is empty or, if handles are open, will be when the last is
 //     closed. Batches from Repository.Drain are in this state while the consumer works on them.
 //
@@ -165,7 +166,8 @@ var (
 	ErrState = errors.New("batch: not possible in its state")
 	// ErrStored: the batch is in a repository already.
 	ErrStored = errors.New("in a repository already")
-	// ErrDuplicateID reports that New was given the id of another batch that the observer already has.
+	// ErrDuplicateID reports that New was given the id of another batch that the observer already
+	// has.
 	ErrDuplicateID = errors.New("another batch has this id")
 	// ErrUnmovable is matched by every UnmovableError.
 	ErrUnmovable = errors.New("batch: it cannot be converted")
@@ -430,9 +432,9 @@ type payloadTraits struct {
 	desc  *Descriptor // nil if the payload has none
 }
 
-// inspect calls the methods of a payload that is offered to New, or to a commit of t, before anything
-// changes. A panic is an error, and a payload without data, or with another number of rows than the
-// batch, is a StateError.
+// inspect calls the methods of a payload that is offered to New, or to a commit of t, before
+// anything changes. A panic is an error, and a payload without data, or with another number of rows
+// than the batch, is a StateError.
 func (b *Batch) inspect(t *Transit, p Payload) (s payloadTraits, err error) {
 	defer guard.Error(&err, "a method of a payload")
 	if p != nil {
@@ -591,9 +593,9 @@ func (b *Batch) infoLocked() Info {
 	return info
 }
 
-// Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move there
-// moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is needed, and
-// with the batch.
+// Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move
+// there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
+// needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
 	b.Inside().EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
 	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Compare(a.Kind, b.Kind) })
@@ -623,8 +625,8 @@ type change struct {
 
 // update makes a change under the lock, counts it, and then, with no lock held, makes it known. It
 // frees what the batch has lost, calls the observers, the repository before the batch's own, emits
-// events and wakes waiters. An error of make means that it has changed nothing; others are those of a
-// payload that was released.
+// events and wakes waiters. An error of make means that it has changed nothing; others are those of
+// a payload that was released.
 //
 // A batch that was dropped loses its clean images and, when no handle is open, its payload.
 func (b *Batch) update(apply func() (change, error)) error {
@@ -897,8 +899,8 @@ type CommitOptions struct {
 
 	// Retained, if it is not nil, keeps the old payload as a clean image, if that is in a slower
 	// tier and its space keeps it. Then Retained is called, with no lock held: with CopyMade before
-	// any other goroutine can find the clean image, and once with CopyUsed or CopyDropped when it is
-	// used or dropped.
+	// any other goroutine can find the clean image, and once with CopyUsed or CopyDropped when it
+	// is used or dropped.
 	Retained func(events.Kind)
 }
 
@@ -981,9 +983,9 @@ func (t *Transit) Abort() error {
 }
 
 // retain makes a payload in a slower tier than above a clean image, and returns nil if that is not
-// possible. A program's payload never becomes one, even if it embeds one of ours, because it may have
-// a Release of its own. Host memory does not keep images that share dictionaries, because these would
-// stay in use.
+// possible. A program's payload never becomes one, even if it embeds one of ours, because it may
+// have a Release of its own. Host memory does not keep images that share dictionaries, because
+// these would stay in use.
 func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	var bufs []*tier.Buffer
 	var shares bool
@@ -1029,9 +1031,9 @@ func (b *Batch) setCleanLocked(c *change, r *cleanImage, stale bool) {
 }
 
 // AddClean makes p a clean image of b, in place of one in the same tier; the state of b does not
-// matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether it
-// took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor or
-// is current in p's tier, p is freed at once.
+// matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether
+// it took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor
+// or is current in p's tier, p is freed at once.
 func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
 	r := retain(p, tier.GPU, changed)
 	if r == nil {
@@ -1127,8 +1129,8 @@ func (b inside) Space() *tier.Space {
 	return b.mu.traits.space
 }
 
-// Entry returns where an index of batches stores its record of the batch, so that it need not search
-// for it at each change. All records must have the same type.
+// Entry returns where an index of batches stores its record of the batch, so that it need not
+// search for it at each change. All records must have the same type.
 func (b inside) Entry() *atomic.Value { return &b.entry }
 
 // Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch

@@ -102,8 +102,9 @@ const longestGap = int64(100 * 365 * 24 * time.Hour)
 // pinLocked opens a handle and lists it in its space. It calls no method of the payload: if one
 // panicked, the handle would stay open, and no caller would have it.
 //
-// If no other handle is open, a use begins, and ends a hint other than Stay. The next use is expected
-// after the mean time between uses so far, in which the last interval counts for a quarter.
+// If no other handle is open, a use begins, and ends a hint other than Stay. The next use is
+// expected after the mean time between uses so far, in which the last interval counts for a
+// quarter.
 func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
 	if b.mu.pending > 0 && !o.keepPending {
 		if b.mu.pending--; b.mu.pending == 0 {

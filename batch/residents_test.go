@@ -25,7 +25,8 @@ func (l *ledger) add(k events.Kind) {
 	l.made[k]++
 }
 
-// retained returns a new CommitOptions.Retained. It fails unless the image is made first, and ends once.
+// retained returns a new CommitOptions.Retained. It fails unless the image is made first, and ends
+// once.
 func (l *ledger) retained() func(events.Kind) {
 	var mu sync.Mutex
 	var got []events.Kind
@@ -54,9 +55,9 @@ func (l *ledger) ahead() func(events.Kind) {
 }
 
 // TestResidents moves a batch at random between five spaces of three tiers, while other goroutines
-// pre-clean it, lease its images, and drop clean images. The batch has at most one image in each tier, the
-// books have the current image as live and the others as cached, and every clean image and every
-// prefetch ends once.
+// pre-clean it, lease its images, and drop clean images. The batch has at most one image in each
+// tier, the books have the current image as live and the others as cached, and every clean image
+// and every prefetch ends once.
 func TestResidents(t *testing.T) {
 	const body = 2 * tier.Page
 	for seed := range testseed.Each(t, 3) {
@@ -144,7 +145,8 @@ func TestResidents(t *testing.T) {
 			}
 			for _, s := range spaces {
 				if u := s.Usage(); u.Live != live[s.ID()] || u.Cached != cached[s.ID()] || u.Reserved != 0 {
-					t.Fatalf("seed %d: %s holds %+v, want %d live, %d cached", seed, s.ID(), u, live[s.ID()], cached[s.ID()])
+					t.Fatalf("seed %d: %s holds %+v, want %d live, %d cached",
+						seed, s.ID(), u, live[s.ID()], cached[s.ID()])
 				}
 			}
 		}
@@ -172,8 +174,8 @@ func TestResidents(t *testing.T) {
 	}
 }
 
-// TestCleanImagesOfABatch: a batch takes no clean image in the tier where it is current, of other bytes,
-// or after its end, and gives up the ones of other bytes.
+// TestCleanImagesOfABatch: a batch takes no clean image in the tier where it is current, of other
+// bytes, or after its end, and gives up the ones of other bytes.
 func TestCleanImagesOfABatch(t *testing.T) {
 	host, disk, other := newSpace(t, "host:0"), newSpace(t, "disk:0"), newSpace(t, "disk:1")
 	desc := &Descriptor{Rows: 1, Body: tier.Page}

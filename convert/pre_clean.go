@@ -21,12 +21,13 @@ var errChanged = errors.New("convert: the batch is being moved")
 // WriteAhead pre-cleans b: it adds a clean image on a disk, so that a later move there moves no
 // bytes. The batch may be used, moved and dropped meanwhile, because its current image is only
 // leased. WriteAhead returns the bytes that were written, which were wasted if the batch was moved
-// or dropped; with an error those that may have been. It returns 0 without an error if b has a clean
-// image on disk, is in use, cannot be copied, or finds no room. That is room which nobody needs: the
-// disk must stay below its stop mark, without waiters for room, and no other clean image is dropped
-// for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The image is written
-// while no other transfer with a disk is under way, nor was within the time quiet. The error matches
-// context.Canceled if there is one, or if one begins: then the pieces under way are the last.
+// or dropped; with an error those that may have been. It returns 0 without an error if b has a
+// clean image on disk, is in use, cannot be copied, or finds no room. That is room which nobody
+// needs: the disk must stay below its stop mark, without waiters for room, and no other clean image
+// is dropped for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The image
+// is written while no other transfer with a disk is under way, nor was within the time quiet. The
+// error matches context.Canceled if there is one, or if one begins: then the pieces under way are
+// the last.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -110,7 +111,8 @@ func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (b
 		if errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
 			what.body = 0
 		}
-		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
+		err = m.ofBatch(ctx, err, b)
+		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), err)
 	}
 	full := disk.Evicted() > before // clean images were dropped for it before it was written
 	counted := m.countAhead(ctx, now, now.Space, disk.ID(), what.body)

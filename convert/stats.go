@@ -28,13 +28,13 @@ type EdgeStats struct {
 	Moving                        time.Duration    // of Busy, that of moves of bytes: those that found no copy
 	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
-	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of two
-	// of nanoseconds from 4 µs to 18 minutes.
+	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of
+	// two of nanoseconds from 4 µs to 18 minutes.
 	Within map[time.Duration]int64
 }
 
-// WorkStats counts what was moved for the batches of one operator's port, or of those that are in no
-// plan.
+// WorkStats counts what was moved for the batches of one operator's port, or of those that are in
+// no plan.
 type WorkStats struct {
 	Plan     string // "" for batches that are in none
 	Operator string

@@ -214,8 +214,8 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 	return b, nil
 }
 
-// Promote is Alloc of the memory of a clean image in r's space, which the caller has taken. After an
-// error it still is a clean image, and the caller must release it.
+// Promote is Alloc of the memory of a clean image in r's space, which the caller has taken. After
+// an error it still is a clean image, and the caller must release it.
 func (r Reservation) Promote(c *tier.Clean) error {
 	s := r.state
 	if s == nil {

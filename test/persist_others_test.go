@@ -266,8 +266,8 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 }
 
 // TestRecordStaysWithItsCopy: a batch has one image in a tier, so of two disks on which it was, the
-// last has its clean image and its record. Both stay while the batch moves between memories, and the
-// record goes with the image.
+// last has its clean image and its record. Both stay while the batch moves between memories, and
+// the record goes with the image.
 func TestRecordStaysWithItsCopy(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)

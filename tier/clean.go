@@ -8,8 +8,8 @@ import (
 )
 
 // A Clean is a clean image: memory with the bytes of a batch that is current in a faster tier. The
-// bytes of a batch never change, so a later move to the space needs no transfer. Package batch keeps
-// the clean images of a batch.
+// bytes of a batch never change, so a later move to the space needs no transfer. Package batch
+// keeps the clean images of a batch.
 //
 // Its bytes are cached: they count as free, and the space drops images, the oldest first, when a
 // request needs the room. Leases on its buffers keep the memory, and the bytes cached, until they
@@ -17,8 +17,8 @@ import (
 //
 // An image is listed from KeepClean on, until one goroutine takes it out of the list (Take,
 // DropOldest). It is taken until that goroutine has promoted it to a batch's current image
-// (Space.Promote) or has dropped it (Clean.release). Requests wait for the end of taken images, which
-// call no code that waits for room. Then it is over.
+// (Space.Promote) or has dropped it (Clean.release). Requests wait for the end of taken images,
+// which call no code that waits for room. Then it is over.
 type Clean struct {
 	space  *Space
 	bufs   []*Buffer
@@ -38,9 +38,9 @@ type cleanImages struct {
 	settled chan struct{} // closed when taken falls; nil without waiters
 }
 
-// KeepClean makes the memory of bufs a clean image. drop must release bufs; the space calls it once,
-// if it drops the image. shares means that the image keeps shared dictionaries in use. made, which
-// may be nil, is called with no lock held before anyone can take the image.
+// KeepClean makes the memory of bufs a clean image. drop must release bufs; the space calls it
+// once, if it drops the image. shares means that the image keeps shared dictionaries in use. made,
+// which may be nil, is called with no lock held before anyone can take the image.
 //
 // KeepClean returns nil, and has done nothing, if a lease is open, if the reservation that a buffer
 // was drawn from is open, if the space is lost, and in a space with a quota, because other spaces

@@ -282,9 +282,9 @@ func TestDrawerIsToldOfACleanImage(t *testing.T) {
 	}
 }
 
-// TestLeasedImage: a lease keeps the memory of a clean image. If the image is dropped meanwhile, its
-// bytes are cached until the lease ends; then subscribers are called, because a waiter may fit. If
-// it is promoted, they are its batch's, and the lease is one on that.
+// TestLeasedImage: a lease keeps the memory of a clean image. If the image is dropped meanwhile,
+// its bytes are cached until the lease ends; then subscribers are called, because a waiter may fit.
+// If it is promoted, they are its batch's, and the lease is one on that.
 func TestLeasedImage(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	b := draw(t, s, 6*page)
