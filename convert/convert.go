@@ -12,7 +12,7 @@
 //	together.go      evicts small batches to a disk with one write
 //	pre_clean.go     pre-cleaning: adds a clean image on a disk while the batch stays
 //	lost_spaces.go   what the loss of a GPU ends
-//	told.go          events; stats.go: counters; measure.go: Measure
+//	events.go        events; stats.go: counters; measure.go: Measure
 //
 // None of these files copies bytes: package internal/transfer does, and package internal/image lays
 // them out.

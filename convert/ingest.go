@@ -217,7 +217,7 @@ func (m *Mover) reserveSlower(ctx context.Context, e *errand, to reservation.Str
 			continue
 		}
 		if failed == nil {
-			m.sayOversized(ctx, r.Bytes(), to, r.Space().ID())
+			m.emitOversized(ctx, r.Bytes(), to, r.Space().ID())
 		}
 		return r, failed
 	}

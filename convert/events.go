@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// say emits an event: it calls MoverConfig.Events, if that is set. The caller must hold no lock.
-func (m *Mover) say(e events.Event) {
+// emit calls MoverConfig.Events with an event, if that is set. The caller must hold no lock.
+func (m *Mover) emit(e events.Event) {
 	if m.cfg.Events == nil {
 		return
 	}
@@ -44,7 +44,7 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 // those that were moved. The context has the origin of the move. Each MoveBegun needs one MoveEnded
 // before the transit ends, so that the events of a batch alternate.
 func (m *Mover) emitMove(ctx context.Context, kind events.Kind, moved *Moved, bytes int64) {
-	m.say(events.Event{
+	m.emit(events.Event{
 		Kind: kind, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
 		From: moved.From, To: moved.To, Bytes: bytes, Took: moved.Took,
 		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
@@ -61,7 +61,7 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 		c.Batch = b.ID()
 		m.stats.corrupt.Add(1)
 		now := b.Info()
-		m.say(events.Event{
+		m.emit(events.Event{
 			Kind: events.Corrupt, Context: ctx, Origin: originOf(ctx, now.Place),
 			Batch: uint64(now.ID), To: now.Space, Err: c,
 		})
@@ -76,7 +76,7 @@ func (m *Mover) cleanEvents(
 ) func(events.Kind) {
 	o := originOf(ctx, now.Place)
 	return func(kind events.Kind) {
-		m.say(events.Event{
+		m.emit(events.Event{
 			Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead,
 		})
 	}
@@ -97,15 +97,15 @@ func (m *Mover) countAhead(
 				e.AheadInVain += bytes
 			}
 		})
-		m.say(events.Event{Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: to, Bytes: bytes})
+		m.emit(events.Event{Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: to, Bytes: bytes})
 	}
 }
 
-// sayOversized logs, and emits as an event, that a batch went to a slower tier than asked for.
-func (m *Mover) sayOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
+// emitOversized logs, and emits as an event, that a batch went to a slower tier than asked for.
+func (m *Mover) emitOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
 	guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
 		"bytes", bytes, "wanted", wanted.String(), "got", got.String())
-	m.say(events.Event{
+	m.emit(events.Event{
 		Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,
 		Text: fmt.Sprintf("it was to go to %s", wanted),
 	})
