@@ -211,17 +211,23 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	if tr, err = b.TryTransit(); err != nil {
 		t.Fatal(err)
 	}
-	moveTo(image(host, &Descriptor{Rows: 1, Body: tier.Page})) // the image on disk has other bytes
-	if err := b.Drop(); err != nil {
+	last := &Descriptor{Rows: 1, Body: tier.Page}
+	moveTo(image(host, last)) // the image on disk has other bytes
+	h, err := b.Open(t.Context(), host.ID(), true)
+	if err != nil {
 		t.Fatal(err)
 	}
-	add(disk, desc)
+	add(disk, last) // the batch is dropped, and its payload is still there
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	add(disk, last)
 	for _, s := range []*tier.Space{host, disk, other} {
 		if u := s.Usage(); u.Used()+u.Cached != 0 {
 			t.Errorf("%s holds %+v", s.ID(), u)
 		}
 	}
-	if m := all.made; m[events.CopyMade] != 6 || m[events.CopyDropped] != 6 {
-		t.Errorf("the events are %v, want 6 images made and dropped", m)
+	if m := all.made; m[events.CopyMade] != 7 || m[events.CopyDropped] != 7 {
+		t.Errorf("the events are %v, want 7 images made and dropped", m)
 	}
 }
