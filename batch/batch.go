@@ -513,7 +513,9 @@ func New(o Options) (*Batch, error) {
 			b.panics.Do("an observer of batches", func() { o.Observer.BatchChanged(b, now) })
 		}
 		if err == nil {
-			b.watch(o.Payload)
+			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
+				b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
+			}
 			if now.Leased && !b.leased(o.Payload) { // the last lease may have ended before it was watched
 				b.announce()
 			}
@@ -522,14 +524,6 @@ func New(o Options) (*Batch, error) {
 		if o.ID != 0 || !errors.Is(err, ErrDuplicateID) {
 			return nil, fmt.Errorf("batch %d: %w", b.id, err)
 		}
-	}
-}
-
-// watch makes the end of the last lease on p's memory a change of the batch, which can be
-// moved from then on.
-func (b *Batch) watch(p Payload) {
-	if l, ok := p.(leased); ok {
-		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 	}
 }
 
@@ -918,7 +912,9 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	}
 	t.lost.Stop()
 	now := b.now()
-	b.watch(p)
+	if l, ok := p.(leased); ok {
+		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
+	}
 	// With another descriptor the bytes may differ, and clean images have the old ones.
 	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
 	var retained *cleanImage
