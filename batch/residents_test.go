@@ -231,3 +231,74 @@ func TestCleanImagesOfABatch(t *testing.T) {
 		t.Errorf("the events are %v, want 7 images made and dropped", m)
 	}
 }
+
+// TestEndsOfAhead: a prefetch is used when the batch is, or when it is moved ahead again, and
+// wasted when the batch is dropped or evicted first. A clean image without room is dropped.
+func TestEndsOfAhead(t *testing.T) {
+	host, disk := newSpace(t, "host:0"), newSpace(t, "disk:0")
+	room, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{host, disk}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := &Descriptor{Rows: 1, Body: tier.Page}
+	image := func(s *tier.Space) *Image { return NewImage(desc, draw(t, s, desc.Body), s) }
+	move := func(b *Batch, p Payload, o CommitOptions) {
+		t.Helper()
+		tr, err := b.TryTransit()
+		if err == nil {
+			_, err = b.Inside().Commit(t.Context(), tr, p, o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		end  func(b *Batch)
+		want []events.Kind
+	}{
+		"dropped": {func(*Batch) {}, []events.Kind{events.AheadWasted}},
+		"evicted": {func(b *Batch) { move(b, image(disk), CommitOptions{Slower: true}) },
+			[]events.Kind{events.AheadWasted}},
+		"ahead again": {func(b *Batch) { move(b, image(host), CommitOptions{Ahead: func(events.Kind) {}}) },
+			[]events.Kind{events.AheadUsed}},
+		"opened": {func(b *Batch) {
+			h, err := b.Open(t.Context(), tier.ID{}, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Close(); err != nil {
+				t.Error(err)
+			}
+		}, []events.Kind{events.AheadUsed}},
+	} {
+		b := newBatch(t, image(disk), nil)
+		var got, clean []events.Kind
+		move(b, image(host), CommitOptions{
+			Ahead:    func(k events.Kind) { got = append(got, k) },
+			Retained: func(k events.Kind) { clean = append(clean, k) },
+		})
+		r, err := room.TryReserve(reservation.Specific(disk.ID()), tier.Page-1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Shrink(r.Unused()); err != nil {
+			t.Fatal(err)
+		}
+		if p := b.Inside().Promote("", r); p != nil || disk.Usage().Cached != 0 {
+			t.Errorf("%s: promoted %v without room: %+v", name, p, disk.Usage())
+		}
+		if want := []events.Kind{events.CopyMade, events.CopyDropped}; !slices.Equal(clean, want) {
+			t.Errorf("%s: the clean image's events are %v, want %v", name, clean, want)
+		}
+		c.end(b)
+		if err := b.Drop(); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: the prefetch ended with %v, want %v; %v", name, got, c.want, err)
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := room.Close(); err != nil {
+		t.Error(err)
+	}
+}
