@@ -51,7 +51,7 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		return Explanation{State: batch.Released}
 	}
 	now := b.Info()
-	why, since := b.Inside().Arrival()
+	why, since, _ := b.Inside().Arrival()
 	x := Explanation{
 		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes,
 		Why: why, Since: time.Unix(0, since),

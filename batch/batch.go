@@ -1,22 +1,17 @@
 // Package batch holds the batch: one Arrow record batch with a stable id, whose
 // data may be in any tier and moves between them while the engine works.
 //
-//	Batch ──payload──▶ Payload          the form that the data has now: an Image in some
-//	 │  ▲                │              space, a Table, or what a user's converter makes
-//	 │  │                ├─▶ Descriptor  what the bytes mean; shared by all forms
-//	 │  │                └─▶ Shared      a dictionary in that space, which batches share
-//	 │  ├── Handle       reads the data where it is; many at once
-//	 │  └── Transit      gives the data another form; one at a time
+//	Batch ──residents──▶ Payload         the current image, and clean ones in slower tiers; an
+//	 │  ▲                 │              Image, a Table, or what a user's converter makes
+//	 │  │                 ├─▶ Descriptor what the bytes mean; shared by all residents
+//	 │  │                 └─▶ Shared     a dictionary in that space, which batches share
+//	 │  ├── Handle       pins the current image and reads it where it is; many at once
+//	 │  └── Transit      moves the batch: replaces the current image; one at a time
 //	 ├─▶ Place           where it stands in its plan; set by the repository
 //	 └─▶ Observer        is called at every change: the engine's passes it to the monitor's index
 //
-//	state.go     the states, and the table of their transitions
-//	batch.go     New, Info, tasks, Drop; announces changes to the observers
-//	handle.go    Lock, Open, Read and Handle.Close; when a batch is used next
-//	transit.go   Transit, Commit and CommitOpen
-//	copies.go    clean images: earlier payloads that are still valid in other spaces
-//	payload.go   what a payload must implement; the built-in ones are in internal/payload
-//	inside.go    Inside: methods for this module's packages
+// batch.go has the types, then what happens to a batch in the order of its life: New, tasks, moves,
+// Drop. handle.go has the handles, and when a batch is used next.
 //
 // Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
 // observer that is a Registrar refuses a second batch of an id.
@@ -28,32 +23,38 @@
 // # Ownership
 //
 // A payload owns its memory and one reference to each dictionary that it shares. A batch owns its
-// payload. Commit swaps it for another and releases the old one; Drop releases it, with handles
-// open when the last of them is closed. The holder of a batch must hand it over or drop it; the
-// opener of a Handle or a Transit must end it. An invariants build panics when the garbage
-// collector finds one that is still open, with the stack that took it.
+// residents. Commit makes another payload current, and releases the old one or keeps it as a clean
+// image. Drop releases all, with handles open when the last of them is closed. The holder of a
+// batch must hand it over or drop it; the opener of a Handle or a Transit must end it. An
+// invariants build panics when the garbage collector finds one that is still open, with the stack
+// that took it.
 //
 // # Locks
 //
 // Each batch has one mutex, of rank Batch. It may be locked under a repository's mutex, and never
 // under a space's. Observers, clocks and payload releases run on the caller's goroutine, with no
-// lock held. So a method makes its change under the lock (changeLocked), and announces it
+// lock held. So a method makes its change under the lock (update), and the change is announced
 // afterwards (announce).
 //
 //	Monitor → Manager → Repository → [Batch] → Registry → Reservation → Space → …
 package batch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -68,11 +69,219 @@ type IDs struct{ last atomic.Uint64 }
 // Next returns the next id.
 func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 
-// ErrStored: the batch is in a repository already.
-var ErrStored = errors.New("in a repository already")
+// State is where a batch is in its life. It is derived: a batch that was dropped is released; else
+// it is in transit if a move is in progress, processing if a handle is open, task-created if tasks
+// are pending, and else idle.
+//
+//   - Idle: the data is whole, in one space, and no task is pending. New makes a batch idle, and so
+//     does the end of each use. The monitor may evict it.
+//   - TaskCreated: a caller has announced work on the batch (pending tasks > 0) that has not begun.
+//     The monitor may still evict it, but prefers others.
+//   - Processing: handles are open (active > 0). The data stays where it is.
+//   - InTransit: the holder of the Transit replaces the payload. Until the Transit ends, readers
+//     and new tasks have to wait.
+//   - Released: dropped. The batch is empty or, if handles are open, will be when the last is
+//     closed. Batches from Repository.Drain are in this state while the consumer works on them.
+//
+// The transitions, and the methods that make them:
+//
+//	from                               to                                 by                        note
+//	idle                               task-created                       CreateTask                pending +1
+//	task-created, processing           same                               CreateTask                pending +1
+//	task-created, processing           processing                         Lock                      pending −1, active +1; the data must be in the space named
+//	idle, task-created, processing     processing, released               Open                      as CreateTask, unless one is pending, and Lock; the last as Drop
+//	idle, task-created, processing     processing                         Read                      active +1
+//	processing                         idle, task-created                 last Handle.Close         task-created if tasks are pending
+//	task-created, processing           idle, task-created, processing     CancelTask                pending −1
+//	in-transit                         in-transit                         CancelTask                pending −1; see below
+//	idle, task-created                 in-transit                         Transit                   no handle is open in these states
+//	in-transit                         idle, task-created                 Commit, Abort             task-created if tasks are pending or Commit is asked to create one
+//	in-transit                         processing, released               CommitOpen                as Commit and Open
+//	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
+//
+// While handles are open a created task only counts as pending: the state stays processing. A task
+// may be cancelled while the batch is in transit. Otherwise a caller that gives up its work while
+// the monitor happens to move the batch would leave a task behind that is never taken. All other
+// operations fail with a StateError. Methods with a context wait for the end of a transit, and for
+// nothing else. Clean images come and go in any state, and change none.
+type State uint8
 
-// ErrDuplicateID reports that New was given the id of another batch that the observer already has.
-var ErrDuplicateID = errors.New("another batch has this id")
+// The states.
+const (
+	Idle State = iota
+	TaskCreated
+	Processing
+	InTransit
+	Released
+)
+
+// String returns "idle", "task-created", "processing", "in-transit" or
+// "released".
+func (s State) String() string {
+	switch s {
+	case Idle:
+		return "idle"
+	case TaskCreated:
+		return "task-created"
+	case Processing:
+		return "processing"
+	case InTransit:
+		return "in-transit"
+	case Released:
+		return "released"
+	}
+	return "invalid"
+}
+
+// Status is why an operation on a batch failed.
+type Status uint8
+
+// The reasons.
+const (
+	TaskNotCreated Status = iota + 1 // there is no pending task to lock for or to cancel
+	InvalidState                     // the state does not allow it
+	SpaceMismatch                    // the data is in another space than the one named
+	MissingData                      // the batch was dropped, or the payload offered lacks its data
+)
+
+// String returns "task-not-created", "invalid-state", "space-mismatch" or
+// "missing-data".
+func (s Status) String() string {
+	switch s {
+	case TaskNotCreated:
+		return "task-not-created"
+	case InvalidState:
+		return "invalid-state"
+	case SpaceMismatch:
+		return "space-mismatch"
+	case MissingData:
+		return "missing-data"
+	}
+	return "unknown"
+}
+
+// Errors to compare with errors.Is.
+var (
+	// ErrState is matched by every StateError.
+	ErrState = errors.New("batch: not possible in its state")
+	// ErrStored: the batch is in a repository already.
+	ErrStored = errors.New("in a repository already")
+	// ErrDuplicateID reports that New was given the id of another batch that the observer already
+	// has.
+	ErrDuplicateID = errors.New("another batch has this id")
+	// ErrUnmovable is matched by every UnmovableError.
+	ErrUnmovable = errors.New("batch: it cannot be converted")
+)
+
+// StateError reports that a batch's state did not allow an operation, which changed
+// nothing. It matches ErrState, and tier.ErrReleased if the batch was dropped.
+type StateError struct {
+	Batch  ID
+	State  State  // at that moment
+	Op     string // "create task", "lock", "cancel task", "transit", "commit", "drop"
+	Status Status
+
+	Space, Want tier.ID // with SpaceMismatch: where the data is, and where it was wanted
+}
+
+func (e *StateError) Error() string {
+	s := fmt.Sprintf("batch %d, %s: %s failed: %s", e.Batch, e.State, e.Op, e.Status)
+	if e.Status == SpaceMismatch {
+		s += fmt.Sprintf(": it is in %s, not in %s", e.Space, e.Want)
+	}
+	return s
+}
+
+// Is matches ErrState, and tier.ErrReleased if the batch was dropped.
+func (e *StateError) Is(target error) bool {
+	return target == ErrState || target == tier.ErrReleased && e.State == Released
+}
+
+// UnmovableError reports that a batch could not be given another form for a reason that is its
+// own: no converter takes its form, its bytes are corrupt, or a converter refused it or
+// panicked. The batch is as it was, and other batches can still be moved between the same
+// spaces. It matches ErrUnmovable, and what Err matches.
+type UnmovableError struct {
+	Batch ID // 0 where it is not known
+	Err   error
+}
+
+func (e *UnmovableError) Error() string {
+	if e.Batch == 0 {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("batch %d cannot be converted: %v", e.Batch, e.Err)
+}
+
+// Unwrap returns ErrUnmovable and Err.
+func (e *UnmovableError) Unwrap() []error { return []error{ErrUnmovable, e.Err} }
+
+// PayloadType names a form that a batch's data can have. Converters are
+// registered by pairs of them; users may bring their own.
+type PayloadType = payload.Type
+
+// The built-in forms. A packed one is an image whose bytes are compressed. A table's Arrow buffers
+// are scattered over a device's memory, as GPU libraries make them.
+const (
+	GPUImage   = payload.GPUImage
+	HostImage  = payload.HostImage
+	DiskImage  = payload.DiskImage
+	HostPacked = payload.HostPacked
+	DiskPacked = payload.DiskPacked
+	GPUTable   = payload.GPUTable
+)
+
+// ImageType returns the form that an image has in tier k, and "" for an invalid
+// tier.
+func ImageType(k tier.Kind) PayloadType { return payload.ImageType(k) }
+
+// Payload is the form that a batch has now. It is immutable except for its release,
+// and owned by one batch, which releases it. Implementations are comparable (a
+// pointer, as a rule) and safe for concurrent use.
+//
+// A payload may have a method Descriptor() *Descriptor that returns the batch's schema and rows. It
+// may have the methods Leased() int and OnUnleased(func()). They show that readers still hold its
+// memory, which its release will then not free at once, and when that is over; see
+// tier.Buffer.OnUnleased.
+type Payload interface {
+	Type() PayloadType
+	// Space returns where the bytes lie; never nil.
+	Space() *tier.Space
+	// Bytes returns what the payload is charged in its space.
+	Bytes() int64
+	// Release gives the memory up. All device work that uses it must be done.
+	// The only error is tier.ErrReleased, for a second call.
+	Release() error
+}
+
+// leased is an optional part of a Payload.
+type leased interface {
+	Leased() int
+	OnUnleased(f func())
+}
+
+// What the built-in forms of a batch's data are made of.
+type (
+	// Image is the bytes of a batch in the one layout that all tiers share, in a buffer of any
+	// space: the payload of GPUImage, HostImage and DiskImage.
+	Image = payload.Image
+	// Descriptor describes the bytes of an image. It is immutable once made, and one descriptor is
+	// shared by all forms that a batch takes in its life.
+	Descriptor = payload.Descriptor
+	// Shared is the image of a dictionary in one space, of which the batches there that use the
+	// dictionary hold a reference each.
+	Shared = payload.Shared
+)
+
+// NewImage returns the image that d describes, whose body is in buf. It takes
+// buf over: Release releases it. buf is nil if, and only if, the body is empty;
+// then space is where the image counts, and else it must be the
+// buffer's. shared are d's AllDictionaries in their order, in the same space: one
+// reference to each, which the image takes over and releases with itself. NewImage
+// panics on arguments that break this, because that is a bug in a converter.
+func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shared) *Image {
+	return payload.NewImage(d, buf, space, shared...)
+}
 
 // Observer is called at changes. The engine's passes them to the monitor; a repository is one for
 // the batches that it holds. A wrapper of an Observer should have a method Unwrap() Observer.
@@ -99,6 +308,13 @@ type Registrar interface {
 	// Knows reports whether b was made known to the observer, and has not been dropped. It is
 	// called with no lock held.
 	Knows(b *Batch) bool
+}
+
+// engine is an observer that emits events of batches, and logs panics of observers, clocks and
+// payloads. It is called with no lock held.
+type engine interface {
+	EmitEvent(kind events.Kind, now Info, hint int64)
+	Panics() *guard.Log
 }
 
 // Place is a batch's position in a plan. The repository that holds it sets it; the monitor orders
@@ -131,7 +347,7 @@ type Info struct {
 	ID      ID
 	Version uint64 // rises with every change
 	State   State
-	// Payload is the form that the batch has; nil when it is gone. The batch owns it and may give
+	// Payload is the current form of the batch; nil when it is gone. The batch owns it and may give
 	// it up at any moment. A caller with neither a handle nor the transit may read its kind. It may
 	// use its memory only under a lease (tier.Buffer.TryLease).
 	Payload Payload
@@ -159,103 +375,149 @@ type Info struct {
 	Uses    uint8 // how many handles were opened so far while no other was; 255 at most
 }
 
-// A Batch is one Arrow record batch with a stable id, whose data is in one space at a time. All
-// that happens to it follows the table at State. It is safe for concurrent use. Its creator owns it
-// until it is handed to a repository or dropped.
+// A Batch is one Arrow record batch with a stable id. Its data is in at most one image per tier:
+// the residents. One resident is current, and a use of the batch reads it. The others are clean
+// images in slower tiers. They have the same bytes, because a batch's bytes never change, so a move
+// onto one copies none. Their room counts as free (tier.Usage.Cached): their spaces drop them when
+// others need it, and the batch drops them when it is dropped, gets other bytes, or becomes current
+// in their tier or a slower one.
+//
+// All that happens to a batch follows the table at State. It is safe for concurrent use. Its
+// creator owns it until it is handed to a repository or dropped.
 type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	entry    atomic.Value // see inside.Entry
+	engine   engine     // the first of the observer and those that it wraps that is one; nil if none is
+	panics   *guard.Log // the engine's, or one to slog.Default
+	entry    atomic.Value
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload       // nil when it is gone
+		payload     Payload       // the current resident; nil when it is gone
 		traits      payloadTraits // of the payload; zero when it is gone
-		desc        *Descriptor
-		version     uint64   // changes so far
-		store       Observer // the repository that holds the batch; nil if none does
+		clean       []cleanImage  // some may be gone; copied on write
+		desc        *Descriptor   // of the last payload that had one
+		version     uint64        // changes so far
+		store       Observer      // the repository that holds the batch; nil if none does
 		place       Place
-		tasks       tasks
 		subscribers int
-		state       State
-		over        bool          // dropped: the observers get no further call
 		changed     chan struct{} // closed at the next change; nil without waiters
-		copies      []copyOf      // in other spaces, some of which may be gone; copied on write
+
+		// From these the state is derived.
+		pending  int    // tasks that have not begun
+		task     uint64 // number of the oldest of them; 0 if there is none
+		active   int    // open handles
+		moving   bool   // a Transit is open
+		released bool   // dropped
+		over     bool   // the observers know that, and get no further call
 
 		uses    uint8 // see Info.Uses
 		lastUse int64
 		gap     int64 // between uses, on average; 0 before the second
 		hint    int64 // 0 if there is none
 
-		// See Arrival and Unread.
-		why    string
-		since  int64
-		unread bool
+		why    string            // see Arrival
+		since  int64             // see Arrival
+		unread bool              // see Arrival
+		ahead  func(events.Kind) // see CommitOptions.Ahead; nil if the batch was not prefetched
 	}
 }
 
-// tasks are the pending tasks of a batch, and those that have begun.
-type tasks struct {
-	first   uint64 // number of the oldest that is pending; 0 if there is none
-	pending int
-	active  int // open handles
+// payloadTraits is what the methods of a payload have returned. They do not change.
+type payloadTraits struct {
+	form  PayloadType
+	space *tier.Space
+	bytes int64
+	desc  *Descriptor // nil if the payload has none
+}
+
+// inspect calls the methods of a payload that is offered to New, or to a commit of t, before
+// anything changes. A panic is an error, and a payload without data, or with another number of rows
+// than the batch, is a StateError.
+func (b *Batch) inspect(t *Transit, p Payload) (s payloadTraits, err error) {
+	defer guard.Error(&err, "a method of a payload")
+	if p != nil {
+		if d, ok := p.(interface{ Descriptor() *Descriptor }); ok {
+			s.desc = d.Descriptor()
+		}
+		s.form, s.space, s.bytes = p.Type(), p.Space(), p.Bytes()
+	}
+	switch {
+	case t == nil && s.space == nil:
+		return s, &StateError{Batch: b.id, Op: "new", Status: MissingData}
+	case s.space == nil || t != nil && s.desc != nil && t.desc != nil && s.desc.Rows != t.desc.Rows:
+		return s, &StateError{Batch: b.id, State: InTransit, Op: "commit", Status: MissingData}
+	}
+	return s, nil
+}
+
+// cleanImage is a resident that is not current.
+type cleanImage struct {
+	payload Payload
+	memory  *tier.Clean       // from its space's list one goroutine takes it, to use or to drop it
+	changed func(events.Kind) // see CommitOptions.Retained
 }
 
 // created is the number of the last task of any batch.
 var created atomic.Uint64
 
-func (t *tasks) add() {
-	made := created.Add(1)
-	if t.pending == 0 {
-		t.first = made
-	}
-	t.pending++
-}
-
-func (t *tasks) cancel() { t.first, t.pending = 0, 0 }
-
-// remove takes one away. No numbers are kept of the others: without the oldest, they count as young
-// as can be. A task that is cancelled may be any, so the oldest counts still.
-func (t *tasks) remove(oldest bool) {
-	t.pending--
-	switch {
-	case t.pending == 0:
-		t.first = 0
-	case oldest:
-		t.first = created.Load()
-	}
-}
+// put is the reason of a batch that has not moved yet; see Arrival.
+const put = "put"
 
 // New returns an idle batch that owns o.Payload. On an error, such as a panic of the payload's, the
 // payload stays the caller's. An id that o.Observer, a Registrar, knows of another batch is
 // ErrDuplicateID.
 func New(o Options) (*Batch, error) {
-	switch {
-	case o.ID == 0 && o.IDs == nil:
+	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
-	case o.Payload == nil:
-		err := &StateError{Batch: o.ID, Op: "new", Status: MissingData}
-		return nil, fmt.Errorf("batch: the payload is nil: %w", err)
 	}
-	traits, err := inspect(o.Payload)
+	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
+	traits, err := b.inspect(nil, o.Payload)
+	if o.Payload == nil {
+		err = fmt.Errorf("batch: the payload is nil: %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	b.holdLocked(o.Payload, traits)
-	b.mu.place = o.Place
+	for of := o.Observer; of != nil && b.engine == nil; {
+		b.engine, _ = of.(engine)
+		wrapper, ok := of.(interface{ Unwrap() Observer })
+		if !ok {
+			break
+		}
+		of = wrapper.Unwrap()
+	}
+	if b.engine != nil {
+		b.panics = b.engine.Panics()
+	} else {
+		b.panics = new(guard.Log)
+	}
+	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
+	b.mu.version = 1
 	b.mu.lastUse = b.now()
 	b.mu.why, b.mu.since = put, b.mu.lastUse
+	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
-		leased, err := b.register()
+		now := b.Info()
+		switch {
+		case registrar != nil:
+			func() {
+				defer guard.Error(&err, "an observer of batches")
+				err = registrar.Register(b, now)
+			}()
+		case o.Observer != nil:
+			b.panics.Do("an observer of batches", func() { o.Observer.BatchChanged(b, now) })
+		}
 		if err == nil {
-			b.watch(o.Payload)
-			if leased && !b.Info().Leased { // the last lease may have ended before it was watched
-				b.unleased()
+			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
+				b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
+			}
+			if now.Leased && !b.leased(o.Payload) { // the last lease may have ended before it was watched
+				b.announce()
 			}
 			return b, nil
 		}
@@ -265,38 +527,21 @@ func New(o Options) (*Batch, error) {
 	}
 }
 
-// register makes a new batch known to its observer, and returns whether it is noted there as
-// leased.
-func (b *Batch) register() (leased bool, err error) {
-	r, ok := b.observer.(Registrar)
-	if !ok {
-		return b.announce(b.changeLocked()).Leased, nil // no other goroutine has it
-	}
-	now := b.Info()
-	lockrank.AssertNone("a batch's observers are called")
-	defer guard.Error(&err, "an observer of batches")
-	return now.Leased, r.Register(b, now)
-}
-
-// watch makes the end of the last lease on p's memory a change of the batch, which can be
-// moved from then on.
-func (b *Batch) watch(p Payload) {
+// leased reports whether readers hold the memory of p, which is called with no lock held. A payload
+// that panics, because the batch has changed by then, is not leased.
+func (b *Batch) leased(p Payload) (is bool) {
+	lockrank.AssertNone("a payload is asked for its leases")
 	if l, ok := p.(leased); ok {
-		b.panics().Do("Payload.OnUnleased", func() { l.OnUnleased(b.unleased) })
+		defer b.panics.Recover("Payload.Leased")
+		is = l.Leased() > 0
 	}
-}
-
-func (b *Batch) unleased() {
-	b.mu.Lock()
-	c := b.changeLocked()
-	b.mu.Unlock()
-	b.announce(c)
+	return is
 }
 
 func (b *Batch) now() int64 {
 	now := time.Now().UnixNano()
 	if b.clock != nil {
-		b.panics().Do("a clock of batches", func() { now = b.clock() })
+		b.panics.Do("a clock of batches", func() { now = b.clock() })
 	}
 	return now
 }
@@ -306,15 +551,32 @@ func (b *Batch) ID() ID { return b.id }
 
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
-func (b *Batch) Info() Info { return b.withLeases(b.Inside().Cut()) }
+func (b *Batch) Info() Info {
+	now := b.Inside().Cut()
+	now.Leased = b.leased(now.Payload)
+	return now
+}
 
 func (b *Batch) infoLocked() Info {
 	info := Info{
-		ID: b.id, Version: b.mu.version, State: b.mu.state,
+		ID: b.id, Version: b.mu.version,
 		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
-		Pending: b.mu.tasks.pending, Task: b.mu.tasks.first, Active: b.mu.tasks.active,
+		Pending: b.mu.pending, Task: b.mu.task, Active: b.mu.active,
 		Subscribers: b.mu.subscribers, Place: b.mu.place,
-		LastUse: b.mu.lastUse, NextUse: b.nextUseLocked(), Uses: b.mu.uses,
+		LastUse: b.mu.lastUse, NextUse: b.mu.hint, Uses: b.mu.uses,
+	}
+	switch {
+	case b.mu.released:
+		info.State = Released
+	case b.mu.moving:
+		info.State = InTransit
+	case b.mu.active > 0:
+		info.State = Processing
+	case b.mu.pending > 0:
+		info.State = TaskCreated
+	}
+	if b.mu.hint == 0 && b.mu.gap > 0 {
+		info.NextUse = min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
 	}
 	if s := b.mu.traits.space; s != nil {
 		info.Space = s.ID()
@@ -325,57 +587,13 @@ func (b *Batch) infoLocked() Info {
 	return info
 }
 
-// withLeases adds whether the payload is leased. The payload is called with no lock held.
-func (b *Batch) withLeases(i Info) Info {
-	lockrank.AssertNone("a payload is asked for its leases")
-	if l, ok := i.Payload.(leased); ok {
-		i.Leased = b.leases(l) > 0
-	}
-	return i
-}
-
-// leases is 0 if the payload panics, because the batch has changed by then.
-func (b *Batch) leases(l leased) (n int) {
-	defer b.panics().Recover("Payload.Leased")
-	return l.Leased()
-}
-
-// Subscribe marks the batch as wanted where it is: the monitor does not choose
-// it. The returned function ends the subscription; calling it again does nothing.
-func (b *Batch) Subscribe() (cancel func()) {
-	b.subscribe(1)
-	var ended atomic.Bool
-	return func() {
-		if ended.CompareAndSwap(false, true) {
-			b.subscribe(-1)
-		}
-	}
-}
-
-func (b *Batch) subscribe(n int) {
-	b.mu.Lock()
-	b.mu.subscribers += n
-	c := b.changeLocked()
-	b.mu.Unlock()
-	b.announce(c)
-}
-
-// SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
-func (b *Batch) SetPlace(p Place) {
-	b.mu.Lock()
-	announce := b.setPlaceLocked(p)
-	b.mu.Unlock()
-	announce()
-}
-
-// setPlaceLocked returns the function that announces the change.
-func (b *Batch) setPlaceLocked(p Place) (announce func()) {
-	if b.mu.place == p {
-		return func() {}
-	}
-	b.mu.place = p
-	c := b.changeLocked()
-	return func() { b.announce(c) }
+// Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move
+// there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
+// needed, and with the batch.
+func (b *Batch) Copies() (in []tier.ID) {
+	b.Inside().EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
+	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Compare(a.Kind, b.Kind) })
+	return in
 }
 
 // Changed returns a channel that is closed at the next change. To wait for a
@@ -389,133 +607,105 @@ func (b *Batch) Changed() <-chan struct{} {
 	return b.mu.changed
 }
 
-// change is a change that was made under the lock and is to be announced without it.
+// change is what a change entails: update does it without the lock, after the change.
 type change struct {
-	now     Info
-	waiting chan struct{} // to be closed; nil without waiters
-	store   Observer      // the repository; nil if there is none
-	over    bool          // the observers are not to be called: the batch was dropped before
-	event   events.Kind   // BatchUsed or BatchHinted; 0 for neither
-	hint    int64         // of BatchHinted
-	was     payloadTraits // of BatchDropped: the payload that was dropped
-	copies  []copyOf      // clean images to drop
+	old     Payload           // to release; nil if there is none
+	clean   []cleanImage      // to drop
+	ahead   func(events.Kind) // to call with outcome: the prefetch was useful or not; may be nil
+	outcome events.Kind       // AheadUsed or AheadWasted
+	event   events.Kind       // BatchUsed or BatchHinted; 0 for neither
+	hint    int64             // of BatchHinted
 }
 
-// changeLocked counts a change and returns it. The caller passes it to announce after unlocking.
-func (b *Batch) changeLocked() change {
+// update makes a change under the lock, counts it, and then, with no lock held, makes it known. It
+// frees what the batch has lost, calls the observers, the repository before the batch's own, emits
+// events and wakes waiters. An error of make means that it has changed nothing; others are those of
+// a payload that was released.
+//
+// A batch that was dropped loses its clean images and, when no handle is open, its payload.
+func (b *Batch) update(apply func() (change, error)) error {
+	b.mu.Lock()
+	was := b.mu.traits
+	c, err := apply()
+	if err != nil {
+		b.mu.Unlock()
+		return err
+	}
 	b.mu.version++
-	c := change{now: b.infoLocked(), store: b.mu.store, over: b.mu.over, waiting: b.mu.changed}
+	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
 	b.mu.changed = nil
-	if b.mu.over = b.mu.state == Released; b.mu.over {
-		c.copies, b.mu.copies = b.mu.copies, nil
+	if b.mu.over = b.mu.released; b.mu.over {
+		c.clean, b.mu.clean = b.mu.clean, nil
+		if b.mu.active == 0 {
+			c.old = b.mu.payload
+			b.mu.payload, b.mu.traits = nil, payloadTraits{}
+		}
 	}
-	return c
-}
+	now := b.infoLocked()
+	b.mu.Unlock()
 
-// announce calls the observers of a change, with no lock held, and returns the Info that they got.
-// The repository comes before the batch's own observer.
-func (b *Batch) announce(c change) (now Info) {
 	lockrank.AssertNone("a batch's observers are called")
-	dropCopies(c.copies)
-	if !c.over {
-		now = b.withLeases(c.now)
-		for _, o := range []Observer{c.store, b.observer} {
+	err = release(c.old)
+	for _, r := range c.clean {
+		r.memory.Drop()
+	}
+	if !over { // the observers know nothing of a batch that was dropped
+		now.Leased = b.leased(now.Payload)
+		for _, o := range []Observer{store, b.observer} {
 			if o != nil {
-				b.notify(o, now)
+				b.panics.Do("an observer of batches", func() { o.BatchChanged(b, now) })
 			}
 		}
 	}
-	if c.event != 0 {
-		b.emit(c.event, c.now, c.hint)
+	if c.ahead != nil {
+		c.ahead(c.outcome)
 	}
-	if c.now.State == Released && !c.over {
-		if c.was.space != nil {
-			c.now.Space, c.now.Bytes = c.was.space.ID(), c.was.bytes
-		}
-		b.emit(events.BatchDropped, c.now, 0)
+	if b.engine != nil && c.event != 0 {
+		b.engine.EmitEvent(c.event, now, c.hint)
 	}
-	if c.waiting != nil {
-		close(c.waiting)
+	if b.engine != nil && now.State == Released && !over {
+		now.Space, now.Bytes = was.space.ID(), was.bytes
+		b.engine.EmitEvent(events.BatchDropped, now, 0)
 	}
-	return now
+	if waiting != nil {
+		close(waiting)
+	}
+	return err
 }
 
-// emitter is an observer that emits events of batches: an engine's. It is called with no lock held.
-type emitter interface {
-	EmitEvent(kind events.Kind, now Info, hint int64)
-}
+// announce makes a change known that was made before.
+func (b *Batch) announce() { _ = b.update(func() (c change, err error) { return c, nil }) }
 
-// emit calls the first of the observers that is an emitter.
-func (b *Batch) emit(kind events.Kind, now Info, hint int64) {
-	for o := range observers(b.observer) {
-		if o, ok := o.(emitter); ok {
-			o.EmitEvent(kind, now, hint)
-			return
-		}
+// release releases p, which may be nil. A panic of a program's payload is an error, so that callers
+// can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
+// among them for the batch's.
+func release(p Payload) (err error) {
+	if p == nil {
+		return nil
 	}
-}
-
-// unobserved is the log of batches whose observer has none.
-var unobserved guard.Log
-
-// observers yields an observer and those that it wraps. An engine's has methods of its own.
-func observers(o Observer) iter.Seq[Observer] {
-	return func(yield func(Observer) bool) {
-		for o != nil && yield(o) {
-			w, ok := o.(interface{ Unwrap() Observer })
-			if !ok {
-				return
-			}
-			o = w.Unwrap()
-		}
+	lockrank.AssertNone("a payload is released")
+	defer guard.Error(&err, "Payload.Release")
+	if err := p.Release(); err != nil {
+		return fmt.Errorf("releasing a payload: %w", err)
 	}
+	return nil
 }
 
-// panics returns where panics of observers, clocks and payloads are logged, which end there: the
-// change has been made, and its waiters must be woken. It is the log of the first of the observers
-// that has one.
-func (b *Batch) panics() *guard.Log {
-	for o := range observers(b.observer) {
-		if l, ok := o.(interface{ Panics() *guard.Log }); ok {
-			return l.Panics()
-		}
-	}
-	return &unobserved
-}
-
-func (b *Batch) notify(o Observer, now Info) {
-	defer b.panics().Recover("an observer of batches")
-	o.BatchChanged(b, now)
-}
-
-// restLocked returns the state of a batch that is neither read nor moved: idle or task created.
-func (b *Batch) restLocked() State {
-	if b.mu.tasks.pending > 0 {
-		return TaskCreated
-	}
-	return Idle
-}
-
-func (b *Batch) errorLocked(op string, s Status) *StateError {
-	return &StateError{Batch: b.id, State: b.mu.state, Op: op, Status: s}
+func (b *Batch) errorLocked(op string, s Status) error {
+	return &StateError{Batch: b.id, State: b.infoLocked().State, Op: op, Status: s}
 }
 
 // barLocked returns an error if the batch is in transit or was dropped, for operations that need
 // neither; nil in other states.
 func (b *Batch) barLocked(op string) error {
-	switch b.mu.state {
-	case InTransit:
-		return b.errorLocked(op, InvalidState)
-	case Released:
+	switch {
+	case b.mu.released:
 		return b.errorLocked(op, MissingData)
+	case b.mu.moving:
+		return b.errorLocked(op, InvalidState)
 	}
 	return nil
 }
-
-// CreateTask announces work that needs the batch. While the batch is in transit
-// it waits, until ctx ends. The caller must either Lock or CancelTask for it, or
-// Drop the batch.
-func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.TryCreateTask) }
 
 // await repeats op while it fails because the batch is in transit. Only an unwrapped StateError is
 // the batch's own: an error that wraps one comes from the payload that op released.
@@ -537,42 +727,359 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 	}
 }
 
+// Subscribe marks the batch as wanted where it is: the monitor does not choose
+// it. The returned function ends the subscription; calling it again does nothing.
+func (b *Batch) Subscribe() (cancel func()) {
+	add := func(n int) {
+		_ = b.update(func() (c change, err error) {
+			b.mu.subscribers += n
+			return c, nil
+		})
+	}
+	add(1)
+	var ended atomic.Bool
+	return func() {
+		if ended.CompareAndSwap(false, true) {
+			add(-1)
+		}
+	}
+}
+
+// SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
+func (b *Batch) SetPlace(p Place) {
+	_ = b.update(func() (c change, err error) {
+		if b.mu.place == p {
+			return c, errUnchanged
+		}
+		b.mu.place = p
+		return c, nil
+	})
+}
+
+// errUnchanged reports that there is nothing to change.
+var errUnchanged = errors.New("batch: it is so already")
+
+// CreateTask announces work that needs the batch. While the batch is in transit
+// it waits, until ctx ends. The caller must either Lock or CancelTask for it, or
+// Drop the batch.
+func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.TryCreateTask) }
+
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	b.mu.Lock()
-	if err := b.barLocked("create task"); err != nil {
-		b.mu.Unlock()
-		return err
+	return b.update(func() (c change, err error) {
+		if err = b.barLocked("create task"); err != nil {
+			return c, err
+		}
+		b.addTaskLocked()
+		return c, nil
+	})
+}
+
+func (b *Batch) addTaskLocked() {
+	made := created.Add(1)
+	if b.mu.pending == 0 {
+		b.mu.task = made
 	}
-	if b.mu.state == Idle {
-		b.mu.state = TaskCreated
-	}
-	b.mu.tasks.add()
-	c := b.changeLocked()
-	b.mu.Unlock()
-	b.announce(c)
-	return nil
+	b.mu.pending++
 }
 
 // CancelTask takes one pending task back.
 func (b *Batch) CancelTask() error {
 	const op = "cancel task"
+	return b.update(func() (c change, err error) {
+		switch {
+		case b.mu.released:
+			return c, b.errorLocked(op, MissingData)
+		case b.mu.pending == 0:
+			return c, b.errorLocked(op, TaskNotCreated)
+		}
+		b.mu.pending-- // it may be any of them, so the oldest counts still
+		if b.mu.pending == 0 {
+			b.mu.task = 0
+		}
+		return c, nil
+	})
+}
+
+// A Transit is the right to replace a batch's payload, in this or another space. No other code
+// reads, moves or drops the batch until the Transit ends by Commit or Abort, of which exactly one
+// takes effect. It is safe for concurrent use.
+type Transit struct {
+	b       *Batch
+	payload Payload     // the batch's, until the commit
+	desc    *Descriptor // the batch's
+	ended   atomic.Bool
+	lost    runtime.Cleanup // see onForgotten
+}
+
+// Transit takes the batch in transit. It waits only while another caller has it in transit, until
+// ctx ends; open handles are a StateError at once. The caller must Commit or Abort; a deferred
+// Abort after a Commit does nothing.
+func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
+	err = b.await(ctx, func() (err error) {
+		t, err = b.TryTransit()
+		return err
+	})
+	return t, err
+}
+
+// TryTransit is Transit, but fails while another has the batch in transit.
+func (b *Batch) TryTransit() (*Transit, error) {
+	t := &Transit{b: b}
+	err := b.update(func() (c change, err error) {
+		switch b.infoLocked().State {
+		case Released:
+			return c, b.errorLocked("transit", MissingData)
+		case InTransit, Processing:
+			return c, b.errorLocked("transit", InvalidState)
+		}
+		b.mu.moving = true
+		t.payload, t.desc = b.mu.payload, b.mu.desc
+		return c, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if invariants.Enabled {
+		t.lost = onForgotten(t, "transit", b.id, invariants.Stack())
+	}
+	return t, nil
+}
+
+// Payload returns the batch's present payload, which stays the batch's and is valid until the
+// transit ends; nil afterwards.
+func (t *Transit) Payload() Payload {
+	if t.ended.Load() {
+		return nil
+	}
+	return t.payload
+}
+
+// Commit makes p the batch's payload and ends the transit. With createTask it also creates a task
+// in the same step, so that nobody can move the batch away in between. Then it releases the old
+// payload, so all device work that reads it must be done.
+//
+// After an error nothing has changed: the transit is still open, and p is the caller's. A p without
+// data, or with another number of rows than the batch, is a StateError; a panic of p is an error; a
+// transit that has ended is tier.ErrReleased. Committing the batch's present payload is allowed and
+// releases nothing.
+func (t *Transit) Commit(p Payload, createTask bool) error {
+	_, err := t.b.Inside().Commit(context.Background(), t, p, CommitOptions{CreateTask: createTask})
+	return err
+}
+
+// CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
+// the batch. So the monitor never sees the batch at rest in between.
+func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
+	return t.b.Inside().Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
+}
+
+// CommitOptions is what a commit does besides making a payload current.
+type CommitOptions struct {
+	CreateTask  bool // creates a task
+	Open        bool // opens a handle, as Batch.Open does
+	Last        bool // with Open: drops the batch
+	KeepPending bool // with Open: leaves pending tasks to their callers
+
+	// Reason is that of a move, for Arrival; "" changes nothing there. Slower is whether the move
+	// goes to a slower tier.
+	Reason string
+	Slower bool
+
+	// Ahead, if it is not nil, means that the move is a prefetch. It is called once, with no lock
+	// held: with AheadUsed when the batch is used, or moved ahead again, and with AheadWasted when
+	// it is dropped, or moves to a slower tier, before that.
+	Ahead func(events.Kind)
+
+	// Retained, if it is not nil, keeps the old payload as a clean image, if that is in a slower
+	// tier and its space keeps it. Then Retained is called, with no lock held: with CopyMade before
+	// any other goroutine can find the clean image, and once with CopyUsed or CopyDropped when it
+	// is used or dropped.
+	Retained func(events.Kind)
+}
+
+// Commit is Transit.Commit or CommitOpen of a transit of b, with all its options.
+func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
+	if t.ended.Load() {
+		return nil, tier.ErrReleased
+	}
+	traits, err := b.inspect(t, p)
+	if err != nil {
+		return nil, err
+	}
+	if !t.ended.CompareAndSwap(false, true) {
+		return nil, tier.ErrReleased
+	}
+	t.lost.Stop()
+	now := b.now()
+	if l, ok := p.(leased); ok {
+		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
+	}
+	// With another descriptor the bytes may differ, and clean images have the old ones.
+	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
+	var retained *cleanImage
+	if o.Retained != nil && !stale {
+		retained = retain(t.payload, traits.space.Kind(), o.Retained)
+	}
+	err = b.update(func() (c change, err error) {
+		b.mu.payload, b.mu.traits, b.mu.moving = p, traits, false
+		b.mu.desc = cmp.Or(traits.desc, b.mu.desc)
+		if p != t.payload && retained == nil {
+			c.old = t.payload
+		}
+		b.setCleanLocked(&c, retained, stale)
+		if o.Reason != "" {
+			b.mu.why, b.mu.since, b.mu.unread = o.Reason, now, b.mu.unread || o.Slower
+		}
+		switch {
+		case o.Ahead != nil:
+			c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadUsed, o.Ahead
+		case o.Slower && !o.Open:
+			c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
+		}
+		if o.CreateTask {
+			b.addTaskLocked()
+		}
+		if o.Open {
+			h = b.pinLocked(&c, opening{
+				keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx),
+			}, now)
+		}
+		return c, nil
+	})
+	// The batch already has its new payload, and the caller must get the handle. So an error of the
+	// old one's release, which means that other code has released it or that it panicked, is none
+	// of the commit.
+	if err != nil && invariants.Enabled {
+		panic("batch: releasing the old payload: " + err.Error())
+	}
+	if panicked, ok := errors.AsType[*guard.PanicError](err); ok {
+		b.panics.Write(panicked)
+	}
+	return h, nil
+}
+
+// Fits returns the error that a commit of a transit of b would return for p, and changes nothing.
+func (b inside) Fits(t *Transit, p Payload) error {
+	_, err := b.inspect(t, p)
+	return err
+}
+
+// Abort ends the transit and leaves the batch as it was. It returns
+// tier.ErrReleased if the transit has ended.
+func (t *Transit) Abort() error {
+	if !t.ended.CompareAndSwap(false, true) {
+		return tier.ErrReleased
+	}
+	t.lost.Stop()
+	return t.b.update(func() (c change, err error) {
+		t.b.mu.moving = false
+		return c, nil
+	})
+}
+
+// retain makes a payload in a slower tier than above a clean image, and returns nil if that is not
+// possible. A program's payload never becomes one, even if it embeds one of ours, because it may
+// have a Release of its own. Host memory does not keep images that share dictionaries, because
+// these would stay in use.
+func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
+	var bufs []*tier.Buffer
+	var shares bool
+	switch p := p.(type) {
+	case *payload.Image:
+		bufs, shares = p.Buffers(), len(p.Shared()) > 0
+	case *payload.Packed:
+		bufs, shares = p.Buffers(), len(p.Shared()) > 0
+	}
+	if len(bufs) == 0 || p.Space().Kind() <= above || shares && p.Space().Kind() != tier.Disk {
+		return nil
+	}
+	made := func() { changed(events.CopyMade) }
+	memory := p.Space().KeepClean(bufs, shares, made, func() {
+		_ = p.Release() // the memory is the image's alone
+		changed(events.CopyDropped)
+	})
+	if memory == nil {
+		return nil
+	}
+	return &cleanImage{p, memory, changed}
+}
+
+// setCleanLocked adds r, which may be nil, to the clean images. Those that the batch may not have
+// any more go to c: the ones in the tiers of r and of the current image, or all if stale is set.
+func (b *Batch) setCleanLocked(c *change, r *cleanImage, stale bool) {
+	if r == nil && len(b.mu.clean) == 0 {
+		return
+	}
+	var keep []cleanImage
+	if r != nil {
+		keep = append(keep, *r)
+	}
+	for _, old := range b.mu.clean {
+		in := old.payload.Space().Kind()
+		if stale || in == b.mu.traits.space.Kind() || r != nil && in == r.payload.Space().Kind() {
+			c.clean = append(c.clean, old)
+		} else {
+			keep = append(keep, old)
+		}
+	}
+	b.mu.clean = keep
+}
+
+// AddClean makes p a clean image of b, in place of one in the same tier; the state of b does not
+// matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether
+// it took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor
+// or is current in p's tier, p is freed at once.
+func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
+	r := retain(p, tier.GPU, changed)
+	if r == nil {
+		return false
+	}
+	err := b.update(func() (c change, err error) {
+		if b.mu.released || b.mu.desc != of || b.mu.traits.space.Kind() == p.Space().Kind() {
+			return c, errUnchanged
+		}
+		b.setCleanLocked(&c, r, false)
+		return c, nil
+	})
+	if err != nil {
+		r.memory.Drop()
+	}
+	return true
+}
+
+// EachClean calls f with each clean image, with no lock held. It may be freed at any moment, so f
+// may use its memory only under leases.
+func (b inside) EachClean(f func(Payload)) {
 	b.mu.Lock()
-	switch {
-	case b.mu.state == Released:
-		defer b.mu.Unlock()
-		return b.errorLocked(op, MissingData)
-	case b.mu.tasks.pending == 0:
-		defer b.mu.Unlock()
-		return b.errorLocked(op, TaskNotCreated)
-	}
-	b.mu.tasks.remove(false)
-	if b.mu.state == TaskCreated {
-		b.mu.state = b.restLocked()
-	}
-	c := b.changeLocked()
+	all := b.mu.clean
 	b.mu.Unlock()
-	b.announce(c)
+	for _, r := range all {
+		if r.memory.Listed() {
+			f(r.payload)
+		}
+	}
+}
+
+// Promote makes the clean image of b in r's space a payload again, drawn from r, so that a move
+// there copies no bytes. b must be in transit. The clean image must have the given form, unless
+// that is "". The caller must commit or release the payload. Promote returns nil if there is none,
+// or if r does not have the room.
+func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
+	b.mu.Lock()
+	all := b.mu.clean
+	b.mu.Unlock()
+	for _, c := range all {
+		if c.payload.Space() != r.Space() || form != "" && c.payload.Type() != form || !c.memory.Take() {
+			continue
+		}
+		if err := r.Promote(c.memory); err != nil {
+			c.memory.Release()
+			return nil
+		}
+		c.changed(events.CopyUsed)
+		return c.payload
+	}
 	return nil
 }
 
@@ -581,48 +1088,100 @@ func (b *Batch) CancelTask() error {
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
-	b.mu.Lock()
-	if err := b.barLocked("drop"); err != nil {
-		b.mu.Unlock()
-		return err
-	}
-	b.mu.state = Released
-	b.mu.tasks.cancel()
-	was := b.mu.traits
-	payload := b.takePayloadLocked()
-	c := b.changeLocked()
-	c.was = was
-	b.mu.Unlock()
-	defer b.announce(c)
-	return release(payload)
+	return b.update(func() (c change, err error) {
+		if err = b.barLocked("drop"); err != nil {
+			return c, err
+		}
+		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
+		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
+		return c, nil
+	})
 }
 
 // Discard is Drop for an owner whose batch the monitor may be moving: it waits until the transit,
 // or ctx, ends.
 func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
-// takePayloadLocked returns the payload of a dropped batch, without which the batch is empty, or
-// nil while handles are open. The caller releases it after unlocking.
-func (b *Batch) takePayloadLocked() Payload {
-	if b.mu.tasks.active > 0 {
-		return nil
-	}
-	payload := b.mu.payload
-	b.holdLocked(nil, payloadTraits{})
-	return payload
+// inside has the methods of a Batch that only this module's packages call: repositories, the mover,
+// the monitor, and lists of holders. Callers keep the rules that its methods name.
+type inside struct{ *Batch }
+
+// Inside returns what only this module's packages do with a batch. Programs have no use for it.
+func (b *Batch) Inside() inside { return inside{b} }
+
+// Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
+// no method of the payload, so Leased is false.
+func (b inside) Cut() Info {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.infoLocked()
 }
 
-// release releases p, which may be nil. A panic of a program's payload is an error, so that callers
-// can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
-// among them for the batch's.
-func release(p Payload) (err error) {
-	if p == nil {
-		return nil
+// Space returns the space that holds the batch, nil if it is gone. It calls no method of a
+// program's payload.
+func (b inside) Space() *tier.Space {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.traits.space
+}
+
+// Entry returns where an index of batches stores its record of the batch, so that it need not
+// search for it at each change. All records must have the same type.
+func (b inside) Entry() *atomic.Value { return &b.entry }
+
+// Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
+// that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.
+// From then on the batch calls store at each change after now, before its own observer. The caller
+// may hold its own lock, and must call announce with no lock held.
+func (b inside) Store(store Observer, p Place) (now Info, announce func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.mu.released:
+		return Info{}, nil, b.errorLocked("store", MissingData)
+	case b.mu.store != nil:
+		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
-	lockrank.AssertNone("a payload is released")
-	defer guard.Error(&err, "Payload.Release")
-	if err := p.Release(); err != nil {
-		return fmt.Errorf("releasing a payload: %w", err)
+	b.mu.store, announce = store, func() {}
+	if b.mu.place != p {
+		b.mu.place, announce = p, b.announce
 	}
-	return nil
+	return b.infoLocked(), announce, nil
+}
+
+// StoreAt changes the place of a batch that store still holds. No observer is called before
+// announce is: store may hold its own lock here, and must call announce with no lock held.
+func (b inside) StoreAt(store Observer, p Place) (announce func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.store != store || b.mu.place == p {
+		return func() {}
+	}
+	b.mu.place = p
+	return b.announce
+}
+
+// Unstore ends what Store began; the batch keeps its place. If store does not hold
+// the batch, nothing happens.
+func (b inside) Unstore(store Observer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.store == store {
+		b.mu.store = nil
+	}
+}
+
+// Arrival returns the reason of the batch's last move, "put" if it has not moved, and the time of
+// its arrival by Options.Clock. unread is whether it has moved to a slower tier since it was used.
+func (b inside) Arrival() (why string, since int64, unread bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.why, b.mu.since, b.mu.unread
+}
+
+// Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.
+func (b inside) Describe(h *tier.Holding) {
+	place := b.Info().Place
+	h.Batch, h.Plan = uint64(b.id), place.Name
+	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
 }

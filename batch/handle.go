@@ -2,7 +2,9 @@ package batch
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -18,12 +20,14 @@ import (
 // concurrent use. While it is open the space lists it (tier.Leak, Engine.Holders), with the owner
 // that its context named (reservation.Owner.Context).
 type Handle struct {
-	trace   trace   // finds handles that were never closed, in an invariants build
-	holding holding // the entry in the space's list
 	b       *Batch
 	payload Payload
 	space   *tier.Space // the payload's
 	closed  atomic.Bool
+	own     books.Hold
+	hold    *books.Hold // the entry in the space's list: own, or apart from the handle; see pinLocked
+	stack   invariants.Trace
+	lost    runtime.Cleanup // see onForgotten
 }
 
 // Lock opens a handle for a pending task, of which there is then one less. The data must be in
@@ -39,25 +43,22 @@ func (b *Batch) TryLock(space tier.ID) (*Handle, error) { return b.lock(opening{
 // Open is Lock, and needs no pending task. The zero space stands for the one in which the data is.
 // With last, Open also drops the batch in the same step: closing the last handle frees the data.
 func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, error) {
-	return b.lockAwait(ctx, opening{space: space, anywhere: !space.Valid(), own: true, last: last})
+	return b.lockAwait(ctx, opening{space: space, own: true, last: last})
 }
 
 // Read is Open, but leaves pending tasks to their callers.
 func (b inside) Read(ctx context.Context, space tier.ID) (*Handle, error) {
-	return b.lockAwait(ctx, reading(space))
+	return b.lockAwait(ctx, opening{space: space, own: true, keepPending: true})
 }
 
 // TryRead is Read, but fails while the batch is in transit.
-func (b inside) TryRead(space tier.ID) (*Handle, error) { return b.lock(reading(space)) }
-
-func reading(space tier.ID) opening {
-	return opening{space: space, anywhere: !space.Valid(), own: true, keepPending: true}
+func (b inside) TryRead(space tier.ID) (*Handle, error) {
+	return b.lock(opening{space: space, own: true, keepPending: true})
 }
 
 // opening is how a handle is opened: the difference between Lock, Open and Read.
 type opening struct {
-	space       tier.ID            // where the data must be
-	anywhere    bool               // it may be in any space
+	space       tier.ID            // where the data must be; the zero ID with own: anywhere
 	own         bool               // needs no pending task
 	keepPending bool               // leaves pending tasks pending
 	last        bool               // drops the batch
@@ -73,62 +74,91 @@ func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error)
 	return h, err
 }
 
-func (b *Batch) lock(o opening) (*Handle, error) {
+func (b *Batch) lock(o opening) (h *Handle, err error) {
 	const op = "lock"
 	now := b.now() // a callback, so before the lock is taken
-	b.mu.Lock()
-	err := b.barLocked(op)
-	in := b.mu.traits.space
-	switch {
-	case err != nil:
-	case b.mu.tasks.pending == 0 && !o.own:
-		err = b.errorLocked(op, TaskNotCreated)
-	case in.ID() != o.space && !o.anywhere:
-		e := b.errorLocked(op, SpaceMismatch)
-		e.Space, e.Want = in.ID(), o.space
-		err = e
-	}
-	if err != nil {
-		b.mu.Unlock()
-		return nil, err
-	}
-	h, c := b.openLocked(now, o)
-	b.mu.Unlock()
-	h.begin(o.owner, c.now.Bytes)
-	b.announce(c)
-	return h, nil
+	err = b.update(func() (c change, err error) {
+		err = b.barLocked(op)
+		in := b.mu.traits.space
+		switch {
+		case err != nil:
+			return c, err
+		case b.mu.pending == 0 && !o.own:
+			return c, b.errorLocked(op, TaskNotCreated)
+		case in.ID() != o.space && (o.space.Valid() || !o.own):
+			return c, &StateError{
+				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
+			}
+		}
+		h = b.pinLocked(&c, o, now)
+		return c, nil
+	})
+	return h, err
 }
 
-// openLocked opens a handle. After unlocking, the caller calls begin for it and announces the
-// change.
-func (b *Batch) openLocked(now int64, o opening) (*Handle, change) {
-	b.mu.state = Processing
-	if b.mu.tasks.pending > 0 && !o.keepPending {
-		b.mu.tasks.remove(true)
+// longestGap bounds what is expected between two uses.
+const longestGap = int64(100 * 365 * 24 * time.Hour)
+
+// pinLocked opens a handle and lists it in its space. It calls no method of the payload: if one
+// panicked, the handle would stay open, and no caller would have it.
+//
+// If no other handle is open, a use begins, and ends a hint other than Stay. The next use is
+// expected after the mean time between uses so far, in which the last interval counts for a
+// quarter.
+func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
+	if b.mu.pending > 0 && !o.keepPending {
+		if b.mu.pending--; b.mu.pending == 0 {
+			b.mu.task = 0
+		} else { // no numbers are kept of the others, so they count as young as can be
+			b.mu.task = created.Load()
+		}
 	}
 	if o.last {
-		b.mu.state = Released
-		b.mu.tasks.cancel()
+		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
 	}
-	if b.mu.tasks.active++; b.mu.tasks.active == 1 {
-		b.expectLocked(now)
+	if b.mu.active++; b.mu.active == 1 {
+		if b.mu.hint != Stay {
+			b.mu.hint = 0
+		}
+		if b.mu.uses > 0 {
+			gap := min(max(1, now-b.mu.lastUse), longestGap)
+			if b.mu.gap > 0 {
+				gap = (gap + 3*b.mu.gap) / 4
+			}
+			b.mu.gap = gap
+		}
+		b.mu.uses += min(1, math.MaxUint8-b.mu.uses)
 	}
 	b.mu.lastUse = max(b.mu.lastUse, now)
 	b.mu.unread = false
-	c := b.changeLocked()
+	if c.ahead == nil { // else a commit ends one prefetch, and begins the next
+		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadUsed, nil
+	}
 	c.event = events.BatchUsed
-	return &Handle{b: b, payload: b.mu.payload, space: b.mu.traits.space}, c
+	h := &Handle{b: b, payload: b.mu.payload, space: b.mu.traits.space}
+	h.hold = &h.own
+	if invariants.Enabled {
+		h.hold = new(books.Hold) // the space must not keep a forgotten handle from the garbage collector
+		h.stack = invariants.Stack()
+		h.lost = onForgotten(h, "handle", b.id, h.stack)
+	}
+	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: b.mu.traits.bytes, About: b.Inside()}
+	if o.owner != nil {
+		v.Owner = o.owner
+	}
+	h.hold.Begin(h.space.Books(), v)
+	return h
 }
 
-// begin lists the handle in its space. It calls no method of the payload: if one panicked, the
-// handle would stay open, and no caller would have it.
-func (h *Handle) begin(owner *reservation.Owner, bytes int64) {
-	track(h, &h.trace, "handle", h.b.id)
-	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: bytes, About: h.b.Inside()}
-	if owner != nil {
-		v.Owner = owner
-	}
-	h.holding.begin(h.space, v)
+// forgotten is a variable for the test's sake.
+var forgotten = func(message string) { panic(message) }
+
+// onForgotten reports a handle or a transit that the garbage collector finds open, because nobody
+// can end it any more, until the cleanup is stopped. Only an invariants build calls it.
+func onForgotten[T any](holder *T, kind string, id ID, taken invariants.Trace) runtime.Cleanup {
+	return runtime.AddCleanup(holder, func(id ID) {
+		forgotten(fmt.Sprintf("batch: a %s on batch %d was forgotten open; it was taken at\n%s", kind, id, taken))
+	}, id)
 }
 
 // Batch returns the batch.
@@ -150,15 +180,15 @@ func (h *Handle) Space() *tier.Space { return h.space }
 // detection counts it. Nil means no task. It must not be called after Close.
 func (h *Handle) SetOwner(o *reservation.Owner) {
 	if o == nil {
-		h.holding.hold().SetOwner(nil)
+		h.hold.SetOwner(nil)
 		return
 	}
-	h.holding.hold().SetOwner(o)
+	h.hold.SetOwner(o)
 }
 
 // Owner returns the task that holds the handle, or nil.
 func (h *Handle) Owner() *reservation.Owner {
-	o, _ := h.holding.hold().Owner().(*reservation.Owner)
+	o, _ := h.hold.Owner().(*reservation.Owner)
 	return o
 }
 
@@ -169,28 +199,19 @@ func (h *Handle) Owner() *reservation.Owner {
 func (h *Handle) Close() error {
 	if !h.closed.CompareAndSwap(false, true) {
 		if invariants.Enabled {
-			panic("batch: handle closed twice; it was taken at\n" + h.trace.String())
+			panic("batch: handle closed twice; it was taken at\n" + h.stack.String())
 		}
 		return tier.ErrReleased
 	}
-	h.trace.end()
-	h.holding.hold().End()
+	h.lost.Stop()
+	h.hold.End()
 	b := h.b
 	now := b.now()
-	b.mu.Lock()
-	b.mu.tasks.active--
-	b.mu.lastUse = max(b.mu.lastUse, now)
-	var payload Payload
-	switch {
-	case b.mu.state == Released:
-		payload = b.takePayloadLocked()
-	case b.mu.tasks.active == 0:
-		b.mu.state = b.restLocked()
-	}
-	c := b.changeLocked()
-	b.mu.Unlock()
-	defer b.announce(c)
-	return release(payload)
+	return b.update(func() (c change, err error) {
+		b.mu.active--
+		b.mu.lastUse = max(b.mu.lastUse, now)
+		return c, nil
+	})
 }
 
 // Values of Info.NextUse and Hint that are not times.
@@ -203,43 +224,12 @@ const (
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
-	b.mu.Lock()
-	if b.mu.hint == next || b.mu.state == Released {
-		b.mu.Unlock()
-		return
-	}
-	b.mu.hint = next
-	c := b.changeLocked()
-	c.event, c.hint = events.BatchHinted, next
-	b.mu.Unlock()
-	b.announce(c)
-}
-
-// longestGap bounds what is expected between two uses.
-const longestGap = int64(100 * 365 * 24 * time.Hour)
-
-// expectLocked is called when a use begins at now. The next use is expected after the mean time
-// between uses so far, in which the last interval counts for a quarter.
-func (b *Batch) expectLocked(now int64) {
-	if b.mu.hint != Stay {
-		b.mu.hint = 0
-	}
-	if b.mu.uses == 0 {
-		b.mu.uses = 1
-		return
-	}
-	b.mu.uses += min(1, math.MaxUint8-b.mu.uses)
-	gap := min(max(1, now-b.mu.lastUse), longestGap)
-	if b.mu.gap > 0 {
-		gap = (gap + 3*b.mu.gap) / 4
-	}
-	b.mu.gap = gap
-}
-
-// nextUseLocked is Info.NextUse.
-func (b *Batch) nextUseLocked() int64 {
-	if b.mu.hint != 0 || b.mu.gap == 0 {
-		return b.mu.hint
-	}
-	return min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
+	_ = b.update(func() (c change, err error) {
+		if b.mu.hint == next || b.mu.released {
+			return c, errUnchanged
+		}
+		b.mu.hint = next
+		c.event, c.hint = events.BatchHinted, next
+		return c, nil
+	})
 }

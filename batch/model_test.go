@@ -320,7 +320,8 @@ func (p *player) do(k kind, space int) {
 			p.opened(k, space, begin, h, err)
 			return
 		case commitRead:
-			h, err := p.b.Inside().CommitRead(context.Background(), t, p.fresh(space))
+			o := CommitOptions{Open: true, KeepPending: true}
+			h, err := p.b.Inside().Commit(context.Background(), t, p.fresh(space), o)
 			p.opened(k, space, begin, h, err)
 			return
 		}

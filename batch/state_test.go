@@ -183,7 +183,7 @@ func TestTransitions(t *testing.T) {
 			none, none, none, none, none, none,
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), none, none,
 		}},
-		{"open", func(r *rig) error { return r.opened(r.b.lock(opening{anywhere: true, own: true})) }, []outcome{
+		{"open", func(r *rig) error { return r.opened(r.b.lock(opening{own: true})) }, []outcome{
 			ok(Processing, 0, 1), ok(Processing, 0, 1), ok(Processing, 1, 1),
 			ok(Processing, 0, 2), ok(Processing, 0, 3), ok(Processing, 0, 2),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
@@ -400,28 +400,27 @@ func TestArrival(t *testing.T) {
 	}
 	want := func(what, why string, since int64, unread bool) {
 		t.Helper()
-		if w, at := b.Inside().Arrival(); w != why || at != since || b.Inside().Unread() != unread {
-			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, w, at, b.Inside().Unread(), why, since, unread)
+		if w, at, u := b.Inside().Arrival(); w != why || at != since || u != unread {
+			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, w, at, u, why, since, unread)
 		}
 	}
-	move := func(note func(*Transit)) {
+	move := func(o CommitOptions) {
 		t.Helper()
 		now += 10
 		tr, err := b.TryTransit()
 		if err != nil {
 			t.Fatal(err)
 		}
-		note(tr)
-		if err := tr.Commit(&form{space: gpu}, false); err != nil {
+		if _, err := b.Inside().Commit(t.Context(), tr, &form{space: gpu}, o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	want("new", "put", 100, false)
-	move(func(*Transit) {})
+	move(CommitOptions{})
 	want("moved by a program", "put", 100, false)
-	move(func(tr *Transit) { b.Inside().Arrives(tr, "", true) })
-	want("moved down", "other", 120, true)
-	move(func(tr *Transit) { b.Inside().Arrives(tr, "demand", false) })
+	move(CommitOptions{Reason: "trigger", Slower: true})
+	want("moved down", "trigger", 120, true)
+	move(CommitOptions{Reason: "demand"})
 	want("moved up", "demand", 130, true)
 	h, err := b.Open(t.Context(), tier.ID{}, false)
 	if err != nil {

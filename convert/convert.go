@@ -11,8 +11,8 @@
 //	acquire_in.go    Acquire into a reservation that the caller has; clone.go: Clone
 //	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
 //	together.go      evicts small batches to a disk with one write
-//	write_ahead.go   pre-cleaning: copies a batch to a disk while it stays
-//	told.go          events; stats.go, work.go: counters; measure.go: Measure
+//	pre_clean.go     pre-cleaning: adds a clean image on a disk while the batch stays
+//	events.go        events; stats.go: counters; measure.go: Measure
 //
 // None of these files copies bytes: package internal/transfer does, and package internal/image lays
 // them out.

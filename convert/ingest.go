@@ -86,7 +86,7 @@ func (m *Mover) ingest(
 		switch {
 		case err == nil:
 			if oversized {
-				m.sayOversized(ctx, bytes, to, r.Space().ID())
+				m.emitOversized(ctx, bytes, to, r.Space().ID())
 			}
 			return p, nil
 		case again:

@@ -160,7 +160,9 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		Permits: m.permits,
 	}
 	if !cfg.copies {
-		cfg.events = events.Tee(on(events.CopyMade, func(events.Event) { m.mover.Inside().DropCopies() }), cfg.events)
+		for _, s := range m.spaces {
+			t.Cleanup(s.Subscribe(func(bool) { s.DropAllClean() }))
+		}
 	}
 	m.mover, err = NewMover(MoverConfig{Reservations: m.reservations, Registry: &m.registry, Builtin: builtin, IDs: &m.ids, Events: cfg.events})
 	check(err)

@@ -193,13 +193,13 @@ func (m *Mover) attempt(
 
 	moved := &mv.moved
 	*moved = Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
-	m.emitBegun(ctx, moved, body)
+	m.emitMove(ctx, events.MoveBegun, moved, body)
 	start := time.Now()
 	form := mv.form
 	if form == "" && to.Kind() == tier.Host {
 		form = batch.HostImage // as convert makes it; on disk any form will do
 	}
-	out := b.Revive(form, r)
+	out := b.Promote(form, r)
 	if moved.Copy = out != nil; !moved.Copy {
 		moved.Bytes = body
 		out, err = m.convert(ctx, src, mv.form, &q.what, r)
@@ -214,37 +214,23 @@ func (m *Mover) attempt(
 	if moved.Took, moved.Err = time.Since(start), err; err != nil {
 		moved.Bytes = 0
 	}
-	m.emitEnded(ctx, moved)
+	m.emitMove(ctx, events.MoveEnded, moved, moved.Bytes)
 	if err != nil {
 		return nil, err
 	}
 
-	down := to.Kind() > from.Kind()
-	b.Arrives(transit, mv.reason, down)
-	var clean *copied
-	if to.Kind() < from.Kind() && !mv.last {
-		clean = m.copies(ctx, now, to.ID(), from.ID(), body, false)
-		b.Keep(transit, clean.whenEnded())
+	commit := batch.CommitOptions{
+		Open: mv.opens, Last: mv.last, KeepPending: mv.keepsPending,
+		Reason: mv.reason, Slower: to.Kind() > from.Kind(),
 	}
-	switch {
-	case mv.prefetches && !moved.Copy:
-		m.early.add(mv.b, m.ahead(ctx, now, from.ID(), to.ID(), body))
-	case down && !mv.opens:
-		m.early.end(mv.b, false)
+	if !mv.last && to.Kind() < from.Kind() {
+		commit.Retained = m.cleanEvents(ctx, now, to.ID(), from.ID(), body, false)
 	}
-	switch {
-	case !mv.opens:
-		err = transit.Commit(out, false)
-	case mv.keepsPending:
-		h, err = b.CommitRead(ctx, transit, out)
-	default:
-		h, err = transit.CommitOpen(ctx, out, mv.last)
+	if mv.prefetches && !moved.Copy {
+		commit.Ahead = m.countAhead(ctx, now, from.ID(), to.ID(), body)
 	}
-	if err != nil { // Commit did not take out over
+	if h, err = b.Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return nil, unfit(mv.b, out, err)
-	}
-	if b.Kept(transit) {
-		clean.made()
 	}
 	m.stats.add(moved, body, moved.Took, now.Place)
 	if mv.evicts {

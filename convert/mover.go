@@ -72,7 +72,6 @@ type Mover struct {
 	cancels  []func()                  // end the subscriptions
 	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
 	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
-	early    early                     // prefetched batches that are not used yet, for the statistics
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -123,10 +122,6 @@ func (m *Mover) Close() error {
 	}
 	return nil
 }
-
-// Stats returns what was moved so far, one entry for each pair of spaces,
-// ordered by them.
-func (m *Mover) Stats() []EdgeStats { return m.stats.snapshot() }
 
 // Corrupt returns how often a batch was found with other bytes than were written: each is a
 // CorruptError that some caller got.

@@ -28,9 +28,53 @@ type EdgeStats struct {
 	Moving                        time.Duration    // of Busy, that of moves of bytes: those that found no copy
 	P50, P99, Longest             time.Duration    // of moves of bytes; percentiles are at most 1/16 too high
 	ByReason                      map[string]int64 // bytes
-	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of two
-	// of nanoseconds from 4 µs to 18 minutes.
+	// Within is a histogram of moves of bytes: how many took less than so long, for the powers of
+	// two of nanoseconds from 4 µs to 18 minutes.
 	Within map[time.Duration]int64
+}
+
+// WorkStats counts what was moved for the batches of one operator's port, or of those that are in
+// no plan.
+type WorkStats struct {
+	Plan     string // "" for batches that are in none
+	Operator string
+	Port     int
+
+	Down, Up MoveStats        // to slower tiers, and to faster ones
+	Unread   int64            // bytes of batches that had moved down, and were dropped without having been used since
+	ByReason map[string]int64 // bytes
+}
+
+// MoveStats counts moves of batches.
+type MoveStats struct {
+	Batches int64
+	Bytes   int64         // that were moved: a copy that lay there moves none
+	Busy    time.Duration // sum over the moves; they may overlap
+}
+
+// OthersPlan is the plan of the WorkStats that count several operators together. At most
+// maxOperators are counted separately.
+const OthersPlan = "(others)"
+
+const maxOperators = 1024
+
+// workKey identifies WorkStats. Plans with the same name, one after the other, count together.
+// Otherwise the figures under a name would fall when one of these plans moves to OthersPlan.
+type workKey struct {
+	plan     string
+	operator string
+	port     int
+}
+
+// stats counts moves by edge, and by operator. It has a plain mutex: a leaf, held for a few
+// additions.
+type stats struct {
+	mu    sync.Mutex
+	edges map[[2]tier.ID]*edge
+	work  map[workKey]*work
+	uses  uint64 // calls of workLocked
+
+	corrupt atomic.Int64 // batches that were found with other bytes than were written, each time
 }
 
 // edge is what is counted of two spaces.
@@ -43,16 +87,50 @@ type edge struct {
 	}
 }
 
+// work is what is counted of an operator.
+type work struct {
+	WorkStats
+	used uint64 // stats.uses at the last use
+}
+
 // latest is how much time of moves tells how fast an edge is. What is older counts half.
 const latest = time.Second
 
-// note counts a move of bytes for speed.
-func (e *edge) note(bytes int64, took time.Duration) {
+// add counts a move of a body, which is that of a batch in a place.
+func (s *stats) add(m *Moved, body int64, took time.Duration, at batch.Place) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workLocked(at)
+	w.ByReason[m.Reason] += m.Bytes
+	one := MoveStats{Batches: 1, Bytes: m.Bytes, Busy: took}
+	switch {
+	case m.To.Kind > m.From.Kind:
+		w.Down.plus(one)
+	case m.To.Kind < m.From.Kind:
+		w.Up.plus(one)
+	}
+	e := s.edgeLocked(m.From, m.To)
+	e.Batches++
+	e.Bytes += m.Bytes
+	e.Busy += took
+	e.ByReason[m.Reason] += m.Bytes
+	if m.Copy {
+		e.Copies++
+		e.Unmoved += body
+		return
+	}
+	e.times.Record(took)
 	if e.lately.busy > latest {
 		e.lately.bytes, e.lately.busy = e.lately.bytes/2, e.lately.busy/2
 	}
-	e.lately.bytes += bytes
+	e.lately.bytes += m.Bytes
 	e.lately.busy += took
+}
+
+func (s *MoveStats) plus(o MoveStats) {
+	s.Batches += o.Batches
+	s.Bytes += o.Bytes
+	s.Busy += o.Busy
 }
 
 // speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
@@ -67,39 +145,11 @@ func (s *stats) speed(from, to tier.ID) int64 {
 	return int64(float64(e.lately.bytes) / e.lately.busy.Seconds())
 }
 
-// stats has a plain mutex: it is a leaf, held for a few additions.
-type stats struct {
-	mu    sync.Mutex
-	edges map[[2]tier.ID]*edge
-	work  works
-
-	corrupt atomic.Int64 // batches that were found with other bytes than were written, each time
-}
-
-// add counts a move of a body, which is that of a batch in a place.
-func (s *stats) add(m *Moved, body int64, took time.Duration, at batch.Place) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.work.of(at).moved(m, took)
-	e := s.edgeLocked(m.From, m.To)
-	e.Batches++
-	e.Bytes += m.Bytes
-	e.Busy += took
-	e.ByReason[m.Reason] += m.Bytes
-	if m.Copy {
-		e.Copies++
-		e.Unmoved += body
-		return
-	}
-	e.times.Record(took)
-	e.note(m.Bytes, took)
-}
-
 // unread counts the bytes of a batch that moved to a slower tier, and was dropped unused.
 func (s *stats) unread(at batch.Place, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.work.of(at).Unread += bytes
+	s.workLocked(at).Unread += bytes
 }
 
 func (s *stats) edgeLocked(from, to tier.ID) *edge {
@@ -115,26 +165,53 @@ func (s *stats) edgeLocked(from, to tier.ID) *edge {
 	return e
 }
 
-// ahead counts bytes that were brought or copied ahead, and returns what is called when they are
-// used, or can be used no more.
-func (s *stats) ahead(from, to tier.ID, bytes int64) (ended func(used bool)) {
+// ahead changes the counts of bytes that were prefetched or pre-cleaned.
+func (s *stats) ahead(from, to tier.ID, count func(*EdgeStats)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.edgeLocked(from, to).Ahead += bytes
-	return func(used bool) { s.aheadEnded(from, to, bytes, used) }
+	count(&s.edgeLocked(from, to).EdgeStats)
 }
 
-func (s *stats) aheadEnded(from, to tier.ID, bytes int64, used bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.edgeLocked(from, to); used {
-		e.AheadUsed += bytes
-	} else {
-		e.AheadInVain += bytes
+// workLocked returns the counts of the operator at a place. When there are too many operators, it
+// adds the counts of the least recently used one to those of OthersPlan.
+func (s *stats) workLocked(at batch.Place) *work {
+	key := workKey{at.Name, at.Operator, at.Port}
+	w := s.work[key]
+	if w == nil {
+		if s.work == nil {
+			s.work = make(map[workKey]*work)
+		}
+		if others := (workKey{plan: OthersPlan}); len(s.work) >= maxOperators && key != others {
+			var oldest *work
+			var of workKey
+			for k, o := range s.work {
+				if k != others && (oldest == nil || o.used < oldest.used) {
+					of, oldest = k, o
+				}
+			}
+			delete(s.work, of)
+			others := s.workLocked(batch.Place{Name: OthersPlan})
+			others.Down.plus(oldest.Down)
+			others.Up.plus(oldest.Up)
+			others.Unread += oldest.Unread
+			for reason, bytes := range oldest.ByReason {
+				others.ByReason[reason] += bytes
+			}
+		}
+		w = &work{WorkStats: WorkStats{
+			Plan: at.Name, Operator: at.Operator, Port: at.Port, ByReason: make(map[string]int64),
+		}}
+		s.work[key] = w
 	}
+	s.uses++
+	w.used = s.uses
+	return w
 }
 
-func (s *stats) snapshot() []EdgeStats {
+// Stats returns what was moved so far, one entry for each pair of spaces,
+// ordered by them.
+func (m *Mover) Stats() []EdgeStats {
+	s := &m.stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]EdgeStats, 0, len(s.edges))
@@ -145,56 +222,41 @@ func (s *stats) snapshot() []EdgeStats {
 		c.ByReason = maps.Clone(e.ByReason)
 		out = append(out, c)
 	}
-	slices.SortFunc(out, func(a, b EdgeStats) int { return cmp.Or(order(a.From, b.From), order(a.To, b.To)) })
+	slices.SortFunc(out, func(a, b EdgeStats) int {
+		return cmp.Or(
+			cmp.Compare(a.From.Kind, b.From.Kind), cmp.Compare(a.From.Ordinal, b.From.Ordinal),
+			cmp.Compare(a.To.Kind, b.To.Kind), cmp.Compare(a.To.Ordinal, b.To.Ordinal),
+		)
+	})
 	return out
 }
 
-// order sorts spaces, the fastest tier first.
-func order(a, b tier.ID) int {
-	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ordinal, b.Ordinal))
-}
-
-// early knows the batches that were brought ahead, and were not used since.
-type early struct {
-	some atomic.Int64 // how many there are
-	mu   sync.Mutex   // a leaf
-	all  map[*batch.Batch]func(used bool)
-}
-
-// add notes a batch that is about to arrive. It has been used if it is known: it goes on from
-// there.
-func (e *early) add(b *batch.Batch, ended func(used bool)) {
-	e.end(b, true)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.all == nil {
-		e.all = make(map[*batch.Batch]func(bool))
+// Work returns what was moved so far for each operator, ordered by plan, operator and port. It
+// counts the most recently used 1,024 operators separately: see OthersPlan. Moves within a tier are
+// in ByReason alone.
+func (m *Mover) Work() []WorkStats {
+	s := &m.stats
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]WorkStats, 0, len(s.work))
+	for _, of := range s.work {
+		c := of.WorkStats
+		c.ByReason = maps.Clone(of.ByReason)
+		out = append(out, c)
 	}
-	e.all[b] = ended
-	e.some.Store(int64(len(e.all)))
+	slices.SortFunc(out, func(a, b WorkStats) int {
+		return cmp.Or(cmp.Compare(a.Plan, b.Plan), cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port))
+	})
+	return out
 }
 
-// end notes that a batch, which need not be known, was used, or that bringing it was in vain.
-func (e *early) end(b *batch.Batch, used bool) {
-	if e.some.Load() == 0 {
+// BatchChanged is for the observer of an engine's batches. It counts those that are dropped and had
+// moved to a slower tier without having been used there.
+func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
+	if now.State != batch.Released || now.Active > 0 || now.Descriptor == nil {
 		return
 	}
-	e.mu.Lock()
-	ended := e.all[b]
-	delete(e.all, b)
-	e.some.Store(int64(len(e.all)))
-	e.mu.Unlock()
-	if ended != nil {
-		ended(used)
-	}
-}
-
-// BatchChanged is for the observer of an engine's batches: it sees which are used or dropped.
-func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
-	if used := now.Active > 0; used || now.State == batch.Released {
-		m.early.end(b, used)
-		if !used && now.Descriptor != nil && b.Inside().Unread() {
-			m.stats.unread(now.Place, now.Descriptor.Body)
-		}
+	if _, _, unread := b.Inside().Arrival(); unread {
+		m.stats.unread(now.Place, now.Descriptor.Body)
 	}
 }

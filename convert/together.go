@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -42,7 +43,7 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	room := min(disk.Available(), disk.Together())
 	for _, b := range all {
 		img := t.image(b.Inside().Cut().Payload)
-		if img == nil || b.Inside().CopiedIn(disk) || t.bytes+img.Descriptor().Body > room {
+		if img == nil || slices.Contains(b.Copies(), to) || t.bytes+img.Descriptor().Body > room {
 			break
 		}
 		t.from = img.Space()
@@ -120,7 +121,7 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 		return errLone
 	}
 	for k := range t.moved {
-		t.m.emitBegun(t.origin(ctx, k), &t.moved[k], t.sizes[k])
+		t.m.emitMove(t.origin(ctx, k), events.MoveBegun, &t.moved[k], t.sizes[k])
 	}
 	start := time.Now()
 	out, err := t.write(ctx, r)
@@ -130,7 +131,7 @@ func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) e
 		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
 		for k := range t.moved {
 			t.moved[k].Took, t.moved[k].Err = took, err
-			t.m.emitEnded(t.origin(ctx, k), &t.moved[k])
+			t.m.emitMove(t.origin(ctx, k), events.MoveEnded, &t.moved[k], t.moved[k].Bytes)
 		}
 		return err
 	}
@@ -156,7 +157,7 @@ func (t *together) lock(all []*batch.Batch, errs []error) {
 			continue
 		}
 		img := t.image(way.Payload())
-		if img == nil || b.Inside().CopiedIn(t.to) { // it has another form, or a copy, since
+		if img == nil || slices.Contains(b.Copies(), t.to.ID()) { // it has another form, or a copy, since
 			errs[i] = errors.Join(errLone, way.Abort())
 			continue
 		}
@@ -196,11 +197,10 @@ func (t *together) origin(ctx context.Context, k int) context.Context {
 func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
 	m, moved := t.m, &t.moved[k]
 	moved.Bytes, moved.Took = t.sizes[k], took
-	m.emitEnded(t.origin(ctx, k), moved)
-	m.early.end(b, false)
-	b.Inside().Arrives(t.ways[k], t.reason, true)
+	m.emitMove(t.origin(ctx, k), events.MoveEnded, moved, moved.Bytes)
 	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
-	if err := t.ways[k].Commit(out, false); err != nil {
+	commit := batch.CommitOptions{Reason: t.reason, Slower: true}
+	if _, err := b.Inside().Commit(ctx, t.ways[k], out, commit); err != nil {
 		return unfit(b, out, err)
 	}
 	m.stats.add(moved, moved.Bytes, took, t.places[k])

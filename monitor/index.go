@@ -221,7 +221,7 @@ func (x *index) Knows(b *batch.Batch) bool {
 
 // entryLocked returns the entry of b, nil if it has none.
 func (x *index) entryLocked(b *batch.Batch) *entry {
-	e, _ := b.Inside().Entry().(*entry)
+	e, _ := b.Inside().Entry().Load().(*entry)
 	if e != nil && e.x != x { // a program's observer announces the batch to several engines
 		e = x.mu.entries[b.ID()]
 	}
@@ -280,7 +280,7 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	if e == nil {
 		e = &entry{x: x, b: b, id: now.ID}
 		x.mu.entries[now.ID] = e
-		b.Inside().SetEntry(e)
+		b.Inside().Entry().Store(e)
 	}
 	s := &x.mu.spaces[place]
 	next := e.standing

@@ -251,7 +251,7 @@ func (m *Monitor) findCopies(in []*tier.Space, list []Victim) {
 	}
 	for k := range list {
 		v := &list[k]
-		v.Batch.Inside().EachCopy(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
 	}
 }
 

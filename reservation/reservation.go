@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
-	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/size"
@@ -216,18 +215,18 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 	return b, nil
 }
 
-// Revive is Alloc of memory that a clean image in r's space already has. The caller has taken the
-// clean image c; bufs are all its buffers. After an error they are still a clean image.
-func (r Reservation) Revive(c *copies.Copy, bufs []*tier.Buffer) error {
+// Promote is Alloc of the memory of a clean image in r's space, which the caller has taken. After
+// an error it still is a clean image, and the caller must release it.
+func (r Reservation) Promote(c *tier.Clean) error {
 	s := r.state
 	if s == nil {
-		return errReleased("revive")
+		return errReleased("promote")
 	}
 	grown, err := s.draw(c.Bytes())
 	if err != nil {
 		return err
 	}
-	s.line.space.Revive(c, bufs, &s.promise)
+	s.line.space.Promote(c, &s.promise)
 	if grown > 0 {
 		s.changed()
 	}

@@ -271,7 +271,7 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 			b := mustAlloc(t, r, n)
 			release(t, r)
 			pools[i].hold = true
-			spaces[i].KeepClean([]*tier.Buffer{b}, false, func() { release(t, b) })
+			spaces[i].KeepClean([]*tier.Buffer{b}, false, nil, func() { release(t, b) })
 			spaces[i].DropAllClean() // and the device is not done with it
 		}
 		held := mustTry(t, m, onGPU0, 50)
@@ -577,7 +577,7 @@ func TestCleanImagesMakeRoom(t *testing.T) {
 	buffers := []*tier.Buffer{mustAlloc(t, r, 50), mustAlloc(t, r, 50)}
 	release(t, r)
 	for _, b := range buffers {
-		if s.KeepClean([]*tier.Buffer{b}, false, func() { release(t, b) }) == nil {
+		if s.KeepClean([]*tier.Buffer{b}, false, nil, func() { release(t, b) }) == nil {
 			t.Fatal("the buffer is no clean image")
 		}
 	}

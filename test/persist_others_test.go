@@ -236,7 +236,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 			once.Do(func() { err = join.PutBatch(0, b) })
 		}
 	})
-	p := b.Inside().Revive("", r)
+	p := b.Inside().Promote("", r)
 	end()
 	if p == nil || err != nil || join.Len(0) != 1 {
 		t.Fatalf("%d batches in the other place, the copy is there: %v, %v", join.Len(0), p != nil, err)
@@ -265,8 +265,9 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 	closePersistent(t, eng)
 }
 
-// TestRecordStaysWithItsCopy: of copies on two disks the one with the record keeps it. Once it is
-// gone, the next change of the batch has the other recorded.
+// TestRecordStaysWithItsCopy: a batch has one image in a tier, so of two disks on which it was, the
+// last has its clean image and its record. Both stay while the batch moves between memories, and
+// the record goes with the image.
 func TestRecordStaysWithItsCopy(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)
@@ -282,8 +283,8 @@ func TestRecordStaysWithItsCopy(t *testing.T) {
 	b := putAndMove(t, eng, repo, firstDisk, firstHost, secondDisk)
 	before := files.Count("write")
 	moveAlong(t, eng, b, firstHost)
-	if len(b.Copies()) != 2 {
-		t.Fatalf("copies are in %v", b.Copies())
+	if in := b.Copies(); len(in) != 1 || in[0] != secondDisk {
+		t.Fatalf("copies are in %v", in)
 	}
 	for range 4 {
 		moveAlong(t, eng, b, tier.ID{Kind: tier.GPU}, firstHost)
@@ -294,7 +295,7 @@ func TestRecordStaysWithItsCopy(t *testing.T) {
 	if n := persistIn(t, dirs...); n != 1 {
 		t.Errorf("%d persist; copies are in %v", n, b.Copies())
 	}
-	for _, gone := range []tier.ID{secondDisk, firstDisk} {
+	for _, gone := range []tier.ID{firstDisk, secondDisk} {
 		s, _ := eng.Reservations().Spaces().ByID(gone)
 		s.DropAllClean()
 		b.Subscribe()()

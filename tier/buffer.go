@@ -99,14 +99,14 @@ type Buffer struct {
 	space   *Space
 	mem     Memory
 	charge  int64
-	promise *books.Promise // gets the bytes back while it is open; Revive replaces it
+	promise *books.Promise // gets the bytes back while it is open; Promote replaces it
 	stack   invariants.Trace
 
 	reclaimed func(n int64) // see Space.Draw; may be nil
 
 	// holders is the number of leases, plus the bit owned until the owner releases the buffer, plus
-	// the bit cached while it is the memory of a clean image, which has no leases. All are in one
-	// word, so that they change together. Without owned and leases the memory is gone.
+	// the bit cached while it is the memory of a clean image. All are in one word, so that they
+	// change together. Without owned and leases the memory is gone.
 	holders atomic.Int64
 
 	unleased atomic.Pointer[func()] // see OnUnleased
@@ -166,15 +166,15 @@ func (b *Buffer) Lease() (end func()) {
 }
 
 // TryLease is Lease for callers that neither own the buffer nor hold a lease: it returns false if
-// the memory is gone. It also returns false for the memory of a clean image, which may go at any
-// moment.
+// the memory is gone. A lease on the memory of a clean image should be short: the space cannot have
+// the room, which counts as free, until it ends.
 func (b *Buffer) TryLease() (end func(), ok bool) {
 	if b == nil {
 		return func() {}, true
 	}
 	for {
 		n := b.holders.Load()
-		if n == 0 || n&cached != 0 {
+		if n&^cached == 0 {
 			return nil, false
 		}
 		if b.holders.CompareAndSwap(n, n+1) {
@@ -190,10 +190,10 @@ func (b *Buffer) leaseEnd() func() {
 		if !ended.CompareAndSwap(false, true) {
 			return
 		}
-		switch b.holders.Add(-1) {
-		case 0:
+		switch n := b.holders.Add(-1); {
+		case n&^cached == 0:
 			b.space.free(b)
-		case owned: // the last lease: a move or a release frees the memory at once from now on
+		case n == owned: // the last lease: a move or a release frees the memory at once from now on
 			if f := b.unleased.Load(); f != nil && *f != nil {
 				(*f)()
 			}

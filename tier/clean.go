@@ -1,24 +1,55 @@
 package tier
 
 import (
+	"container/list"
+
 	"github.com/spillway-db/spillway/internal/books"
-	"github.com/spillway-db/spillway/internal/copies"
+	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// KeepClean makes the memory of bufs a clean image. From now on it is cached: it counts as free,
-// and the space drops it, the oldest images first, when a promise needs the room. shares means that
-// it keeps shared dictionaries in use. The image is in a list, from which one caller takes it, to
-// use the memory again (Revive) or to drop it (Copy.Release, which calls release; that must release
-// bufs).
+// A Clean is a clean image: memory with the bytes of a batch that is current in a faster tier. The
+// bytes of a batch never change, so a later move to the space needs no transfer. Package batch
+// keeps the clean images of a batch.
+//
+// Its bytes are cached: they count as free, and the space drops images, the oldest first, when a
+// request needs the room. Leases on its buffers keep the memory, and the bytes cached, until they
+// end.
+//
+// An image is listed from KeepClean on, until one goroutine takes it out of the list (Take,
+// DropOldest). It is taken until that goroutine has promoted it to a batch's current image
+// (Space.Promote) or has dropped it (Clean.release). Requests wait for the end of taken images,
+// which call no code that waits for room. Then it is over.
+type Clean struct {
+	space  *Space
+	bufs   []*Buffer
+	bytes  int64         // charged
+	shares bool          // it keeps shared dictionaries in use
+	drop   func()        // releases bufs, with no lock held
+	at     *list.Element // in cleanImages.listed; nil unless the image is listed
+}
+
+// cleanImages are the clean images of one space. No lock is taken under its mutex.
+type cleanImages struct {
+	lockrank.Mutex[lockrank.Space]
+	listed  list.List     // of *Clean, the oldest first
+	sharing int           // of those that are listed, those that share dictionaries
+	taken   int           // images that are neither listed nor over
+	changes uint64        // see CopyChanges
+	settled chan struct{} // closed when taken falls; nil without waiters
+}
+
+// KeepClean makes the memory of bufs a clean image. drop must release bufs; the space calls it
+// once, if it drops the image. shares means that the image keeps shared dictionaries in use. made,
+// which may be nil, is called with no lock held before anyone can take the image.
 //
 // KeepClean returns nil, and has done nothing, if a lease is open, if the reservation that a buffer
 // was drawn from is open, if the space is lost, and in a space with a quota, because other spaces
 // or processes may be waiting for the bytes.
-func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.Copy {
+func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean {
 	if s.cfg.Quota != nil || s.Lost() != nil {
 		return nil
 	}
-	var bytes int64
+	c := &Clean{space: s, bufs: bufs, shares: shares, drop: drop}
 	for i, b := range bufs {
 		_, open := b.promise.View()
 		if open || !b.holders.CompareAndSwap(owned, owned|cached) {
@@ -27,30 +58,119 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, release func()) *copies.C
 			}
 			return nil
 		}
-		bytes += b.charge
+		c.bytes += b.charge
 	}
-	c := s.clean.New(bytes, shares, release)
+	if made != nil {
+		made()
+	}
+	s.clean.Lock()
+	s.clean.taken++ // until it is listed, which its bytes must not be before they are cached
+	s.clean.changes++
+	s.clean.Unlock()
 	for _, b := range bufs {
 		if b.reclaimed != nil {
 			b.reclaimed(b.charge)
 			b.reclaimed = nil
 		}
 	}
-	s.books.Cache(bytes)
-	c.Add()
+	s.books.Cache(c.bytes)
+	s.clean.Lock()
+	c.at = s.clean.listed.PushBack(c)
+	if shares {
+		s.clean.sharing++
+	}
+	s.clean.settleLocked()
+	s.clean.Unlock()
 	s.fit() // the limit may have fallen, or the space may be lost
 	return c
 }
 
-// Revive makes the buffers of a clean image usable again: it is Draw without an allocation. The
-// caller has taken c, and has drawn its bytes from p. bufs are those that KeepClean got.
-func (s *Space) Revive(c *copies.Copy, bufs []*Buffer, p *books.Promise) {
-	s.books.Uncache(c.Bytes()) // the same bytes are drawn: until here they counted twice
-	for _, b := range bufs {
+// Bytes returns what the image is charged.
+func (c *Clean) Bytes() int64 { return c.bytes }
+
+// Listed reports whether nobody has taken the image so far.
+func (c *Clean) Listed() bool {
+	c.space.clean.Lock()
+	defer c.space.clean.Unlock()
+	return c.at != nil
+}
+
+// Take takes the image out of the list, for the caller to promote it or drop it. False means that
+// another goroutine has taken it.
+func (c *Clean) Take() bool {
+	c.space.clean.Lock()
+	defer c.space.clean.Unlock()
+	return c.space.clean.takeLocked(c)
+}
+
+func (l *cleanImages) takeLocked(c *Clean) bool {
+	if c.at == nil {
+		return false
+	}
+	l.listed.Remove(c.at)
+	c.at = nil
+	if c.shares {
+		l.sharing--
+	}
+	l.taken++
+	return true
+}
+
+// takeOldest takes the image that was listed first, nil if there is none. With sharing it is the
+// first of those that share dictionaries.
+func (l *cleanImages) takeOldest(sharing bool) *Clean {
+	l.Lock()
+	defer l.Unlock()
+	if sharing && l.sharing == 0 {
+		return nil
+	}
+	for at := l.listed.Front(); at != nil; at = at.Next() {
+		if c := at.Value.(*Clean); c.shares || !sharing {
+			l.takeLocked(c)
+			return c
+		}
+	}
+	return nil
+}
+
+// settleLocked notes that an image is no longer taken.
+func (l *cleanImages) settleLocked() {
+	l.taken--
+	l.changes++
+	if l.settled != nil {
+		close(l.settled)
+		l.settled = nil
+	}
+}
+
+// Promote makes the buffers of a clean image, which the caller has taken, usable again. The caller
+// has drawn the image's bytes from p.
+func (s *Space) Promote(c *Clean, p *books.Promise) {
+	s.books.Uncache(c.bytes) // the same bytes are drawn: until here they counted twice
+	for _, b := range c.bufs {
 		b.promise = p
 		b.holders.And(^int64(cached))
 	}
-	c.Used()
+	s.clean.Lock()
+	s.clean.settleLocked()
+	s.clean.Unlock()
+}
+
+// Drop frees the image, unless another goroutine has taken it.
+func (c *Clean) Drop() {
+	if c.Take() {
+		c.Release()
+	}
+}
+
+// Release frees an image that the caller has taken, and will not promote.
+func (c *Clean) Release() {
+	defer func() {
+		c.space.clean.Lock()
+		c.space.clean.settleLocked()
+		c.space.clean.Unlock()
+	}()
+	c.drop()
 }
 
 // fit drops clean images until all memory is within the limit, which has changed, and calls the
@@ -65,40 +185,53 @@ func (s *Space) fit() {
 // how many that were.
 func (s *Space) dropClean(n int64) (dropped int64) {
 	for dropped < n {
-		c := s.clean.TakeOldest(false)
+		c := s.clean.takeOldest(false)
 		if c == nil {
 			break
 		}
 		c.Release()
-		dropped += c.Bytes()
+		dropped += c.bytes
 	}
 	return dropped
 }
 
-// CopyChanges returns a number that changes with each change of the space's clean images.
-func (s *Space) CopyChanges() uint64 { return s.clean.Changes() }
+// CopyChanges returns a number that changes when a clean image is made or listed, and when it is
+// over.
+func (s *Space) CopyChanges() uint64 {
+	s.clean.Lock()
+	defer s.clean.Unlock()
+	return s.clean.changes
+}
 
 // DropOldest drops the oldest clean images, until n bytes were dropped or none is left. If others
-// are about to drop the last ones, it waits for that. It reports whether an image was dropped or
-// used since CopyChanges returned seen: then it makes sense to try again what needs the room.
+// have taken the last ones, it waits for the end of one. It reports whether an image was dropped or
+// promoted since CopyChanges returned seen: then the caller should try again what needs the room.
+// The caller must hold no lock, and must not have taken an image.
 func (s *Space) DropOldest(n int64, seen uint64) bool {
 	dropped := s.dropClean(n)
 	s.evicted.Add(dropped)
-	return dropped > 0 || s.clean.Settle() || s.CopyChanges() != seen
+	s.clean.Lock()
+	if dropped > 0 || s.clean.taken == 0 {
+		defer s.clean.Unlock()
+		return dropped > 0 || s.clean.changes != seen
+	}
+	if s.clean.settled == nil {
+		s.clean.settled = make(chan struct{})
+	}
+	settled := s.clean.settled
+	s.clean.Unlock()
+	<-settled
+	return true
 }
 
-// DropAllClean drops all clean images that are listed now. One that is held (Copy.Hold) is dropped
-// when its holder lets it go.
-func (s *Space) DropAllClean() {
-	s.clean.DropHeld()
-	s.dropClean(s.Usage().Cached)
-}
+// DropAllClean drops all clean images that are listed now.
+func (s *Space) DropAllClean() { s.dropClean(s.Usage().Cached) }
 
-// DropSharing drops clean images that keep shared dictionaries in use, the oldest first, until used
-// bytes have fallen by at least bytes or none is left. bytes may be 0 or less.
+// DropSharing drops clean images that share dictionaries, the oldest first, until used bytes have
+// fallen by at least bytes or none is left. bytes may be 0 or less.
 func (s *Space) DropSharing(bytes int64) {
 	for before := s.Used(); s.Used() > before-bytes; {
-		c := s.clean.TakeOldest(true)
+		c := s.clean.takeOldest(true)
 		if c == nil {
 			return
 		}

@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,8 +47,8 @@ func cleanSpace(t testing.TB, pages int64, quota tier.Quota) *tier.Space {
 }
 
 // keepClean makes a clean image of buffers, which is nil if the space does not keep it.
-func keepClean(t testing.TB, s *tier.Space, bufs ...*tier.Buffer) *copies.Copy {
-	return s.KeepClean(bufs, false, func() {
+func keepClean(t testing.TB, s *tier.Space, bufs ...*tier.Buffer) *tier.Clean {
+	return s.KeepClean(bufs, false, nil, func() {
 		for _, b := range bufs {
 			if err := b.Release(); err != nil {
 				t.Error(err)
@@ -58,7 +58,7 @@ func keepClean(t testing.TB, s *tier.Space, bufs ...*tier.Buffer) *copies.Copy {
 }
 
 // clean makes a clean image of so many pages.
-func clean(t testing.TB, s *tier.Space, pages int64) *copies.Copy {
+func clean(t testing.TB, s *tier.Space, pages int64) *tier.Clean {
 	t.Helper()
 	c := keepClean(t, s, draw(t, s, pages*page))
 	if c == nil {
@@ -103,7 +103,7 @@ func TestCleanImagesCountAsFree(t *testing.T) {
 	if out := large.Draw(c.Bytes(), 0, false); out.Short > 0 || out.Released {
 		t.Fatalf("%+v", out)
 	}
-	s.Revive(c, []*tier.Buffer{young}, large)
+	s.Promote(c, large)
 	wantUsage(t, s, 4, 2, 0)
 	ok(t, young.Release())
 	wantUsage(t, s, 0, 6, 0) // large is open
@@ -242,9 +242,6 @@ func TestWhatIsNotKept(t *testing.T) {
 	if c == nil {
 		t.Fatal("no clean image")
 	}
-	if _, leased := b.TryLease(); leased {
-		t.Error("a lease on a clean image")
-	}
 	wantUsage(t, s, 0, 0, 3)
 	c.Drop()
 	wantUsage(t, s, 0, 0, 0)
@@ -285,52 +282,47 @@ func TestDrawerIsToldOfACleanImage(t *testing.T) {
 	}
 }
 
-// TestHeldImage: a promise that needs the bytes of an image that is held waits for them. An image
-// that is dropped meanwhile goes when it is held no more.
-func TestHeldImage(t *testing.T) {
+// TestLeasedImage: a lease keeps the memory of a clean image. If the image is dropped meanwhile,
+// its bytes are cached until the lease ends; then subscribers are called, because a waiter may fit.
+// If it is promoted, they are its batch's, and the lease is one on that.
+func TestLeasedImage(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
-	c := clean(t, s, 6)
-	if !c.Hold() || c.Hold() || c.Take() || !c.Listed() {
-		t.Fatal("an image that is held is one still, and nobody takes it")
+	b := draw(t, s, 6*page)
+	c := keepClean(t, s, b)
+	end, leased := b.TryLease()
+	if !leased || !c.Listed() {
+		t.Fatal("no lease on a clean image")
 	}
-	drawn := make(chan *tier.Buffer)
-	go func() {
-		b, _ := s.DrawNew(10 * page)
-		drawn <- b
-	}()
-	c.Unhold()
-	b := <-drawn
-	if c.Listed() || c.Hold() {
-		t.Error("the image is there, and its memory is another's")
+	if _, err := s.Promise(10 * page); !errors.Is(err, tier.ErrNoSpace) || c.Listed() {
+		t.Errorf("promised bytes that a lease keeps: %v", err)
+	}
+	wantUsage(t, s, 0, 0, 6)
+	told := 0
+	defer s.Subscribe(func(bool) { told++ })()
+	end()
+	if wantUsage(t, s, 0, 0, 0); told == 0 {
+		t.Error("no subscriber was called when the memory came back")
+	}
+	if _, leased := b.TryLease(); leased {
+		t.Error("a lease on memory that is gone")
+	}
+	b = draw(t, s, 2*page)
+	c = keepClean(t, s, b)
+	end = b.Lease()
+	p := promise(t, s, 2*page)
+	p.Draw(2*page, 0, false)
+	if !c.Take() {
+		t.Fatal("not taken")
+	}
+	s.Promote(c, p)
+	ok(t, s.Release(p))
+	wantUsage(t, s, 2, 0, 0)
+	if n := b.Leased(); n != 1 {
+		t.Errorf("%d leases on what was promoted", n)
 	}
 	ok(t, b.Release())
-	c = clean(t, s, 6)
-	if !c.Hold() {
-		t.Fatal("not held")
-	}
-	c.Drop()
-	if wantUsage(t, s, 0, 0, 6); c.Listed() {
-		t.Error("a dropped image is listed")
-	}
-	c.Unhold()
-	wantUsage(t, s, 0, 0, 0)
-	c = clean(t, s, 6)
-	if !c.Hold() {
-		t.Fatal("not held")
-	}
-	s.DropAllClean()
-	wantUsage(t, s, 0, 0, 6)
-	c.Unhold()
-	wantUsage(t, s, 0, 0, 0)
-	c = clean(t, s, 6)
-	if !c.Hold() {
-		t.Fatal("not held")
-	}
-	c.Unhold()
-	if !c.Take() {
-		t.Fatal("not there after a hold")
-	}
-	c.Release()
+	wantUsage(t, s, 2, 0, 0)
+	end()
 	wantUsage(t, s, 0, 0, 0)
 }
 
@@ -364,7 +356,7 @@ func TestSharingImagesAreDroppedFirst(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	clean(t, s, 1)
 	shared, own := draw(t, s, 3*page), draw(t, s, page)
-	s.KeepClean([]*tier.Buffer{own}, true, func() {
+	s.KeepClean([]*tier.Buffer{own}, true, nil, func() {
 		if err := errors.Join(own.Release(), shared.Release()); err != nil {
 			t.Error(err)
 		}
@@ -407,7 +399,7 @@ func TestPromisesAtOnceDropWhatTheyNeed(t *testing.T) {
 	}
 }
 
-// TestPromisesAreKeptBesideImages: goroutines promise, draw, keep, revive and free at random.
+// TestPromisesAreKeptBesideImages: goroutines promise, draw, keep, promote and free at random.
 // Promised bytes can be drawn, whatever is kept, and the books are right whenever they are read.
 func TestPromisesAreKeptBesideImages(t *testing.T) {
 	const pages = 64
@@ -420,17 +412,23 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 				}
 			}
 			var all sync.WaitGroup
-			var revived, gone atomic.Int64
+			var promoted, gone atomic.Int64
 			for g := range 6 {
 				all.Go(func() {
 					rng := rand.New(rand.NewPCG(seed, uint64(g)))
-					var kept []*copies.Copy
+					var kept []*tier.Clean
 					var of [][]*tier.Buffer
 					for range rounds(2000) {
 						n := 1 + rng.Int64N(pages/8)
 						if len(kept) > 0 && rng.IntN(2) == 0 {
 							k := rng.IntN(len(kept))
 							c, bufs := kept[k], of[k]
+							if end, leased := bufs[0].TryLease(); leased && rng.IntN(4) == 0 {
+								defer end()
+							} else if leased {
+								runtime.Gosched()
+								end()
+							}
 							kept, of = append(kept[:k:k], kept[k+1:]...), append(of[:k:k], of[k+1:]...)
 							if rng.IntN(3) == 0 {
 								c.Drop()
@@ -442,9 +440,9 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 								c.Drop()
 								continue
 							case c.Take():
-								revived.Add(1)
+								promoted.Add(1)
 								r.Draw(c.Bytes(), 0, false)
-								s.Revive(c, bufs, r)
+								s.Promote(c, r)
 								for _, b := range bufs {
 									check(b.Release())
 								}
@@ -483,8 +481,8 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 			if n := s.Pool().(*tightPool).left.Load(); n != pages*page {
 				t.Errorf("%d bytes are left", n)
 			}
-			if revived.Load() == 0 || gone.Load() == 0 {
-				t.Errorf("%d revived, %d were gone: the test is too easy", revived.Load(), gone.Load())
+			if promoted.Load() == 0 || gone.Load() == 0 {
+				t.Errorf("%d promoted, %d were gone: the test is too easy", promoted.Load(), gone.Load())
 			}
 		})
 	}

@@ -41,7 +41,7 @@
 //
 // Cached bytes are in clean images: the memory of batches that are current in another space
 // (Space.KeepClean). They count as free. A promise that needs their room is made when the oldest
-// images are dropped; a batch that returns revives its image, which costs no copy.
+// images are dropped; a batch that returns promotes its image, which costs no copy.
 //
 // Used and cached bytes never exceed the capacity, and no promise takes them over the limit. Only a
 // lowered limit, and memory that was there before the space (Space.Occupy), can be above it.

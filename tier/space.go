@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
-	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/stripe"
 )
@@ -50,8 +49,8 @@ type Space struct {
 	foreign atomic.Int64 // bytes that others hold on the device
 	held    atomic.Int64 // see Hold
 	evicted atomic.Int64 // see Evicted
-	clean   copies.List  // clean images
-	cancels []func()     // end the subscriptions to the quota and to the loss of the pool
+	clean   cleanImages
+	cancels []func() // end the subscriptions to the quota and to the loss of the pool
 
 	subscribers guard.List[bool]
 }

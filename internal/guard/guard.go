@@ -61,7 +61,7 @@ type Log struct {
 // Recover is deferred: it ends a panic, and writes it to the log.
 func (l *Log) Recover(what string) {
 	if p := recover(); p != nil {
-		l.write(caught(p, what))
+		l.Write(caught(p, what))
 	}
 }
 
@@ -72,7 +72,8 @@ func (l *Log) Do(what string, f func()) (returned bool) {
 	return true
 }
 
-func (l *Log) write(e *PanicError) {
+// Write writes a panic to the log.
+func (l *Log) Write(e *PanicError) {
 	count, _ := l.counts.LoadOrStore(e.What, new(atomic.Uint64))
 	n := count.(*atomic.Uint64).Add(1)
 	if bits.OnesCount64(n) > 1 {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
-	"github.com/spillway-db/spillway/internal/copies"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lookup"
@@ -183,7 +182,6 @@ type body struct {
 	bytes    int64 // what bufs are charged
 	bufs     []*tier.Buffer
 	shared   []Shared
-	copied   atomic.Pointer[copies.Copy] // what KeepCopy returned last
 	released atomic.Bool
 }
 
@@ -269,48 +267,30 @@ func (p *body) OnUnleased(f func()) {
 	}
 }
 
-// KeepCopy leaves the payload in its space until the room is needed, after the batch has left it:
-// see tier.Space.KeepClean. It returns nil if the space does not keep it. Host memory does not keep
-// what shares dictionaries, because these would stay in use. ended, which may be nil, is called
-// when the copy is freed.
-func (p *body) KeepCopy(ended func(used bool)) *copies.Copy {
-	shares := len(p.shared) > 0
-	if len(p.bufs) == 0 || shares && p.space.Kind() != tier.Disk {
-		return nil
-	}
-	c := p.space.KeepClean(p.bufs, shares, func() {
-		_ = p.Release()
-		if ended != nil {
-			ended(false)
-		}
-	})
-	p.copied.Store(c)
-	return c
-}
-
-// Hold keeps the payload's own memory for a moment, until end is called with no lock held: by
-// leases, or as copies.Copy.Hold does. ok is false if the memory is gone, or is a copy that others
-// are about to use or to free.
+// Hold leases the payload's memory, and that of its dictionaries, until end is called. ok is false
+// if memory is gone.
 func (p *body) Hold() (end func(), ok bool) {
 	var ends []func()
-	end = func() {
+	release := func() {
 		for _, end := range slices.Backward(ends) {
 			end()
 		}
 	}
-	for _, b := range p.bufs {
-		one, ok := b.TryLease()
-		if !ok {
-			end()
-			c := p.copied.Load()
-			if c == nil || !c.Hold() {
-				return nil, false
-			}
-			return c.Unhold, true
+	defer func() {
+		if !ok { // also where a program's dictionary panics
+			release()
+		}
+	}()
+	all := slices.Clone(p.bufs)
+	p.EachShared(func(b *tier.Buffer) { all = append(all, b) })
+	for _, b := range all {
+		one, held := b.TryLease()
+		if !held {
+			return nil, false
 		}
 		ends = append(ends, one)
 	}
-	return end, true
+	return release, true
 }
 
 // Buffers returns the payload's own memory, which stays the payload's. The slice must not be

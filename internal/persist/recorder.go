@@ -179,7 +179,7 @@ func (r *Recorder) images(b *batch.Batch) (now batch.Info, images []batch.Payloa
 			return now, []batch.Payload{now.Payload}
 		}
 		images = nil
-		b.Inside().EachCopy(func(c batch.Payload) {
+		b.Inside().EachClean(func(c batch.Payload) {
 			if r.Records(c.Space().ID()) {
 				images = append(images, c)
 			}
