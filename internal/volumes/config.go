@@ -125,13 +125,16 @@ func (c Config) withDefaults() Config {
 		c.Request = DefaultRequest
 	}
 	if c.Encrypt {
-		c.Request = max(seal.Unit, c.Request/seal.Unit*seal.Unit)
+		c.Request = max(seal.BlockSize, c.Request/seal.BlockSize*seal.BlockSize)
 	}
 	if c.Depth == 0 {
 		c.Depth = DefaultDepth
 	}
 	if c.Idle == 0 {
 		c.Idle = defaultIdle
+	}
+	if c.Stripe == nil {
+		c.Stripe = new(Stripe)
 	}
 	if !c.Space.Valid() {
 		c.Space = tier.ID{Kind: tier.Disk}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/fsinfo"
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -112,22 +111,22 @@ func (d *ownDir) listSub(all *keptFiles, sub string) error {
 func (d *ownDir) removeKept() error {
 	all, err := d.listKept()
 	if err != nil {
-		return oneline.Join(ignoreMissing(err), d.lock.Close())
+		return join(ignoreMissing(err), d.lock.Close())
 	}
 	for n := range all.parts {
-		err = oneline.Join(err, d.removeFile(keptName(n, partSuffix)))
+		err = join(err, d.removeFile(keptName(n, partSuffix)))
 	}
 	if err != nil || len(all.foreign) > 0 || len(all.keys) > 0 {
-		return oneline.Join(err, d.lock.Close())
+		return join(err, d.lock.Close())
 	}
 	for i := range 256 {
-		err = oneline.Join(err, ignoreMissing(removeDir(d.fs, filepath.Join(d.path, fmt.Sprintf("%02x", i)))))
+		err = join(err, ignoreMissing(removeDir(d.fs, filepath.Join(d.path, fmt.Sprintf("%02x", i)))))
 	}
-	if err = oneline.Join(err, d.removeFile(formatName)); err != nil {
-		return oneline.Join(err, d.lock.Close())
+	if err = join(err, d.removeFile(formatName)); err != nil {
+		return join(err, d.lock.Close())
 	}
 	_, err = d.removeSegments() // of a volume that was killed when it tried the file system
-	return oneline.Join(err, d.remove())
+	return join(err, d.remove())
 }
 
 func (d *ownDir) rename(from, to string) error {
@@ -186,11 +185,11 @@ func (v *Volume) openPersistent() error {
 	}
 	f, err := v.cfg.FS.Create(filepath.Join(own.path, formatName), false)
 	if err == nil {
-		err = transferAll(f.WriteAt, formatBytes(v.sealer.Mark()), 0, 1)
-		err = oneline.Join(bare(err), bare(f.Close()))
+		_, err = wholeFile{f, 1}.WriteAt(formatBytes(v.sealer.Mark()), 0)
+		err = join(bare(err), bare(f.Close()))
 	}
 	if err != nil {
-		return oneline.Join(bare(err), own.removeKept())
+		return join(bare(err), own.removeKept())
 	}
 	v.own = own
 	v.numbers.Store(uint64(time.Now().UnixNano()))
@@ -280,7 +279,7 @@ func (v *Volume) takeOver(path string) (err error) {
 			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
 	}
 	if err != nil {
-		return oneline.Join(err, lock.Close())
+		return join(err, lock.Close())
 	}
 	v.own = own
 	next := uint64(time.Now().UnixNano())
@@ -289,7 +288,7 @@ func (v *Volume) takeOver(path string) (err error) {
 		if err != nil { // no part or dictionary may be removed: perhaps this file lists it
 			clear(v.mu.entries)
 			v.own, v.mu.used, v.mu.stays = nil, 0, 0
-			return oneline.Join(err, lock.Close())
+			return join(err, lock.Close())
 		}
 		next = max(next, order)
 	}
@@ -323,8 +322,8 @@ func (d *ownDir) readFormat() (mark seal.Mark, err error) {
 		return mark, fmt.Errorf("its file %s: %w", formatName, bare(err))
 	}
 	p := make([]byte, len(formatBytes(mark)))
-	err = transferAll(f.ReadAt, p, 0, 1)
-	if err = oneline.Join(bare(err), bare(f.Close())); err != nil {
+	_, err = wholeFile{f, 1}.ReadAt(p, 0)
+	if err = join(bare(err), bare(f.Close())); err != nil {
 		return mark, fmt.Errorf("its file %s: %w", formatName, err)
 	}
 	return parseFormat(p)
@@ -339,7 +338,7 @@ func (d *ownDir) read(
 	f, err := d.fs.Reopen(p.File, false)
 	if err == nil {
 		h, err = readHeader(wholeFile{f, 1}, key, length, s)
-		err = oneline.Join(err, bare(f.Close()))
+		err = join(err, bare(f.Close()))
 	}
 	if err == nil {
 		err = h.takeParts(parts)
@@ -380,7 +379,7 @@ func (v *Volume) find(key uint64, length int64, files *keptFiles) (order uint64,
 		e := v.keptMemory(k, m.Size)
 		e.entry = ent
 		if h.keys != nil {
-			e.units = v.sealer.OldUnits(h.keys[i], m.Number, stretches(e.pieces), m.Seals)
+			e.sealed = v.sealer.OldExtent(h.keys[i], m.Number, m.Blocks)
 		}
 		ent.memories = append(ent.memories, e)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -117,16 +116,14 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 		}
 		m := &described[i]
 		m.File, m.Size = e.kept.number, e.size
-		if e.units == nil {
+		if e.sealed == nil {
 			continue
 		}
-		seals, err := e.units.Seals(v.life) // writes in progress end first
-		if v.life.Err() != nil {
-			return tier.ErrClosed
-		} else if err != nil {
+		blocks, err := e.sealed.Blocks()
+		if err != nil {
 			return err
 		}
-		m.Salt, m.Number, m.Seals = e.units.Key().Salt(), e.units.Number(), seals
+		m.Salt, m.Number, m.Blocks = e.sealed.Key().Salt(), e.sealed.Number(), blocks
 	}
 	ent.order = v.numbers.Add(1)
 	text := headerText(ent.order, described, meta)
@@ -135,7 +132,7 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, maxHeader)
 	}
 	if v.sealer != nil {
-		text, t.HeaderSeal.Seal = v.sealer.SealText(nil, text, headerExtra)
+		text, t.HeaderSeal.Seal = v.sealer.SealText(text, headerExtra)
 		t.HeaderSeal.Salt = v.sealer.Own().Salt()
 	}
 	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
@@ -280,7 +277,7 @@ func (v *Volume) PutBack(key uint64) error {
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
 		again := v.keptMemory(e.kept, e.size)
-		again.units, again.entry = e.units, ent
+		again.sealed, again.entry = e.sealed, ent
 		ent.memories[i] = again
 	}
 	ent.stays = true
@@ -340,12 +337,8 @@ func (v *Volume) createKept(size int64, asked *growth) (*extents, error) {
 		v.mu.Lock()
 		v.mu.used -= n
 		v.mu.Unlock()
-		v.pacer.Fail()
 		asked.cause = err
-		if outOfRoom(err) {
-			return nil, v.full(size, err)
-		}
-		return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(err))
+		return nil, v.refused(size, err)
 	}
 	asked.had = true
 	v.fresh.Add(n)
@@ -384,22 +377,21 @@ func (v *Volume) makeKept(k *keptFile, n int64) error {
 			err = v.allocate(f, 0, n)
 		}
 		if err == nil && n > 0 && v.noAllocate.Load() { // it must be as long nevertheless
-			err = transferAll(f.WriteAt, make([]byte, 1), n-1, 1)
+			_, err = wholeFile{f, 1}.WriteAt(make([]byte, 1), n-1)
 		}
-		err = oneline.Join(bare(err), bare(f.Close()))
+		err = join(bare(err), bare(f.Close()))
 	}
 	if err != nil {
 		err = fmt.Errorf("taking %d bytes for %s: %w", n, k.name(), bare(err))
-		return oneline.Join(err, v.own.removeFile(k.name()))
+		return join(err, v.own.removeFile(k.name()))
 	}
 	return nil
 }
 
 // keptMemory returns the memory of a file, of which the caller has the reference.
 func (v *Volume) keptMemory(k *keptFile, size int64) *extents {
-	e := &extents{v: v, size: size, kept: k}
+	e := &extents{v: v, size: size, kept: k, uses: 1}
 	e.pieces = append(e.one[:0], piece{Len: size})
-	e.refs.Store(1)
 	return e
 }
 
@@ -422,7 +414,8 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 	if err != nil {
 		return bare(err)
 	}
-	return oneline.Join(bare(transferAll(f.WriteAt, p, off, 1)), bare(f.Close()))
+	_, err = wholeFile{f, 1}.WriteAt(p, off)
+	return join(err, f.Close())
 }
 
 // freeKept removes the file of a memory that was freed, and gives its room back.
