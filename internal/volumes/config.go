@@ -78,7 +78,7 @@ type Config struct {
 	// Events is called when requests are slow or fail, when no room can be taken, and with
 	// LookAtRoom; see package events. It may be nil, and must not panic.
 	Events func(events.Event)
-	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units
+	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in blocks
 	// of 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in
 	// another place there, is a *tier.AlteredError when it is read.
 	Encrypt bool

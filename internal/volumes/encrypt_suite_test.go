@@ -60,7 +60,6 @@ var persistSuite = map[string]func(*testing.T){
 	"TestClosedVolumeLeavesTheNextOneAlone":   TestClosedVolumeLeavesTheNextOneAlone,
 	"TestRoomWaitsForTheEnd":                  TestRoomWaitsForTheEnd,
 	"TestHeaderTakesRoom":                     TestHeaderTakesRoom,
-	"TestSubdirectories":                      TestSubdirectories,
 	"TestPersistedEndOfASparseFile":           TestPersistedEndOfASparseFile,
 	"TestMutatedFiles":                        TestMutatedFiles,
 	"TestMissingAndShortParts":                TestMissingAndShortParts,

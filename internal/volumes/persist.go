@@ -164,10 +164,9 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 	if err := v.writeKept(k, p, t.Body); err != nil {
 		return err
 	}
-	if err := v.own.rename(k.name(), keptName(t.Key, "")); err != nil {
+	if err := v.rename(k, keptName(t.Key, ""), true); err != nil {
 		return err
 	}
-	k.named.Store(true)
 	ent.Key = t.Key
 	return nil
 }
@@ -312,10 +311,8 @@ func (v *Volume) Forget(key uint64) {
 func (v *Volume) endEntry(ent *entry) {
 	ent.end.Do(func() {
 		k := ent.memories[0].kept
-		if err := v.own.rename(k.name(), keptName(k.number, partSuffix)); err != nil {
+		if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
 			v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
-		} else {
-			k.named.Store(false)
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -359,19 +356,13 @@ func (v *Volume) takeKept(n int64) error {
 	return nil
 }
 
-// makeKept creates a file of n bytes, and its directory if that is missing.
+// makeKept creates a file of n bytes.
 func (v *Volume) makeKept(k *keptFile, n int64) error {
 	if err := v.checkReserve(n); err != nil {
 		return err
 	}
 	path := filepath.Join(v.own.path, k.name())
 	f, err := v.cfg.FS.Create(path, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := v.cfg.FS.Mkdir(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
-			return bare(err)
-		}
-		f, err = v.cfg.FS.Create(path, false)
-	}
 	if err == nil {
 		if n > 0 {
 			err = v.allocate(f, 0, n)
@@ -395,17 +386,27 @@ func (v *Volume) keptMemory(k *keptFile, size int64) *extents {
 	return e
 }
 
-// openKept opens a file by the name that it has, which may change meanwhile.
-func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
-	for range 4 {
-		for _, name := range []string{k.name(), keptName(k.number, partSuffix), keptName(k.key.Load(), "")} {
-			f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
-			if !errors.Is(err, fs.ErrNotExist) {
-				return f, err
-			}
+// rename gives a file another name: its key, or its number.
+func (v *Volume) rename(k *keptFile, to string, named bool) error {
+	if from := k.name(); from != to {
+		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), filepath.Join(v.own.path, to)); err != nil {
+			return bare(err)
 		}
 	}
-	return nil, err
+	k.named.Store(named)
+	return nil
+}
+
+// openKept opens a file by the name that it has, which may change meanwhile.
+func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
+	part, key := keptName(k.number, partSuffix), keptName(k.key.Load(), "")
+	for _, name := range []string{k.name(), part, key, part, key} {
+		f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return f, err
 }
 
 // writeKept writes to a file through the page cache.

@@ -27,18 +27,13 @@ import (
 
 // persistedFiles returns the files of a kind in the only kept directory: those of batches, or with
 // "*.part" those of their further memories.
-func persistedFiles(t testing.TB, dir, kind string) (files []string) {
+func persistedFiles(t testing.TB, dir, kind string) []string {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", "??", kind))
-	for _, path := range all {
-		if strings.HasSuffix(kind, ".part") == strings.HasSuffix(path, ".part") {
-			files = append(files, path)
-		}
-	}
-	if err != nil || len(files) == 0 {
+	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", strings.Replace(kind, "*", "????????????????", 1)))
+	if err != nil || len(all) == 0 {
 		t.Fatalf("no %s: %v", kind, err)
 	}
-	return files
+	return all
 }
 
 // keptNumbers returns the seeds of the entries that a volume has found. The bytes of each must be
@@ -205,7 +200,7 @@ func TestMissingAndShortParts(t *testing.T) {
 		if w := warned(v.Stats().Warnings); !strings.Contains(w, filepath.Base(part)) {
 			t.Errorf("%s: warned of %q", name, w)
 		}
-		if left, err := filepath.Glob(filepath.Join(dir, "*", "*", "*.part")); err != nil || len(left) != 0 {
+		if left, err := filepath.Glob(filepath.Join(dir, "*", "*.part")); err != nil || len(left) != 0 {
 			t.Errorf("%s: %v are left", name, left)
 		}
 		if got := keptNumbers(
@@ -284,7 +279,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 	leave(t, v, es...)
 	kept := filepath.Join(dir, names(t, dir)[0])
 	foreign := []string{"notes.txt", "ab/0123456789abcdef", "ab/notes", "xy", "manifest-0000000000000001"}
-	for _, name := range foreign { // of which the second is in a subdirectory not its own
+	for _, name := range foreign {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(kept, name)), 0o700),
 			os.WriteFile(filepath.Join(kept, name), []byte(name), 0o600)); err != nil {
 			t.Fatal(err)
