@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -156,7 +157,9 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 			e, err = v.growAndReuse(size, cuts, &asked)
 		}
 	}
-	v.askedForRoom(asked)
+	if v.cfg.Events != nil && (asked.had || asked.cause != nil) { // without the change token
+		v.ended(context.Background(), takingRoom, asked.cause)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -362,7 +365,9 @@ func (e *extents) unref() {
 	if !last {
 		return
 	}
-	v.disk.Settle(max(0, e.size-e.written.Load()))
+	if left := e.size - e.written.Load(); left > 0 {
+		v.disk.Settle(left)
+	}
 	if e.kept != nil {
 		v.freeKept(e)
 	}

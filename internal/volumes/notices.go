@@ -71,11 +71,8 @@ func (v *Volume) emit(e events.Event) {
 }
 
 // watch reports a request that takes too long: once while it does, and when the returned function is
-// called with the request's error.
+// called with the request's error. Config.Events is not nil.
 func (v *Volume) watch(ctx context.Context, file string, off, n int64, write bool) (end func(error)) {
-	if v.cfg.Events == nil {
-		return func(error) {}
-	}
 	begun, what, verb := time.Now(), reading, "reading"
 	if write {
 		what, verb = writing, "writing"
@@ -98,13 +95,6 @@ func (v *Volume) watch(ctx context.Context, file string, off, n int64, write boo
 			slow("is over")
 		}
 		v.ended(ctx, what, err)
-	}
-}
-
-// askedForRoom reports the end of requests for room. The caller does not have the change token.
-func (v *Volume) askedForRoom(g growth) {
-	if v.cfg.Events != nil && (g.had || g.cause != nil) {
-		v.ended(context.Background(), takingRoom, g.cause)
 	}
 }
 

@@ -156,8 +156,20 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 	} else {
 		f, name = in.At.file, in.At.seg.name
 	}
-	end := v.watch(ctx, name, at, n, write)
-	err := e.readOrWrite(wholeFile{f, v.offset}, p, at, off, write)
+	var end func(error)
+	if v.cfg.Events != nil {
+		end = v.watch(ctx, name, at, n, write)
+	}
+	var err error
+	whole := wholeFile{f, v.offset}
+	switch direct := e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0; {
+	case direct && write:
+		err = whole.all(f.WriteAt, p, at)
+	case direct:
+		err = whole.all(f.ReadAt, p, at)
+	default:
+		err = e.buffered(whole, p, at, off, write)
+	}
 	done, settled := n, int64(0)
 	switch {
 	case err != nil:
@@ -171,22 +183,16 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 		v.read.Add(n)
 	}
 	v.disk.End(begun, done, settled, write)
-	end(err)
+	if end != nil {
+		end(err)
+	}
 	return err
 }
 
-// readOrWrite transfers p, which is at the offset at of the file and at off of the memory: directly, or
-// through a buffer if the volume encrypts or p is not aligned.
-func (e *extents) readOrWrite(f wholeFile, p []byte, at, off int64, write bool) (err error) {
+// buffered transfers p, which is at the offset at of the file and at off of the memory, through a buffer,
+// because the volume encrypts or p is not aligned.
+func (e *extents) buffered(f wholeFile, p []byte, at, off int64, write bool) (err error) {
 	v, n := e.v, int64(len(p))
-	if e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0 {
-		if write {
-			_, err = f.WriteAt(p, at)
-		} else {
-			_, err = f.ReadAt(p, at)
-		}
-		return err
-	}
 	buf := v.buffers.borrow()
 	defer v.buffers.giveBack(buf)
 	if e.sealed != nil {
@@ -238,6 +244,7 @@ type wholeFile struct {
 	align int64
 }
 
+// ReadAt and WriteAt have no useful count if they return an error.
 func (f wholeFile) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), f.all(f.file.ReadAt, p, off)
 }

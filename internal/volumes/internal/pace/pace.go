@@ -100,37 +100,24 @@ func (f *flow) bandwidth() int64 {
 	return max(1, int64(f.bytes/f.seconds))
 }
 
-// add adds a sample to the average. Older samples lose weight by the time that the new one took or
-// would have taken at the previous bandwidth, whichever is longer. So the average follows a disk that
-// becomes faster as soon as one that becomes slower.
-func (f *flow) add(n, seconds float64) {
-	age := seconds
-	if old := f.bandwidth(); old > 0 {
-		age = max(age, n/float64(old))
-	}
-	keep := math.Exp(-age / recent.Seconds())
-	f.bytes, f.seconds = f.bytes*keep+n, f.seconds*keep+seconds
-}
-
-func (d *Disk) flowLocked(write bool) *flow {
-	if write {
-		return &d.mu.writes
-	}
-	return &d.mu.reads
-}
-
 // Begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
 // disk a share of the window, so that several transfers fit into it. helper is for a transfer that has
 // other requests in progress: Begin returns 0 if they are enough. Otherwise the caller must call End.
 func (d *Disk) Begin(want int64, write, helper bool) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f := d.flowLocked(write)
-	most := d.windowLocked(f)
-	share := (most - d.mu.running) / (2 * d.Depth)
-	if f.bytes == 0 && !helper { // the first requests show how fast the disk is
-		share *= 2
+	f := &d.mu.reads
+	if write {
+		f = &d.mu.writes
 	}
+	most, shares := int64(float64(f.bandwidth())*window.Seconds()), 2*d.Depth
+	if f.bytes == 0 { // the first requests show how fast the disk is
+		most = d.Depth * min(d.Request, firstRequest)
+		if !helper {
+			shares = d.Depth
+		}
+	}
+	share := (most - d.mu.running) / shares
 	n := min(want, d.Request, max(minRequest, share/minRequest*minRequest))
 	if helper && d.mu.running+n > max(most/2, d.Depth*minRequest) {
 		return 0
@@ -143,20 +130,20 @@ func (d *Disk) Begin(want int64, write, helper bool) int64 {
 	return n
 }
 
-func (d *Disk) windowLocked(f *flow) int64 {
-	if f.bytes == 0 {
-		return d.Depth * min(d.Request, firstRequest)
-	}
-	return int64(float64(f.bandwidth()) * window.Seconds())
-}
-
 // End ends a request for which Begin returned begun. It transferred done bytes, of which settled
 // were in the backlog, or it failed and both are 0. The time of a request that failed is no
 // measurement: a disk may give up after half a minute.
+//
+// Older samples of the average lose weight by the time that the request took or would have taken at the
+// previous bandwidth, whichever is longer. So the average follows a disk that becomes faster as soon as
+// one that becomes slower.
 func (d *Disk) End(begun, done, settled int64, write bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f := d.flowLocked(write)
+	f := &d.mu.reads
+	if write {
+		f = &d.mu.writes
+	}
 	now := time.Now()
 	took := now.Sub(f.since)
 	f.since = now
@@ -165,7 +152,12 @@ func (d *Disk) End(begun, done, settled int64, write bool) {
 	d.mu.running -= begun
 	d.mu.backlog -= settled
 	if done > 0 {
-		f.add(float64(done), took.Seconds())
+		age := took.Seconds()
+		if old := f.bandwidth(); old > 0 {
+			age = max(age, float64(done)/float64(old))
+		}
+		keep := math.Exp(-age / recent.Seconds())
+		f.bytes, f.seconds = f.bytes*keep+float64(done), f.seconds*keep+took.Seconds()
 	}
 	switch {
 	case !write:
