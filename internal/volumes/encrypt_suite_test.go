@@ -63,6 +63,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestPersistedEndOfASparseFile":           TestPersistedEndOfASparseFile,
 	"TestMutatedFiles":                        TestMutatedFiles,
 	"TestMissingAndShortParts":                TestMissingAndShortParts,
+	"TestUnreadableHeaderLosesNothing":        TestUnreadableHeaderLosesNothing,
 	"TestMoreThanTheCapacityIsLeftAlone":      TestMoreThanTheCapacityIsLeftAlone,
 	"TestOtherFormatIsLeftAlone":              TestOtherFormatIsLeftAlone,
 	"TestHugeClaimsAllocateNothing":           TestHugeClaimsAllocateNothing,

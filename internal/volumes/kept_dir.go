@@ -328,7 +328,7 @@ func (v *Volume) addEntry(found Persisted, h *keptHeader) {
 		e := v.keptMemory(k, m.Size)
 		e.entry = ent
 		if h.keys != nil {
-			e.sealed = v.sealer.OldExtent(h.keys[i], m.Number, m.Blocks)
+			e.sealed = v.sealer.OldExtent(h.keys[i], m.Blocks)
 		}
 		ent.memories = append(ent.memories, e)
 	}

@@ -17,7 +17,7 @@ import (
 // A file that persists. All numbers are little-endian.
 //
 //	body     the first memory, to the end of its last page
-//	header   order u64, memories u32; per memory: file u64, size u64, salt [32], number u64, blocks u32, and
+//	header   order u64, memories u32; per memory: file u64, size u64, salt [32], blocks u32, and
 //	         per block: pages u32, nonce u64 (0: not written), tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
 //	tail     keptTail, 1024 bytes
@@ -62,12 +62,10 @@ type keptTail struct {
 
 // keptMemory describes one memory in a header.
 type keptMemory struct {
-	File uint64 // the number in the file's name while it is a part
-	Size int64
-	Salt seal.Salt // of the key that sealed the blocks
-	// Number and Blocks are those of the seal.Extent; there are none if nothing is encrypted.
-	Number uint64
-	Blocks []seal.Block
+	File   uint64 // the number in the file's name while it is a part
+	Size   int64
+	Salt   seal.Salt    // of the key that sealed the blocks
+	Blocks []seal.Block // none if nothing is encrypted
 }
 
 // bytes returns the tail as it is written, with its checksum.
@@ -93,8 +91,8 @@ func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 	return nil
 }
 
-// placeExtra and headerExtra are authenticated with the place and the header. Blocks have 16 bytes
-// there, so none of the three passes for another.
+// placeExtra and headerExtra are authenticated with the place and the header. Blocks have no such text,
+// so none of the three passes for another.
 func (t *keptTail) placeExtra() []byte {
 	return binary.LittleEndian.AppendUint64([]byte("spillway place "), t.Key)
 }
@@ -217,7 +215,6 @@ type memoryHeader struct {
 	File   uint64
 	Size   int64
 	Salt   seal.Salt
-	Number uint64
 	Blocks uint32
 }
 
@@ -241,7 +238,7 @@ func headerText(order uint64, memories []keptMemory, meta []byte) []byte {
 			blocks = append(blocks, keptBlock{uint32(b.Len / tier.Page), b.Seal})
 			end = b.Off + b.Len
 		}
-		fixed := memoryHeader{m.File, m.Size, m.Salt, m.Number, uint32(len(blocks))}
+		fixed := memoryHeader{m.File, m.Size, m.Salt, uint32(len(blocks))}
 		p, _ = binary.Append(p, binary.LittleEndian, fixed)
 		p, _ = binary.Append(p, binary.LittleEndian, blocks)
 	}
@@ -249,7 +246,7 @@ func headerText(order uint64, memories []keptMemory, meta []byte) []byte {
 }
 
 // parseMemories takes the order and the memories off the front of h.meta. It allocates no more than
-// the header has bytes.
+// the header has bytes. A header with blocks is sealed, so they are what a volume has written.
 func (h *keptHeader) parseMemories() error {
 	r := bytes.NewReader(h.meta)
 	var count uint32
@@ -262,15 +259,12 @@ func (h *keptHeader) parseMemories() error {
 		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Blocks) > int64(r.Len()/binary.Size(keptBlock{})) {
 			return errDamaged("a memory of %d bytes in %d sealed blocks", m.Size, m.Blocks)
 		}
-		memory := keptMemory{m.File, m.Size, m.Salt, m.Number, nil}
+		memory := keptMemory{m.File, m.Size, m.Salt, nil}
 		blocks := make([]keptBlock, m.Blocks)
 		err = binary.Read(r, binary.LittleEndian, blocks)
 		off := int64(0)
 		for _, b := range blocks {
 			n := int64(b.Pages) * tier.Page
-			if n > round(m.Size)-off || b.Seal.Nonce != 0 && (n == 0 || n > seal.BlockSize) || b.Seal.Nonce == seal.Lost {
-				return errDamaged("a sealed block of %d bytes at %d of %d", n, off, m.Size)
-			}
 			if b.Seal.Nonce != 0 {
 				memory.Blocks = append(memory.Blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
 			}

@@ -123,7 +123,7 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 		if err != nil {
 			return err
 		}
-		m.Salt, m.Number, m.Blocks = e.sealed.Key().Salt(), e.sealed.Number(), blocks
+		m.Salt, m.Blocks = e.sealed.Key().Salt(), blocks
 	}
 	ent.order = v.numbers.Add(1)
 	text := headerText(ent.order, described, meta)

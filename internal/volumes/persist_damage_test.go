@@ -218,6 +218,31 @@ func TestMissingAndShortParts(t *testing.T) {
 	}
 }
 
+// TestUnreadableHeaderLosesNothing: a directory with a file whose header cannot be read is left alone,
+// because the header may list files that would be removed otherwise.
+func TestUnreadableHeaderLosesNothing(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, page, page, unit)
+	leave(t, v, es...)
+	before := contents(t, dir)
+	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{
+		Ops: []string{"read"}, Path: "????????????????", Effect: faultfs.Fail(syscall.EIO),
+	})
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+	if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, "input/output error") {
+		t.Errorf("%v are kept, warned of %q", v.Persisted(), w)
+	}
+	closeVolume(t, v)
+	wantSame(t, "opened", before, contents(t, dir))
+	v = openPersistent(t, dir)
+	if got := keptNumbers(t, v, map[uint64][]int64{1: {page, page, unit}}); len(got) != 1 {
+		t.Errorf("%v are kept", got)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
+}
+
 // TestMoreThanTheCapacityIsLeftAlone: what does not fit into the volume stays as it is, with a warning.
 func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
 	dir := tempDir(t)

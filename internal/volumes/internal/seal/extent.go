@@ -1,7 +1,6 @@
 package seal
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -34,12 +33,14 @@ func (b *Block) end() int64 { return b.Off + b.Len }
 // own, so no write reads. A read opens the blocks that it touches. Therefore a write may replace
 // blocks, and cannot change a part of one.
 //
+// No two blocks have the same nonce, so a seal opens only the bytes that were written with it: not another
+// block's, another memory's, or older ones.
+//
 // An Extent is safe for concurrent use. Overlapping reads and writes at the same time are errors of
 // the caller: a read may find that bytes and seal do not belong together.
 type Extent struct {
 	sealer *Sealer
 	key    *Key
-	number uint64 // of the memory, among those of the key
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -50,19 +51,18 @@ type Extent struct {
 
 // NewExtent returns the extent of a new memory. All of it reads as zeros until it is written.
 func (s *Sealer) NewExtent() *Extent {
-	return &Extent{sealer: s, key: s.own, number: s.memories.Add(1)}
+	return &Extent{sealer: s, key: s.own}
 }
 
 // OldExtent returns the extent of a memory that was sealed with a key of KeyOf. It cannot be written.
-func (s *Sealer) OldExtent(key *Key, number uint64, blocks []Block) *Extent {
-	x := &Extent{sealer: s, key: key, number: number}
+func (s *Sealer) OldExtent(key *Key, blocks []Block) *Extent {
+	x := &Extent{sealer: s, key: key}
 	x.mu.blocks = blocks
 	return x
 }
 
-// Key returns the key of the extent, and Number the memory's number among those of the key.
-func (x *Extent) Key() *Key      { return x.key }
-func (x *Extent) Number() uint64 { return x.number }
+// Key returns the key that sealed the memory.
+func (x *Extent) Key() *Key { return x.key }
 
 // Blocks returns the blocks that were written. If a write failed and was not repeated, Blocks returns its
 // error.
@@ -131,8 +131,8 @@ func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte)
 			plain = out[:b.Len]
 		}
 		b.Seal.Nonce = x.sealer.nonces.Add(1)
-		nonce, extra := nonceOf(b.Seal.Nonce), x.extra(a)
-		x.key.aead.Seal(out[:0], nonce[:], plain, extra[:])
+		nonce := nonceOf(b.Seal.Nonce)
+		x.key.aead.Seal(out[:0], nonce[:], plain, nil)
 		b.Seal.Tag = [TagSize]byte(out[b.Len:])
 		made = append(made, b)
 		a = b.end()
@@ -190,8 +190,8 @@ func (x *Extent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) 
 		if whole {
 			out = p[b.Off-off:][:0:b.Len]
 		}
-		nonce, extra := nonceOf(b.Seal.Nonce), x.extra(b.Off)
-		text, err := x.key.aead.Open(out, nonce[:], sealed, extra[:])
+		nonce := nonceOf(b.Seal.Nonce)
+		text, err := x.key.aead.Open(out, nonce[:], sealed, nil)
 		if err != nil {
 			return altered(b, nil)
 		}
@@ -200,13 +200,6 @@ func (x *Extent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) 
 		}
 	}
 	return nil
-}
-
-// extra is authenticated with a block, so that it opens only as this block of this memory.
-func (x *Extent) extra(off int64) (p [16]byte) {
-	binary.BigEndian.PutUint64(p[:8], x.number)
-	binary.BigEndian.PutUint64(p[8:], uint64(off))
-	return p
 }
 
 // round returns n rounded up to a multiple of a page.

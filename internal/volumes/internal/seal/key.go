@@ -55,10 +55,9 @@ type Mark struct {
 // Sealer has the keys of a volume. It is safe for concurrent use, except for KeyOf, Opened and
 // Forget.
 type Sealer struct {
-	own      *Key
-	nonces   atomic.Uint64 // used so far with own, from 1 on
-	memories atomic.Uint64 // numbers given to memories so far
-	mark     Mark
+	own    *Key
+	nonces atomic.Uint64 // used so far with own, from 1 on
+	mark   Mark
 
 	// While the volume is being opened.
 	users []byte
