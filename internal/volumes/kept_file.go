@@ -34,11 +34,11 @@ const (
 	tailSize  = 1024
 	tailMagic = "SPLKEPT2"
 	formatTag = "SPLKDIR2"
-
-	// maxHeader bounds the header of a body of length 0. A longer body may have four pages more for
-	// each MiB, which is enough for its checksums and for sealed blocks of one page.
-	maxHeader = 16 << 20
 )
+
+// maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB
+// are enough for its checksums and for sealed blocks of one page.
+func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*4*tier.Page }
 
 // sealedBy is what opens a sealed text besides the user's key.
 type sealedBy struct {
@@ -126,7 +126,7 @@ func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
 	case t.Key != key:
 		return nil, errDamaged("it is the file %016x", t.Key)
 	case t.Body < 0 || t.Room < tailSize || t.Body != length-t.Room || t.Length < 0 || t.Length > t.Room-tailSize ||
-		t.Length > maxHeader+t.Body/(1<<20)*4*tier.Page || int(t.PlaceSize) > len(t.Place):
+		t.Length > maxHeader(t.Body) || int(t.PlaceSize) > len(t.Place):
 		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
 			t.Length, t.Room, t.Body, length)
 	}

@@ -128,8 +128,8 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 	ent.order = v.numbers.Add(1)
 	text := headerText(ent.order, described, meta)
 	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(ent.memories[0].size), Length: int64(len(text))}
-	if t.Length > maxHeader {
-		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, maxHeader)
+	if most := maxHeader(t.Body); t.Length > most {
+		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, most)
 	}
 	if v.sealer != nil {
 		text, t.HeaderSeal.Seal = v.sealer.SealText(text, headerExtra)
