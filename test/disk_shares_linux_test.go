@@ -54,9 +54,15 @@ func TestDisksOfOneFileSystemShareIt(t *testing.T) {
 		disks map[string]spillway.Amount
 		want  map[string]int64
 	}{
-		"one":             {map[string]spillway.Amount{"a": {}}, map[string]int64{"a": 6 << 20}},
-		"three":           {map[string]spillway.Amount{"a": {}, "b": {}, "c": {}}, map[string]int64{"a": 2 << 20, "b": 2 << 20, "c": 2 << 20}},
-		"two and another": {map[string]spillway.Amount{"a": {}, "b": {}, "other": {}}, map[string]int64{"a": 3 << 20, "b": 3 << 20, "other": 6 << 20}},
+		"one": {map[string]spillway.Amount{"a": {}}, map[string]int64{"a": 6 << 20}},
+		"three": {
+			map[string]spillway.Amount{"a": {}, "b": {}, "c": {}},
+			map[string]int64{"a": 2 << 20, "b": 2 << 20, "c": 2 << 20},
+		},
+		"two and another": {
+			map[string]spillway.Amount{"a": {}, "b": {}, "other": {}},
+			map[string]int64{"a": 3 << 20, "b": 3 << 20, "other": 6 << 20},
+		},
 		"beside bytes": {
 			map[string]spillway.Amount{"a": {}, "b": spillway.Bytes(4 << 20), "other": spillway.Bytes(1 << 20)},
 			map[string]int64{"a": 4 << 20, "b": 4 << 20, "other": 1 << 20},

@@ -149,11 +149,12 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Persist.
+// CheckKey returns an error if a Config's Encrypt, Key and Persist do not fit together.
 func CheckKey(encrypt bool, key []byte, persist bool) error {
 	switch {
 	case key == nil && encrypt && persist:
-		return errors.New("Persist with Encrypt needs a Key: one that the volume makes is gone with the process, and what persists with it")
+		return errors.New("Persist with Encrypt needs a Key: one that the volume makes is gone with the process, " +
+			"and what persists with it")
 	case key == nil:
 		return nil
 	case !encrypt:
