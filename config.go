@@ -164,7 +164,8 @@ type DiskConfig struct {
 	// files in it is touched, and none stays, but with Persist.
 	Dir string
 	// Capacity is the most that may lie there. A share is one of what the file system has free when
-	// the engine is opened, less Reserve. The default is half of that.
+	// the engine is opened, less Reserve. The default is half of that. Disks on one file system
+	// divide what is free there, without the capacities in bytes of others, equally among them.
 	Capacity Amount
 	// Marks are this space's; zero fields mean those of Config.DiskMarks.
 	Marks tier.Fractions

@@ -9,11 +9,13 @@ import (
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -270,7 +272,7 @@ func nodeOr(configured *int, other int) int {
 func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	capacity := d.Capacity.Bytes
 	if capacity == 0 {
-		free, err := freeIn(ctx, d)
+		free, err := e.freeFor(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -314,6 +316,39 @@ func pagesOf(n int64, share Amount) int64 {
 		return 0
 	}
 	return part / tier.Page * tier.Page
+}
+
+// freeFor returns how many bytes disk i may count as free. Disks on one file system, which are those
+// whose directories have the same device, share the bytes that are left without the capacities in
+// bytes of other disks there.
+func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
+	defer guard.Error(&err, "DiskConfig.FS")
+	device := func(d DiskConfig) (id uint64, known bool) {
+		files := d.FS
+		if files == nil {
+			files = disk.OS()
+		}
+		info, err := files.Stat(d.Dir)
+		if err != nil {
+			return 0, false // to open the disk will fail
+		}
+		return fsinfo.Device(info)
+	}
+	d := e.cfg.Disks[i]
+	if free, err = freeIn(ctx, d); err != nil {
+		return 0, err
+	}
+	mine, known := device(d)
+	sharers := int64(1)
+	for j, other := range e.cfg.Disks {
+		if id, ok := device(other); j == i || !known || !ok || id != mine {
+			continue
+		}
+		if free -= other.Capacity.Bytes; other.Capacity.Bytes == 0 {
+			sharers++
+		}
+	}
+	return max(0, free) / sharers, nil
 }
 
 // freeIn returns how many bytes are free where d's files are to lie.

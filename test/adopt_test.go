@@ -32,7 +32,7 @@ import (
 // keptFiles returns the files of batches and dictionaries in a directory, with those of parts.
 func keptFiles(t testing.TB, dir string) (files []string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", "??", "*"))
+	files, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", "????????????????*"))
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}

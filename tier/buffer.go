@@ -53,11 +53,13 @@ type DeviceMemory interface {
 // the disk, with several requests under way; others work and are slower.
 type FileMemory interface {
 	Memory
-	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError.
+	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError. Memory that encrypts
+	// does not read for a write: it returns ErrNotSupported if off is not a multiple of Page, or
+	// if p would change only a part of what an earlier call has written between two multiples of
+	// 64 KiB.
 	WriteAt(ctx context.Context, p []byte, off int64) error
-	// ReadAt fills p from off. Memory that authenticates what it reads returns an
-	// AlteredError if that is not what was written; so does its WriteAt where it must
-	// read.
+	// ReadAt fills p from off. Memory that encrypts returns an AlteredError if the bytes are not
+	// what was written.
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// Locate says in which file of the volume, and where in it, off lies, for
 	// error messages.

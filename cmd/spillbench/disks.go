@@ -23,7 +23,7 @@ import (
 const leastDisk = 2 * tier.Page
 
 // sealing is how many bytes of memory a volume that encrypts maps for the requests of four transfers.
-const sealing = 4 * volumes.DefaultDepth * (volumes.DefaultRequest + tier.Page)
+const sealing = volumes.EncryptionBuffers
 
 // addDisks checks the spill directories, works out their sizes, and adds them to the configuration. It
 // leaves out full ones, with a note, if another has room.

@@ -1,5 +1,5 @@
-// Package extent allocates ranges of a line: the offsets in an arena, in a
-// device's memory or in a spill file. It touches no memory itself.
+// Package extent allocates ranges of a line: the offsets in an arena, in a device's memory or in a
+// spill file. It accesses no memory itself.
 //
 //	0            off        off+n                             size
 //	├── taken ────┼── free ──┼── taken ──┼──────── free ────────┤
@@ -8,9 +8,8 @@
 // the lowest. So the high end of the line stays free and can be given back. Freed ranges are joined
 // with their free neighbours at once; two free ranges never touch.
 //
-// The package knows no alignment: if every n that a caller passes is a multiple
-// of some unit, so is every offset. An Allocator has no lock of its own; its
-// owner guards it.
+// The package knows no alignment: if every n that a caller passes is a multiple of some unit, so is
+// every offset. An Allocator has no lock of its own; its owner guards it.
 package extent
 
 import (
@@ -20,13 +19,13 @@ import (
 	"github.com/google/btree"
 )
 
-// degree of the trees: nodes of 31 to 63 ranges of 16 bytes, at most a page
-// of 1 KiB, as google/btree's own benchmarks find best for small items.
+// degree of the trees: nodes of 31 to 63 ranges of 16 bytes, at most a page of 1 KiB, as
+// google/btree's own benchmarks find best for small items.
 const degree = 32
 
-// Allocator hands out ranges of [0, size). It is not safe for concurrent use.
-// Alloc, Free and Largest take time logarithmic in the number of free ranges
-// and, once the trees have grown, allocate no memory.
+// Allocator allocates ranges of [0, size). It is not safe for concurrent use. Alloc, Free and Largest
+// take time logarithmic in the number of free ranges and, once the trees have grown, allocate no
+// memory.
 type Allocator struct {
 	size int64
 	free int64
@@ -34,38 +33,29 @@ type Allocator struct {
 	byOffset *btree.BTreeG[span] // the free ranges, twice
 	byLength *btree.BTreeG[span]
 
-	found span // what catch was given last; n is 0 for nothing
+	found span // the result of a search by catch; n is 0 if there is none
 	catch btree.ItemIteratorG[span]
 }
 
 type span struct{ off, n int64 }
 
-func lessOffset(a, b span) bool { return a.off < b.off }
-
-func lessLength(a, b span) bool { return a.n < b.n || a.n == b.n && a.off < b.off }
-
-// New returns an allocator of [0, size), all of it free. size must not be
-// negative.
+// New returns an allocator of [0, size), all of it free. size must not be negative.
 func New(size int64) *Allocator {
 	if size < 0 {
 		panic(fmt.Sprintf("extent: a line of %d bytes", size))
 	}
 	a := &Allocator{
-		size:     size,
-		free:     size,
-		byOffset: btree.NewG(degree, lessOffset),
-		byLength: btree.NewG(degree, lessLength),
+		byOffset: btree.NewG(degree, func(a, b span) bool { return a.off < b.off }),
+		byLength: btree.NewG(degree, func(a, b span) bool { return a.n < b.n || a.n == b.n && a.off < b.off }),
 	}
-	// One closure for all searches: one made at each call would be allocated.
+	// One closure for all searches, because one for each call would be allocated.
 	a.catch = func(s span) bool { a.found = s; return false }
-	if size > 0 {
-		a.insert(span{0, size})
-	}
+	a.Grow(size)
 	return a
 }
 
-// Alloc takes n > 0 bytes out of the shortest free range that has them, from
-// its low end, and reports whether there was one.
+// Alloc takes n > 0 bytes from the low end of the shortest free range that has them, and reports
+// whether there was one.
 func (a *Allocator) Alloc(n int64) (off int64, ok bool) {
 	if n <= 0 {
 		panic(fmt.Sprintf("extent: a range of %d bytes", n))
@@ -76,43 +66,51 @@ func (a *Allocator) Alloc(n int64) (off int64, ok bool) {
 	if s.n == 0 {
 		return 0, false
 	}
-	a.remove(s)
-	if s.n > n {
-		a.insert(span{s.off + n, s.n - n})
+	a.byLength.Delete(s)
+	a.byOffset.Delete(s)
+	if rest := (span{s.off + n, s.n - n}); rest.n > 0 {
+		a.byLength.ReplaceOrInsert(rest)
+		a.byOffset.ReplaceOrInsert(rest)
 	}
 	a.free -= n
 	return s.off, true
 }
 
-// Free gives back [off, off+n), n > 0, which may be part of what one Alloc
-// returned or span several. It panics if any of it is free already or outside
-// the line: a range that is handed out twice would be worse.
+// Free gives back [off, off+n), n > 0, which may be part of what one Alloc returned or span several.
+// It panics if any of it is free already or outside the line, because a range that is allocated twice
+// would be worse.
 func (a *Allocator) Free(off, n int64) {
 	if n <= 0 || off < 0 || off > a.size || n > a.size-off {
 		panic(fmt.Sprintf("extent: range [%d, +%d) freed on a line of %d bytes", off, n, a.size))
 	}
-	before, after := a.at(off), a.from(off)
-	if before.n > 0 && before.off+before.n > off {
-		panic(fmt.Sprintf("extent: range [%d, +%d) freed while [%d, +%d) is free", off, n, before.off, before.n))
-	}
-	if after.n > 0 && after.off < off+n {
-		panic(fmt.Sprintf("extent: range [%d, +%d) freed while [%d, +%d) is free", off, n, after.off, after.n))
+	a.found = span{}
+	a.byOffset.DescendLessOrEqual(span{off: off}, a.catch)
+	before := a.found
+	a.found = span{}
+	a.byOffset.AscendGreaterOrEqual(span{off: off}, a.catch)
+	after := a.found
+	for _, s := range []span{before, after} {
+		if s.n > 0 && s.off < off+n && off < s.off+s.n {
+			panic(fmt.Sprintf("extent: range [%d, +%d) freed while [%d, +%d) is free", off, n, s.off, s.n))
+		}
 	}
 	a.free += n
-	s := span{off, n}
+	joined := span{off, n}
 	if before.n > 0 && before.off+before.n == off {
-		a.remove(before)
-		s = span{before.off, before.n + n}
+		a.byLength.Delete(before)
+		a.byOffset.Delete(before)
+		joined = span{before.off, before.n + n}
 	}
 	if after.n > 0 && after.off == off+n {
-		a.remove(after)
-		s.n += after.n
+		a.byLength.Delete(after)
+		a.byOffset.Delete(after)
+		joined.n += after.n
 	}
-	a.insert(s)
+	a.byLength.ReplaceOrInsert(joined)
+	a.byOffset.ReplaceOrInsert(joined)
 }
 
-// Grow makes the line longer; what is added is free. size must not be below
-// the present size.
+// Grow makes the line longer; the added bytes are free. size must not be below the present size.
 func (a *Allocator) Grow(size int64) {
 	if size < a.size {
 		panic(fmt.Sprintf("extent: a line of %d bytes grown to %d", a.size, size))
@@ -139,34 +137,10 @@ func (a *Allocator) Largest() int64 {
 // Ranges returns how many free ranges there are.
 func (a *Allocator) Ranges() int { return a.byOffset.Len() }
 
-// All yields the free ranges in ascending order as offset and length. The
-// allocator must not be changed meanwhile.
+// All yields the free ranges in ascending order as offset and length. The allocator must not be
+// changed meanwhile.
 func (a *Allocator) All() iter.Seq2[int64, int64] {
 	return func(yield func(off, n int64) bool) {
 		a.byOffset.Ascend(func(s span) bool { return yield(s.off, s.n) })
 	}
-}
-
-// at returns the last free range that starts at off or before it.
-func (a *Allocator) at(off int64) span {
-	a.found = span{}
-	a.byOffset.DescendLessOrEqual(span{off: off}, a.catch)
-	return a.found
-}
-
-// from returns the first free range that starts at off or after it.
-func (a *Allocator) from(off int64) span {
-	a.found = span{}
-	a.byOffset.AscendGreaterOrEqual(span{off: off}, a.catch)
-	return a.found
-}
-
-func (a *Allocator) insert(s span) {
-	a.byOffset.ReplaceOrInsert(s)
-	a.byLength.ReplaceOrInsert(s)
-}
-
-func (a *Allocator) remove(s span) {
-	a.byOffset.Delete(s)
-	a.byLength.Delete(s)
 }

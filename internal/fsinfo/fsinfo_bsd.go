@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"math"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +34,15 @@ func Of(path string) (Info, error) {
 // Owner does not know the owner of a file: there are no locks of files with which an owner would
 // matter.
 func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
+
+// Device returns the device id of the file system that a file is on, if that is known.
+func Device(info fs.FileInfo) (id uint64, known bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return uint64(st.Dev), true
+}
 
 // OpenLimit returns how many files the process may have open, the largest int64 if that is not
 // known. The Go runtime has raised it to the hard limit.

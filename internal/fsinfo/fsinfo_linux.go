@@ -71,6 +71,15 @@ func Owner(info fs.FileInfo) (uid uint32, known bool) {
 	return st.Uid, true
 }
 
+// Device returns the device id of the file system that a file is on, if that is known.
+func Device(info fs.FileInfo) (id uint64, known bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return st.Dev, true
+}
+
 // OpenLimit returns how many files the process may have open, the largest int64 if that is not
 // known. The Go runtime has raised it to the hard limit.
 func OpenLimit() int64 {

@@ -14,5 +14,8 @@ func Of(string) (Info, error) { return Info{}, errors.ErrUnsupported }
 // Owner does not know the owner of a file here.
 func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
 
+// Device does not know the device of a file here.
+func Device(fs.FileInfo) (id uint64, known bool) { return 0, false }
+
 // OpenLimit returns the largest int64: the limit is not known here.
 func OpenLimit() int64 { return math.MaxInt64 }

@@ -56,3 +56,27 @@ func TestOwner(t *testing.T) {
 		t.Errorf("the owner is %d, %v", uid, known)
 	}
 }
+
+// Two directories of one file system have the same device, and those of another one do not.
+func TestDevice(t *testing.T) {
+	device := func(dir string) (uint64, bool) {
+		t.Helper()
+		info, err := os.Stat(dir)
+		if err != nil {
+			t.Skip(err)
+		}
+		return Device(info)
+	}
+	dir := t.TempDir()
+	if err := os.Mkdir(dir+"/sub", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a, known := device(dir)
+	b, _ := device(dir + "/sub")
+	if a != b || known != (runtime.GOOS != "windows") {
+		t.Errorf("the devices are %d and %d, known: %v", a, b, known)
+	}
+	if c, _ := device("/proc"); c == a {
+		t.Errorf("/proc is on the device of %s", dir)
+	}
+}

@@ -1,15 +1,17 @@
 package volumes
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"sort"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -21,30 +23,42 @@ import (
 // MiB takes 20 µs.
 const growStep = 64 << 20
 
-// extents is memory on a volume: what Volume.Alloc returns. It is a
-// tier.FileMemory, and safe for concurrent use; transfers that overlap have no
-// order.
+// extents is the memory that Volume.Alloc returns: one or more pieces of segments, or with
+// Config.Persist a file of its own. It implements tier.FileMemory.
+//
+// It is in use from Alloc on, by its owner and by each transfer in progress. Free ends the owner's
+// use. When the last use ends, the room is the volume's again.
 type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
-	one    [1]piece    // what pieces are, if it is one
-	units  *seal.Units // nil if the volume does not encrypt
-	kept   *keptFile   // its file, if the volume has Config.Persist; nil: segments
+	one    [1]piece     // the array of pieces, if there is one
+	sealed *seal.Extent // nil if the volume does not encrypt
+	kept   *keptFile    // nil: the memory is in segments
 
-	unwritten atomic.Int64 // bytes of it in the volume's backlog
-
-	freed     atomic.Bool
-	refs      atomic.Int64 // the owner and the transfers under way
-	reclaimed func()       // set before the owner's reference goes
+	written   atomic.Int64 // bytes, counting repeated writes of the same place: an estimate for the backlog
+	reclaimed func()       // set by Free
 
 	// Guarded by the volume's mutex.
+	uses     int
+	freed    bool
 	entry    *entry // what the memory persists in; nil: nothing
-	disowned bool   // the room is another's by now; see PutBack
+	disowned bool   // another memory has the room; see PutBack
 }
 
-// place is where a piece lies. The file is kept beside the segment because a
-// segment may be closed and opened again, but not while a piece of it is held.
+// segment is one file. Each byte of it is allocated, in backed, in holes, or being added or given
+// back by the owner of the change token.
+type segment struct {
+	name   string
+	size   int64
+	file   disk.File         // nil: not open, and all of it is a hole; set with change and mu
+	backed *extent.Allocator // free room that the file system has given
+	holes  *extent.Allocator // room that the file system has
+	used   int64             // allocated
+}
+
+// place is where a piece begins. The file is that of the segment: that one may be closed and opened
+// again, but not while a piece of it is allocated.
 type place struct {
 	seg  *segment
 	file disk.File
@@ -62,41 +76,16 @@ func (e *extents) Size() int64 { return e.size }
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	p := e.pieces[e.pieceAt(off)]
-	return e.v.cfg.Dir, e.fileName(p.At), p.At.off + off - p.Off
-}
-
-// fileName returns the name of the file at a place of the memory.
-func (e *extents) fileName(at place) string {
 	if e.kept != nil {
-		return e.kept.name()
+		return e.v.cfg.Dir, e.kept.name(), off
 	}
-	return at.seg.name
+	return e.v.cfg.Dir, p.At.seg.name, p.At.off + off - p.Off
 }
 
-// pieceAt returns the index of the piece that off lies in.
+// pieceAt returns the index of the piece that contains off.
 func (e *extents) pieceAt(off int64) int {
-	i, exact := slices.BinarySearchFunc(e.pieces, off, func(p piece, off int64) int {
-		switch {
-		case p.Off < off:
-			return -1
-		case p.Off > off:
-			return 1
-		}
-		return 0
-	})
-	if !exact {
-		i--
-	}
-	return max(0, i)
-}
-
-// stretches returns where pieces are in their memory.
-func stretches(pieces []piece) []seal.Stretch {
-	all := make([]seal.Stretch, len(pieces))
-	for i, p := range pieces {
-		all[i] = seal.Stretch{Off: p.Off, Len: p.Len}
-	}
-	return all
+	behind := sort.Search(len(e.pieces), func(i int) bool { return e.pieces[i].Off > off })
+	return max(0, behind-1)
 }
 
 // round returns n rounded up to a multiple of 4096.
@@ -105,16 +94,13 @@ func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 // Charge returns size rounded up to a multiple of 4096.
 func (v *Volume) Charge(size int64) int64 { return round(size) }
 
-// source is the room that can be handed out at once, as package placement sees it;
-// v.mu is held. Low segments come first, so that high ones become free as a whole.
+// source is the backed room, for package placement. Its caller has v.mu. Low segments come first, so
+// that high ones become free as a whole.
 type source struct{ v *Volume }
 
 func (s source) Alloc(n int64) (place, bool) {
 	n = round(n)
 	for _, seg := range s.v.mu.segments {
-		if seg.backed.FreeBytes() < n {
-			continue
-		}
 		if off, ok := seg.backed.Alloc(n); ok {
 			seg.used += n
 			s.v.mu.used += n
@@ -140,92 +126,59 @@ func (s source) Largest() (largest int64) {
 	return largest
 }
 
-// Alloc hands out size > 0 bytes, with whatever is in them: first room that was written and freed
-// before, which is written again at twice the speed of fresh room, and then what the file system
-// gives. A memory that cannot be had in one piece is split at cuts, or at multiples of
-// Config.Request, where requests meet anyway; a shorter stretch between two cuts lies in one
-// piece. No room, in the volume or on the file system, is a *tier.NoSpaceError, with the system's
-// error as its cause.
+// Alloc returns a memory of size > 0 bytes with any contents. Room that was written and freed before
+// comes first, because it is written again at twice the speed of fresh room. Then the volume takes room
+// from the file system. If there is no piece of that size, the memory is split at cuts, or at multiples
+// of Config.Request, which requests end at anyway. No room, in the volume or in the file system, is a
+// *tier.NoSpaceError.
 func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
+	switch {
+	case size <= 0:
+		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
+	case size > v.cfg.Capacity: // also keeps what follows from overflowing
+		return nil, v.full(size, nil)
+	}
+	var e *extents
 	var asked growth
-	e, err := v.take(size, cuts, &asked)
-	v.asked(asked)
+	var err error
+	if v.cfg.Persist {
+		e, err = v.createKept(size, &asked)
+	} else {
+		if size > v.cfg.Request {
+			cuts = slices.Clone(cuts)
+			for c := v.cfg.Request; c < size; c += v.cfg.Request {
+				cuts = append(cuts, c)
+			}
+			slices.Sort(cuts)
+			cuts = slices.Compact(cuts)
+		}
+		e, err = v.reuse(size, cuts, v.cfg.Request)
+		if e == nil && err == nil {
+			e, err = v.growAndReuse(size, cuts, &asked)
+		}
+	}
+	if v.cfg.Events != nil && (asked.had || asked.cause != nil) { // without the change token
+		v.ended(context.Background(), takingRoom, asked.cause)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if v.sealer != nil {
-		e.units = v.sealer.NewUnits(stretches(e.pieces))
+		e.sealed = v.sealer.NewExtent()
 	}
-	e.unwritten.Store(size)
-	v.pacer.TakeOn(size)
+	v.disk.TakeOn(size)
 	return e, nil
 }
 
-// growth is what became of asking the file system for room.
+// growth is how the file system answered requests for room.
 type growth struct {
 	had   bool  // it gave some
-	cause error // it refused in the end
+	cause error // it refused the last request
 }
 
-// take is Alloc except for the backlog. In asked it leaves what the file system answered.
-func (v *Volume) take(size int64, cuts []int64, asked *growth) (*extents, error) {
-	if size <= 0 {
-		return nil, fmt.Errorf("disk: volume %s: cannot allocate %d bytes", v.cfg.Dir, size)
-	}
-	if size > v.cfg.Capacity { // also keeps what follows from overflowing
-		return nil, v.full(size, nil)
-	}
-	if v.cfg.Persist {
-		return v.createKept(size, asked)
-	}
-	allowed := v.allowedCuts(size, cuts)
-	if e, err := v.reuse(size, allowed, v.cfg.Request); e != nil || err != nil {
-		return e, err
-	}
-	v.change <- struct{}{}
-	defer func() { <-v.change }()
-	for {
-		e, err := v.reuse(size, allowed, v.cfg.Request)
-		if e != nil || err != nil {
-			return e, err
-		}
-		grown, cause := v.grow(round(size))
-		if grown {
-			asked.had = true
-			continue
-		}
-		asked.cause = cause
-		// Nothing more to be had: small pieces are better than none.
-		e, err = v.reuse(size, allowed, 0)
-		if e != nil || err != nil {
-			return e, err
-		}
-		if cause != nil {
-			v.pacer.Fail()
-		}
-		if cause != nil && !outOfRoom(cause) {
-			return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(cause))
-		}
-		return nil, v.full(size, cause)
-	}
-}
-
-// allowedCuts returns cuts with the multiples of Request added.
-func (v *Volume) allowedCuts(size int64, cuts []int64) []int64 {
-	if size <= v.cfg.Request {
-		return cuts
-	}
-	all := slices.Clone(cuts)
-	for c := v.cfg.Request; c < size; c += v.cfg.Request {
-		all = append(all, c)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// reuse places size bytes in backed room, in pieces of least bytes or more; nil and no error if it
-// cannot.
-func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) {
+// reuse places size bytes in backed room, in pieces of minPiece bytes or more. It returns nil and no
+// error if it cannot.
+func (v *Volume) reuse(size int64, cuts []int64, minPiece int64) (*extents, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.closed {
@@ -234,163 +187,117 @@ func (v *Volume) reuse(size int64, cuts []int64, least int64) (*extents, error) 
 	if v.mu.free < round(size) {
 		return nil, nil
 	}
-	pieces, ok := placement.Place(source{v}, size, cuts, least)
+	pieces, ok := placement.Place(source{v}, size, cuts, minPiece)
 	if !ok {
 		return nil, nil
 	}
 	v.mu.idle = min(v.mu.idle, v.mu.free)
-	e := &extents{v: v, size: size, pieces: pieces}
+	e := &extents{v: v, size: size, pieces: pieces, uses: 1}
 	if len(pieces) == 1 {
 		e.pieces = append(e.one[:0], pieces[0])
 	}
-	e.refs.Store(1)
 	return e, nil
 }
 
-func (v *Volume) full(size int64, cause error) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free}
-	if v.cfg.Persist {
-		e.Available = v.cfg.Capacity - v.mu.used
-	}
-	if cause != nil {
-		e.Cause = fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
-		e.Hint = fullAdvice
-	}
-	for _, s := range v.mu.segments {
-		if cause == nil { // else the holes cannot be filled
-			e.Available += s.holes.FreeBytes()
+// growAndReuse takes room from the file system until size bytes can be placed. Pieces are short only
+// if there is no more room.
+func (v *Volume) growAndReuse(size int64, cuts []int64, asked *growth) (*extents, error) {
+	v.change <- struct{}{}
+	defer func() { <-v.change }()
+	for minPiece := v.cfg.Request; ; {
+		e, err := v.reuse(size, cuts, minPiece)
+		switch {
+		case e != nil || err != nil:
+			return e, err
+		case minPiece > 0:
+			if asked.cause = v.grow(round(size)); asked.cause == nil {
+				asked.had = true
+			} else {
+				minPiece = 0
+			}
+		case asked.cause == errNoHole:
+			asked.cause = nil
+			return nil, v.full(size, nil)
+		default:
+			return nil, v.refused(size, asked.cause)
 		}
-		e.Largest = max(e.Largest, s.backed.Largest())
 	}
-	if e.Available < size {
-		e.Largest = 0 // what is missing is room, not order
-	}
-	return e
 }
 
-// errReserve says why a volume does not take what the file system has.
-var errReserve = errors.New("the file system's free space is down to the reserve")
+// errNoHole reports that the volume has taken all room up to its capacity.
+var errNoHole = errors.New("no hole")
 
-// shortError: by what the file system says of itself, it has less than need bytes to take.
-type shortError struct {
-	error
-	need int64
-}
-
-func (e *shortError) Unwrap() error { return e.error }
-
-// outOfRoom reports whether err means that the file system is full.
-func outOfRoom(err error) bool {
-	return errors.Is(err, errReserve) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
-}
-
-// grow makes a hole backed, on the way to need free bytes, a multiple of a page. It returns false
-// if there is no hole, and an error if the file system refuses. The change token is held.
-func (v *Volume) grow(need int64) (bool, error) {
+// grow backs a hole, on the way to need free bytes: with one request for as much as is worth it, or
+// else for as much as is missing. The caller has the change token.
+func (v *Volume) grow(need int64) error {
 	v.mu.Lock()
-	missing := need - v.mu.free
+	missing := max(need-v.mu.free, tier.Page)
 	v.mu.Unlock()
-	var refused error
-	tried := int64(0)
-	// What is worth asking for, until the file system has it.
-	for _, want := range []int64{max(need, growStep), need, max(missing, v.cfg.Request), max(missing, tier.Page)} {
-		s, off, n := v.takeHole(want)
-		if n == 0 {
-			return false, refused
+	refused := errNoHole
+	for _, want := range []int64{max(need, growStep), missing} {
+		// The longest hole up to want, of the lowest segment that has one.
+		var s *segment
+		var off, n int64
+		v.mu.Lock()
+		for _, seg := range v.mu.segments {
+			if most := min(want, seg.holes.Largest()); most > n {
+				s, n = seg, most
+			}
 		}
-		if n == tried {
-			v.putHole(s, off, n)
-			continue
+		if s != nil {
+			off, _ = s.holes.Alloc(n)
 		}
-		tried = n
-		err := v.back(s, off, n)
+		v.mu.Unlock()
+		if s == nil {
+			return refused
+		}
+		f, err := v.back(s, off, n)
+		v.mu.Lock()
 		if err == nil {
-			return true, nil
+			s.file = f
+			s.backed.Free(off, n)
+			v.mu.free += n
+		} else {
+			s.holes.Free(off, n)
 		}
-		v.putHole(s, off, n)
-		refused = err
-		if !outOfRoom(err) {
-			break
+		v.mu.Unlock()
+		if err == nil {
+			v.fresh.Add(n)
+			return nil
+		}
+		if refused = err; !isFull(err) {
+			return err
 		}
 	}
-	return false, refused
+	return refused
 }
 
-// takeHole takes a hole of want bytes, or the longest if none is as long; of several
-// that in the lowest segment.
-func (v *Volume) takeHole(want int64) (s *segment, off, n int64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, seg := range v.mu.segments {
-		if room := min(want, seg.holes.Largest()); room > n {
-			s, n = seg, room
-		}
-	}
-	if s != nil {
-		off, _ = s.holes.Alloc(n)
-	}
-	return s, off, n
-}
-
-// putHole undoes takeHole. A file with nothing in it is closed.
-func (v *Volume) putHole(s *segment, off, n int64) {
-	v.mu.Lock()
-	s.holes.Free(off, n)
-	f := s.emptyLocked()
-	v.mu.Unlock()
-	if f != nil {
-		if err := v.closeSegment(s.name, f); err != nil {
-			v.warn(causes.DiskFails, "closing %s: %v", s.name, bare(err))
-		}
-	}
-}
-
-// emptyLocked takes the file off a segment that is one hole; nil if it is not.
-func (s *segment) emptyLocked() disk.File {
-	if s.used > 0 || s.holes.FreeBytes() < s.size {
-		return nil
-	}
+// back takes the room of a hole from the file system, and returns the segment's file.
+func (v *Volume) back(s *segment, off, n int64) (disk.File, error) {
 	f := s.file
-	s.file = nil
-	return f
-}
-
-// back takes room for a hole from the file system and makes it free to hand out.
-func (v *Volume) back(s *segment, off, n int64) error {
-	f := s.file // only holders of the token set it
 	err := v.checkReserve(n)
 	if errors.Is(err, fs.ErrNotExist) && f != nil && v.cfg.Reserve == 0 {
-		err = nil // the directory is gone; the file is not, and the system says if it is full
+		err = nil // the directory is gone and the file is not, and the system notices if it is full
+	}
+	if err == nil && f == nil {
+		if f, err = v.openSegment(s.name, v.direct); err != nil {
+			return nil, fmt.Errorf("opening %s: %w", s.name, bare(err))
+		}
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if f == nil {
-		var err error
-		if f, err = v.openSegment(s.name, v.direct); err != nil {
-			return fmt.Errorf("opening %s: %w", s.name, bare(err))
-		}
-	}
-	if err := v.allocate(f, off, n); err != nil {
-		// A part of the room may have been taken.
-		_ = f.Punch(off, n)
+	if err = v.allocate(f, off, n); err != nil {
+		_ = f.Punch(off, n) // a part of the room may have been taken
 		if s.file == nil {
-			err = oneline.Join(err, bare(v.closeSegment(s.name, f)))
+			err = join(err, v.closeSegment(s.name, f))
 		}
-		return fmt.Errorf("taking %d bytes for %s: %w", n, s.name, err)
+		return nil, fmt.Errorf("taking %d bytes for %s: %w", n, s.name, err)
 	}
-	v.fresh.Add(n)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	s.file = f
-	s.backed.Free(off, n)
-	v.mu.free += n
-	return nil
+	return f, nil
 }
 
-// checkReserve reports whether n bytes can be taken and the reserve left.
+// checkReserve returns an error if n bytes cannot be taken and the reserve left.
 func (v *Volume) checkReserve(n int64) error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	switch {
@@ -419,39 +326,48 @@ func (v *Volume) allocate(f disk.File, off, n int64) error {
 	return bare(err)
 }
 
-// Free takes back what Alloc handed out. It calls reclaimed before it returns, or when the last
-// transfer ends. To free memory twice is a panic.
+// Free ends the owner's use of a memory that Alloc returned. It calls reclaimed before it returns, or
+// when the last transfer ends. It panics if the memory was freed before.
 func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e := m.(*extents)
-	if !e.freed.CompareAndSwap(false, true) {
+	v.mu.Lock()
+	if e.freed {
+		v.mu.Unlock()
 		panic("disk: extents freed twice")
 	}
-	e.reclaimed = reclaimed
-	v.mu.Lock()
-	v.mu.retiring++
+	e.freed, e.reclaimed = true, reclaimed
+	if !v.mu.closed { // else Close does not wait for it
+		v.retiring.Add(1)
+		e.reclaimed = func() { reclaimed(); v.retiring.Done() }
+	}
 	v.mu.Unlock()
 	e.unref()
 }
 
-// ref holds the room for a transfer.
+// ref begins a use of the memory.
 func (e *extents) ref() error {
-	for {
-		n := e.refs.Load()
-		if n == 0 || e.freed.Load() {
-			return tier.ErrReleased
-		}
-		if e.refs.CompareAndSwap(n, n+1) {
-			return nil
-		}
+	e.v.mu.Lock()
+	defer e.v.mu.Unlock()
+	if e.freed {
+		return tier.ErrReleased
 	}
+	e.uses++
+	return nil
 }
 
+// unref ends a use. The last one gives the room back.
 func (e *extents) unref() {
-	if e.refs.Add(-1) > 0 {
+	v := e.v
+	v.mu.Lock()
+	e.uses--
+	last := e.uses == 0
+	v.mu.Unlock()
+	if !last {
 		return
 	}
-	v := e.v
-	v.pacer.Settle(e.unwritten.Swap(0))
+	if left := e.size - e.written.Load(); left > 0 {
+		v.disk.Settle(left)
+	}
 	if e.kept != nil {
 		v.freeKept(e)
 	}
@@ -461,9 +377,9 @@ func (e *extents) unref() {
 			source{v}.Free(p.At, p.Len)
 		}
 	}
-	last := v.mu.quiet
+	closed := v.mu.closed
 	v.mu.Unlock()
-	if last {
+	if closed {
 		if err := v.end(); err != nil {
 			v.warn(causes.DiskFails, "%v", err)
 		}
@@ -474,15 +390,4 @@ func (e *extents) unref() {
 		}
 	}
 	e.reclaimed()
-
-	v.mu.Lock()
-	v.mu.retiring--
-	var settled chan struct{}
-	if v.mu.retiring == 0 {
-		settled, v.mu.settled = v.mu.settled, nil
-	}
-	v.mu.Unlock()
-	if settled != nil {
-		close(settled)
-	}
 }

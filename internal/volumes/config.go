@@ -78,7 +78,7 @@ type Config struct {
 	// Events is called when requests are slow or fail, when no room can be taken, and with
 	// LookAtRoom; see package events. It may be nil, and must not panic.
 	Events func(events.Event)
-	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in units
+	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in blocks
 	// of 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in
 	// another place there, is a *tier.AlteredError when it is read.
 	Encrypt bool
@@ -125,13 +125,16 @@ func (c Config) withDefaults() Config {
 		c.Request = DefaultRequest
 	}
 	if c.Encrypt {
-		c.Request = max(seal.Unit, c.Request/seal.Unit*seal.Unit)
+		c.Request = max(seal.BlockSize, c.Request/seal.BlockSize*seal.BlockSize)
 	}
 	if c.Depth == 0 {
 		c.Depth = DefaultDepth
 	}
 	if c.Idle == 0 {
 		c.Idle = defaultIdle
+	}
+	if c.Stripe == nil {
+		c.Stripe = new(Stripe)
 	}
 	if !c.Space.Valid() {
 		c.Space = tier.ID{Kind: tier.Disk}
@@ -146,11 +149,12 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// CheckKey says what is wrong with a Config's Encrypt and Key, or with both and its Persist.
+// CheckKey returns an error if a Config's Encrypt, Key and Persist do not fit together.
 func CheckKey(encrypt bool, key []byte, persist bool) error {
 	switch {
 	case key == nil && encrypt && persist:
-		return errors.New("Persist with Encrypt needs a Key: one that the volume makes is gone with the process, and what persists with it")
+		return errors.New("Persist with Encrypt needs a Key: one that the volume makes is gone with the process, " +
+			"and what persists with it")
 	case key == nil:
 		return nil
 	case !encrypt:

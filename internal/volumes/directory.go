@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -97,7 +96,7 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 		switch name := e.Name(); {
 		case name == lockName, hiddenFile(name) && !e.IsDir():
 		case segmentName.MatchString(name) && !e.IsDir():
-			err = oneline.Join(err, d.removeFile(name))
+			err = join(err, d.removeFile(name))
 		default:
 			foreign = true
 		}
@@ -116,7 +115,7 @@ func (d *ownDir) removeSegments() (foreign bool, err error) {
 func (d *ownDir) remove() error {
 	if d.dirty.Load() {
 		if more, err := d.removeSegments(); err != nil || more { // such as a manifest
-			return oneline.Join(err, d.lock.Close())
+			return join(err, d.lock.Close())
 		}
 	}
 	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
@@ -124,7 +123,7 @@ func (d *ownDir) remove() error {
 	if err == nil {
 		err = removeDir(d.fs, d.path)
 	}
-	return oneline.Join(err, closed)
+	return join(err, closed)
 }
 
 // hiddenFile reports whether a file is one that was removed while it was open: FUSE, NFS and
@@ -182,7 +181,7 @@ func removeAbandoned(fsys disk.FS, dir string) (removed []string, err error) {
 		if gone {
 			removed = append(removed, e.Name())
 		}
-		err = oneline.Join(err, failed)
+		err = join(err, failed)
 	}
 	return removed, err
 }
@@ -203,15 +202,8 @@ func removeIfAbandoned(fsys disk.FS, path string) (gone bool, err error) {
 	d := &ownDir{fs: fsys, path: path, lock: lock}
 	foreign, err := d.removeSegments()
 	if err != nil || foreign {
-		return false, oneline.Join(err, lock.Close())
+		return false, join(err, lock.Close())
 	}
 	err = d.remove()
 	return err == nil, err
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

@@ -9,22 +9,24 @@
 //	│      └─ direct I/O ── the caller's memory
 //	└─ trimmer        gives written room back that nothing needs
 //
-//	tier/disk        what is asked of the file system: disk.FS, disk.File, disk.OS
-//	volume.go        opens and closes a volume, and finds out what its file system can
+//	tier/disk        the interface to the file system: disk.FS, disk.File, disk.OS
+//	volume.go        opens and closes a volume, and tries its file system
 //	directory.go     directories of named files, and what killed processes left in them
-//	alloc.go         takes room and hands it out
+//	alloc.go         takes room from the file system, allocates it, and frees it
 //	trim.go          gives room back
 //	transfer.go      reads and writes
-//	persist.go       what outlives the process: a file for each batch and dictionary
-//	kept_file.go     the format of such a file; kept_dir.go their directory, and what is found there
-//	internal/pace    how fast the volume is: whose turn it is, and how much may be under way
+//	errors.go        classes of errors of file systems
+//	notices.go       events and warnings
+//	persist.go       files that outlive the process: one for each batch and dictionary
+//	kept_file.go     the format of such a file; kept_dir.go their directory
+//	internal/pace    the speed of a disk: which volume comes next, and the length of requests
 //	internal/seal    encryption
 //
 // # Ownership
 //
-// Memory belongs to its holder from Alloc to Free. Free during a transfer takes effect when that
-// has ended. The memory given to a transfer is the caller's again when the call returns, also
-// after an error or when the context has ended: the call waits for the requests under way.
+// Memory belongs to its owner from Alloc to Free. Free during a transfer takes effect when that has
+// ended. The memory given to a transfer is the caller's again when the call returns, also after an
+// error or when the context has ended: the call waits for the requests in progress.
 //
 // # Room
 //
@@ -54,19 +56,19 @@
 //
 // # Encryption
 //
-// With Config.Encrypt only AES-GCM's output reaches a file, in units of 64 KiB, each as long there
-// as in memory, so that I/O stays direct. A unit's tag and nonce (24 bytes) are in memory, and on
-// disk only for what persists. A changed bit, another unit's bytes and older bytes of the same
-// unit are a *tier.AlteredError. A write of a part of a unit reads, opens and seals the rest
-// again. A unit that could not be written again, over what was there, is lost until all of it is
-// written. What was never written reads as zeros.
+// With Config.Encrypt only AES-GCM's output reaches a file. Each write is sealed in blocks of at most
+// 64 KiB, each as long there as in memory, so that I/O stays direct. A block's offset, tag and nonce
+// (40 bytes) are in memory, and on disk only for what persists. A changed bit, another block's bytes
+// and older bytes are a *tier.AlteredError. No write reads: a write replaces blocks, and one that would
+// change a part of a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
+// is written. Bytes that were never written read as zeros.
 //
 // Each volume has a key of its own: random, or derived from the user's (HKDF, with a random salt).
 // It counts its nonces, so none is used twice under a key. With the key of an earlier volume it
 // opens what persists, and seals nothing. Keys are in this process's memory, readable by a reader
 // of that memory or of the system's swap. They protect what is on the disk, also after a crash, but
-// not its length. Requests pass through mapped memory that is in no ledger: up to 4 × Depth ×
-// Request bytes, 32 MiB by default.
+// not its length. Requests pass through mapped memory that is not accounted: up to
+// EncryptionBuffers, 34 MiB by default.
 //
 // # What persists
 //
@@ -89,20 +91,19 @@
 // of another user, and one with a file that cannot be read. A directory that needs another Key is a
 // *disk.KeyError if the volume can take no other, and a warning else.
 //
-// With Config.Encrypt and a Key the header has the seals of its memories' units and the salts of
+// With Config.Encrypt and a Key the header has the seals of its memories' blocks and the salts of
 // their keys, and is sealed itself. No key is written. So a changed bit of a body, of a header or of a
 // seal in it is found, even if the checksums were forged. An older file in the place of a newer one is
 // not found. The number of files and their lengths stay readable.
 //
 // # Locks
 //
-// A Volume's mutex has rank Backend and guards the books. A transfer's has rank Device and guards
-// its rest, as do those of a memory's units, of the buffers and of the figures behind Pace. They
-// are not held together, and nothing is done under them. Units are held by requests, which come to
-// have all that they need at once, in the order in which they asked.
+// A Volume's mutex has rank Backend and guards the books. Those of seal.Extent, pace.Disk, buffers and
+// notices have rank Device. Each guards its own fields, and nothing slow is done with one locked. A
+// transfer's mutex guards its cursor, and pace.Disk's is locked inside it.
 //
-// One token is held across system calls; the mutex is taken inside it. It orders the adding and giving
-// back of room: Alloc waits for it only when what is backed is not enough, for as long as one
+// One token is held across system calls; the mutex is locked inside it. It orders the adding and giving
+// back of room: Alloc waits for it only when the backed room is not enough, for as long as one
 // fallocate or one hole of 4 MiB takes. The Free of a memory that persists waits for another one that
 // is ending the entry.
 package volumes

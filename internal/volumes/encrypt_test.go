@@ -2,7 +2,6 @@ package volumes_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -13,14 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// unit is what an encrypted volume seals as a whole.
+// unit is the longest block that a volume seals at once.
 const unit = 64 << 10
 
 // recorder is a file system that keeps what is written to the last file that was opened,
@@ -112,13 +110,14 @@ func crypt(t *testing.T, cfg volumes.Config, sizes ...int64) (*volumes.Volume, *
 	return v, r, es
 }
 
-// TestEncryptedRoundTripsOfAnyPart writes and reads parts of every length and offset
-// against a model, in memory of one piece and of several that end inside of units.
-func TestEncryptedRoundTripsOfAnyPart(t *testing.T) {
+// TestEncryptedRoundTrips writes memory in parts of whole pages, in any order, and reads parts of every
+// length and offset, in memory of one piece and of several that end inside of blocks. No write reads.
+func TestEncryptedRoundTrips(t *testing.T) {
 	const size = 7*unit + 3*page + 77
 	for name, key := range map[string][]byte{"made": nil, "16": make([]byte, 16), "24": make([]byte, 24), "32": make([]byte, 32)} {
 		t.Run(name, func(t *testing.T) {
-			v := open(t, volumes.Config{Capacity: 4 * mib, Request: 2 * unit, Encrypt: true, Key: key})
+			files := faultfs.New(disk.OS(), 1)
+			v := open(t, volumes.Config{Capacity: 4 * mib, Request: 2 * unit, Encrypt: true, Key: key, FS: files})
 			if !v.Stats().Encrypted {
 				t.Error("Stats does not say that it encrypts")
 			}
@@ -128,22 +127,22 @@ func TestEncryptedRoundTripsOfAnyPart(t *testing.T) {
 			}
 			rest := fragment(t, v, 11*page)
 			for _, e := range []tier.FileMemory{alloc(t, v, size, cuts...), alloc(t, v, 100)} {
-				roundTrips(t, e)
+				roundTrips(t, files, e)
 				free(v, e)
 			}
 			free(v, rest...)
 			e := alloc(t, v, size)
-			roundTrips(t, e)
+			roundTrips(t, files, e)
 			free(v, e)
 		})
 	}
 }
 
-func roundTrips(t *testing.T, e tier.FileMemory) {
+func roundTrips(t *testing.T, files *faultfs.FS, e tier.FileMemory) {
 	size := e.Size()
 	model := make([]byte, size) // what was never written reads as zeros
 	r := rand.New(rand.NewPCG(uint64(size), 2))
-	edge := func(limit int64) int64 { // often near a page or a unit
+	edge := func(limit int64) int64 { // often near a page or a block
 		n := r.Int64N(limit + 1)
 		switch r.IntN(4) {
 		case 0:
@@ -155,31 +154,54 @@ func roundTrips(t *testing.T, e tier.FileMemory) {
 		}
 		return min(limit, max(0, n))
 	}
-	for i := range uint64(80) {
-		off := edge(size - 1)
-		n := edge(size - off)
-		p := random(n+int64(i%3), i)[i%3:] // not aligned, often
-		write(t, e, p, off)
-		copy(model[off:], p)
-		off = edge(size - 1)
-		n = edge(size - off)
-		if !bytes.Equal(read(t, e, n, off), model[off:off+n]) {
-			t.Fatalf("step %d: %d bytes at %d are wrong", i, n, off)
+	var parts [][2]int64
+	for off := int64(0); off < size; {
+		end := min(size, off+page*(1+r.Int64N(40)))
+		parts = append(parts, [2]int64{off, end})
+		off = end
+	}
+	for round := range uint64(2) {
+		r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+		for i, part := range parts {
+			skew := int64(i % 3)
+			p := random(part[1]-part[0]+skew, round<<32|uint64(i))[skew:] // not aligned, often
+			reads := files.Count("read")
+			write(t, e, p, part[0])
+			if files.Count("read") != reads {
+				t.Error("a write read")
+			}
+			copy(model[part[0]:], p)
+			for range 3 {
+				off := edge(size - 1)
+				n := edge(size - off)
+				if !bytes.Equal(read(t, e, n, off), model[off:off+n]) {
+					t.Fatalf("round %d, part %d: %d bytes at %d are wrong", round, i, n, off)
+				}
+			}
+		}
+	}
+	for _, off := range []int64{1, size - 1} { // a part of a page, and of a block
+		if err := e.WriteAt(t.Context(), model[off:], off); !errors.Is(err, tier.ErrNotSupported) {
+			t.Errorf("a write at %d of %d: %v", off, size, err)
 		}
 	}
 	if !bytes.Equal(read(t, e, size, 0), model) {
 		t.Error("the whole is wrong")
 	}
+	whole := random(size, 99)
+	write(t, e, whole, 0)
+	if !bytes.Equal(read(t, e, size, 0), whole) {
+		t.Error("the whole is wrong when it was written at once")
+	}
 }
 
-// TestConcurrentPartsOfUnits: several goroutines write and read parts of their own in the same
-// units, and none undoes or disturbs another's work. Each read of the disk takes a while, in fake
-// time, so that they would.
-func TestConcurrentPartsOfUnits(t *testing.T) {
+// TestConcurrentPartsOfBlocks: several goroutines write and read parts of their own, of which several
+// are in 64 KiB. Each read and write of the disk takes a while, in fake time.
+func TestConcurrentPartsOfBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := faultfs.Rule{Ops: []string{"read", "write"}, Effect: faultfs.Slow(time.Second)}
 		v := open(t, volumes.Config{Capacity: 4 * mib, Request: unit, Encrypt: true, FS: faultfs.New(disk.OS(), 1, slow)})
-		const parts, part = 7, 3*page + 50 // more than two units
+		const parts, part = 7, 3 * page // more than one block
 		e := alloc(t, v, parts*part)
 		done := make(chan error, parts)
 		for i := range int64(parts) {
@@ -187,11 +209,7 @@ func TestConcurrentPartsOfUnits(t *testing.T) {
 				done <- func() error {
 					for round := range uint64(8) {
 						p, got := random(part, uint64(i)<<8|round), aligned(part)
-						cut := int64(round) * 999
-						if err := e.WriteAt(t.Context(), p[cut:], i*part+cut); err != nil {
-							return err
-						}
-						if err := e.WriteAt(t.Context(), p[:cut], i*part); err != nil {
+						if err := e.WriteAt(t.Context(), p, i*part); err != nil {
 							return err
 						}
 						if err := e.ReadAt(t.Context(), got, i*part); err != nil {
@@ -209,70 +227,6 @@ func TestConcurrentPartsOfUnits(t *testing.T) {
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-		}
-		free(v, e)
-	})
-}
-
-// TestOverlapsAreNotTakenForChanges: a read of what another goroutine writes returns some bytes,
-// and not an error about the disk.
-func TestOverlapsAreNotTakenForChanges(t *testing.T) {
-	seed := testseed.One(t)
-	v := open(t, volumes.Config{Capacity: 4 * mib, Request: 4 * unit, Encrypt: true})
-	e := alloc(t, v, mib)
-	var wg sync.WaitGroup
-	for g := range uint64(4) {
-		p := random(mib, g)
-		wg.Go(func() {
-			r := rand.New(rand.NewPCG(seed, g))
-			for range 40 {
-				off := r.Int64N(mib)
-				n := r.Int64N(mib - off)
-				do := e.WriteAt
-				if g%2 == 0 {
-					do = e.ReadAt
-				}
-				if err := do(context.Background(), p[:n], off); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	free(v, e)
-}
-
-// TestWaitingForUnitsEnds: a wait for units that others have ends with its context, and a later
-// request is not held up.
-func TestWaitingForUnitsEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		leave := make(chan struct{})
-		fsys := faultfs.New(disk.OS(), 1)
-		v := open(t, volumes.Config{Capacity: mib, Encrypt: true, FS: fsys})
-		e := alloc(t, v, 4*unit)
-		defer fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Do(func(string, string) { <-leave })})()
-		first, second, third := make(chan error, 1), make(chan error, 1), make(chan error, 1)
-		go func() { first <- e.WriteAt(t.Context(), aligned(2*unit), 0) }()
-		synctest.Wait()
-		ctx, cancel := context.WithCancelCause(t.Context())
-		go func() { second <- e.WriteAt(ctx, aligned(2*unit), unit) }()
-		synctest.Wait()
-		go func() { third <- e.ReadAt(t.Context(), aligned(unit), 2*unit) }() // behind the second
-		synctest.Wait()
-		if len(second) > 0 || len(third) > 0 {
-			t.Fatal("units were had by two")
-		}
-		why := errors.New("enough")
-		cancel(why)
-		if err := <-second; !errors.Is(err, why) {
-			t.Errorf("got %v", err)
-		}
-		if err := <-third; err != nil { // while the first has its own still
-			t.Error(err)
-		}
-		close(leave)
-		if err := <-first; err != nil {
-			t.Error(err)
 		}
 		free(v, e)
 	})
@@ -296,7 +250,7 @@ func TestPlainBytesNeverReachTheFile(t *testing.T) {
 				plain[i] = pattern[i%len(pattern)]
 			}
 			model := make([]byte, size)
-			for _, w := range [][2]int64{{0, size}, {0, unit}, {page, page}, {unit - 5, 10}, {3 * unit, 2*unit + page}, {5*unit + page, 4 * unit}, {9 * unit, 5*page + 10}, {size - 3, 3}} {
+			for _, w := range [][2]int64{{0, size}, {0, unit}, {3 * unit, 3 * unit}, {9 * unit, 5*page + 10}} {
 				for _, p := range [][]byte{plain[:w[1]], plain[1 : 1+w[1]]} { // aligned, and not
 					if err := e.WriteAt(t.Context(), p, w[0]); err != nil && name != "failing" {
 						t.Fatal(err)
@@ -359,11 +313,6 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 			}
 			oneLine(t, err.Error(), "disk: ", file, v.Dir(), "not what was written")
 		}
-		if min(unit, size-u*unit) > 1 { // a part: the rest must be read first
-			if err := e.WriteAt(t.Context(), data[from:from+1], from); !errors.Is(err, tier.ErrAltered) {
-				t.Errorf("writing a part of a changed unit: %v", err)
-			}
-		}
 		if u > 0 && !bytes.Equal(read(t, e, u*unit, 0), data[:u*unit]) {
 			t.Error("the units before it read differently")
 		}
@@ -404,7 +353,6 @@ func TestShortenedFilesAreFound(t *testing.T) {
 				}
 				n := min(unit, e.Size()-last)
 				at(e.ReadAt(t.Context(), aligned(n), last))
-				at(e.WriteAt(t.Context(), data[:1], last))
 				if !bytes.Equal(read(t, e, last, 0), data[:last]) {
 					t.Errorf("cut at %d: what is before it reads differently", end)
 				}
@@ -446,8 +394,6 @@ func TestSwappedAndOlderBlocksAreFound(t *testing.T) {
 	old := r.raw(t, unit, atA)
 	write(t, a, data[:unit], 0) // the same bytes
 	wrong("from before", a, atA, 0, old)
-	write(t, a, data[page:2*page], page)
-	wrong("from before a part was written", a, atA, 0, old)
 	wrong("zeros", a, atA, 1, aligned(unit))
 }
 
@@ -464,7 +410,6 @@ func TestNoNonceIsUsedTwice(t *testing.T) {
 		for _, e := range es {
 			write(t, e, aligned(2*unit), 0)
 			write(t, e, aligned(2*unit), 0)
-			write(t, e, aligned(page), unit-page/2)
 			remove := fsys.Add(faultfs.Rule{Ops: []string{"write"}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 			if err := e.WriteAt(t.Context(), aligned(unit), 0); !errors.Is(err, syscall.EIO) {
 				t.Errorf("got %v", err)
@@ -472,7 +417,7 @@ func TestNoNonceIsUsedTwice(t *testing.T) {
 			remove()
 			write(t, e, aligned(unit), 0)
 		}
-		if len(r.writes) < 14 {
+		if len(r.writes) < 12 {
 			t.Fatalf("%d writes", len(r.writes))
 		}
 		for _, w := range r.writes {
@@ -540,8 +485,8 @@ func TestKeyIsForgotten(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLosesNothingSilently: a unit that could not be written again is not read
-// as what it was, nor as anything else, until it is written as a whole.
+// TestFailedWriteLosesNothingSilently: bytes whose write failed are not read as what was there before,
+// nor as anything else, until all of them are written.
 func TestFailedWriteLosesNothingSilently(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	_, _, es := crypt(t, volumes.Config{Capacity: mib, FS: fsys}, 3*unit)
@@ -555,22 +500,20 @@ func TestFailedWriteLosesNothingSilently(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 	}
-	fail(page, unit) // never written: the rest is what it was, nothing
-	write(t, e, data[unit:unit+page], unit)
+	fail(page, unit) // never written before
 	write(t, e, data[:unit], 0)
-	fail(page, page)
-	for _, n := range []int64{1, unit} {
-		if err := e.ReadAt(t.Context(), aligned(n), 0); !errors.Is(err, tier.ErrAltered) {
+	fail(unit, 0)
+	for _, at := range [][2]int64{{0, 1}, {0, unit}, {unit, 1}} {
+		if err := e.ReadAt(t.Context(), aligned(at[1]), at[0]); !errors.Is(err, tier.ErrAltered) {
 			t.Errorf("reading what was lost: %v", err)
 		} else {
 			oneLine(t, err.Error(), "writing it failed before: input/output error")
 		}
 	}
-	// The writer of a part gets the failure, and not that the disk was altered.
-	if err := e.WriteAt(t.Context(), data[:page], 0); !errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrAltered) {
-		t.Errorf("a part of what was lost: %v", err)
+	if err := e.WriteAt(t.Context(), data[:page], 0); !errors.Is(err, tier.ErrNotSupported) {
+		t.Errorf("a part of what was lost is written: %v", err)
 	}
-	write(t, e, data[:unit], 0)
+	write(t, e, data[:unit+page], 0)
 	if !bytes.Equal(read(t, e, unit+page, 0), data[:unit+page]) {
 		t.Error("written again it reads differently")
 	}

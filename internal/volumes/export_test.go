@@ -13,11 +13,15 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 )
 
-// UnderWay is how many bytes of reads and writes the volume's window has under way.
-func (v *Volume) UnderWay() int64 { return v.window.UnderWay() }
+// UnderWay returns how many bytes of reads and writes are in progress.
+func (v *Volume) UnderWay() int64 { return v.disk.Stats().Running }
 
 // Mapped returns how many bytes of memory a volume has mapped for what it seals.
-func (v *Volume) Mapped() int64 { return v.sealed.Mapped() }
+func (v *Volume) Mapped() int64 {
+	v.buffers.mu.Lock()
+	defer v.buffers.mu.Unlock()
+	return int64(len(v.buffers.mu.mapping))
+}
 
 // TailSize is the length of a file's tail.
 const TailSize = tailSize
@@ -48,9 +52,6 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	}
 	out := make(map[Nonce]string)
 	add := func(n Nonce, what string) {
-		if n.Nonce == seal.Unwritten {
-			return
-		}
 		if was, ok := out[n]; ok && was != what {
 			err = fmt.Errorf("nonce %d is used twice in a file: %s, %s", n.Nonce, was, what)
 		}
@@ -59,9 +60,9 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	t := h.tail
 	add(Nonce{t.HeaderSeal.Salt, t.HeaderSeal.Seal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Seal.Tag))
 	add(Nonce{t.PlaceSeal.Salt, t.PlaceSeal.Seal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Seal.Tag))
-	for _, m := range h.memories {
-		for u, s := range m.Seals {
-			add(Nonce{m.Salt, s.Nonce}, fmt.Sprintf("memory %d, unit %d, tag %x", m.Number, u, s.Tag))
+	for i, m := range h.memories {
+		for _, b := range m.Blocks {
+			add(Nonce{m.Salt, b.Seal.Nonce}, fmt.Sprintf("memory %d, block %d, tag %x", i, b.Off, b.Seal.Tag))
 		}
 	}
 	return out, err
@@ -83,10 +84,7 @@ func Forge(path string, at int64, bit byte) (string, error) {
 	key := xxh3.Hash(p[t.Body : t.Body+t.Length])
 	binary.LittleEndian.PutUint64(tail[32:], key)
 	binary.LittleEndian.PutUint64(tail[tailSize-8:], xxh3.Hash(tail[:tailSize-8]))
-	to := filepath.Join(filepath.Dir(filepath.Dir(path)), keptName(key, ""))
-	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-		return "", err
-	}
+	to := filepath.Join(filepath.Dir(path), keptName(key, ""))
 	if err := os.Remove(path); err != nil {
 		return "", err
 	}

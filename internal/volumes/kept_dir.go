@@ -13,7 +13,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/fsinfo"
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -21,18 +20,20 @@ import (
 
 // A volume with Config.Persist has its files in a directory of another kind,
 //
-//	<Dir>/spillway-kept-<random>/lock                      held by flock while the volume is open
-//	                            /format                    keptFormat
-//	                            /00 … ff/<number>.part     a memory that is not, or not only, a batch
-//	                            /00 … ff/<key>             a batch or a dictionary: kept_file.go
+//	<Dir>/spillway-kept-<random>/lock            held by flock while the volume is open
+//	                            /format          keptFormat
+//	                            /<number>.part   a memory that is not, or not only, a batch
+//	                            /<key>           a batch or a dictionary: kept_file.go
 //
-// Number and key have 16 hexadecimal digits, of which the last two name the subdirectory. No volume
-// removes such a directory while it contains a key: the next one with Config.Persist takes it over
-// and removes the parts that no key lists. It is removed when nothing in it persists.
+// Number and key have 16 hexadecimal digits. No volume removes such a directory while it contains a
+// key: the next one with Config.Persist takes it over and removes the parts that no key lists. It is
+// removed when nothing in it persists.
+//
+// 100,000 files in one directory were made, opened and removed twice as fast as in 256
+// subdirectories (ext4, 2026-11-27).
 
 var (
 	persistentName = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
-	subdirectory   = regexp.MustCompile(`^[0-9a-f]{2}$`)
 	keptFileName   = regexp.MustCompile(`^[0-9a-f]{16}(\.part)?$`)
 )
 
@@ -42,15 +43,13 @@ const (
 	formatName       = "format"
 )
 
-func keptName(n uint64, suffix string) string {
-	return fmt.Sprintf("%02x/%016x%s", byte(n), n, suffix)
-}
+func keptName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
 
-// keptFiles is what a directory contains: the lengths of files, by their names.
+// keptFiles is the content of a directory: the lengths of files by their names.
 type keptFiles struct {
 	keys    map[uint64]int64 // of batches and dictionaries
 	parts   map[uint64]int64
-	bytes   int64    // of both
+	bytes   int64    // of both, in whole pages
 	foreign []string // names of everything else
 }
 
@@ -61,41 +60,21 @@ func (d *ownDir) listKept() (*keptFiles, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, top := range entries {
-		switch name := top.Name(); {
-		case top.IsDir() && subdirectory.MatchString(name):
-			if err := d.listSub(all, name); err != nil {
-				return nil, err
-			}
-		case name == lockName, name == formatName, segmentName.MatchString(name), hiddenFile(name):
-			if top.IsDir() {
-				all.foreign = append(all.foreign, name)
-			}
+	for _, e := range entries {
+		name := e.Name()
+		switch {
+		case e.Type().IsRegular() && keptFileName.MatchString(name):
+		case !e.IsDir() && (name == lockName || name == formatName || segmentName.MatchString(name) || hiddenFile(name)):
+			continue
 		default:
 			all.foreign = append(all.foreign, name)
-		}
-	}
-	return all, nil
-}
-
-func (d *ownDir) listSub(all *keptFiles, sub string) error {
-	entries, err := d.fs.ReadDir(filepath.Join(d.path, sub))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		digits, part := strings.CutSuffix(e.Name(), partSuffix)
-		switch {
-		case hiddenFile(e.Name()) && !e.IsDir():
-			continue
-		case !e.Type().IsRegular() || !keptFileName.MatchString(e.Name()) || digits[14:] != sub:
-			all.foreign = append(all.foreign, filepath.Join(sub, e.Name()))
 			continue
 		}
-		info, err := d.fs.Stat(filepath.Join(d.path, sub, e.Name()))
+		info, err := d.fs.Stat(filepath.Join(d.path, name))
 		if err != nil {
-			return err
+			return nil, err
 		}
+		digits, part := strings.CutSuffix(name, partSuffix)
 		n, _ := strconv.ParseUint(digits, 16, 64) // its pattern fits
 		all.bytes = min(1<<60, all.bytes+round(min(1<<60, info.Size())))
 		if part {
@@ -104,45 +83,27 @@ func (d *ownDir) listSub(all *keptFiles, sub string) error {
 			all.keys[n] = info.Size()
 		}
 	}
-	return nil
+	return all, nil
 }
 
-// removeKept removes what a volume has made in a directory without keys, and the directory if
-// nothing else is there.
+// removeKept removes what a volume has made in a directory without keys, and the directory if nothing
+// else is there.
 func (d *ownDir) removeKept() error {
 	all, err := d.listKept()
 	if err != nil {
-		return oneline.Join(ignoreMissing(err), d.lock.Close())
+		return join(ignoreMissing(err), d.lock.Close())
 	}
 	for n := range all.parts {
-		err = oneline.Join(err, d.removeFile(keptName(n, partSuffix)))
+		err = join(err, d.removeFile(keptName(n, partSuffix)))
+	}
+	if err == nil && len(all.foreign) == 0 && len(all.keys) == 0 {
+		err = d.removeFile(formatName)
 	}
 	if err != nil || len(all.foreign) > 0 || len(all.keys) > 0 {
-		return oneline.Join(err, d.lock.Close())
-	}
-	for i := range 256 {
-		err = oneline.Join(err, ignoreMissing(removeDir(d.fs, filepath.Join(d.path, fmt.Sprintf("%02x", i)))))
-	}
-	if err = oneline.Join(err, d.removeFile(formatName)); err != nil {
-		return oneline.Join(err, d.lock.Close())
+		return join(err, d.lock.Close())
 	}
 	_, err = d.removeSegments() // of a volume that was killed when it tried the file system
-	return oneline.Join(err, d.remove())
-}
-
-func (d *ownDir) rename(from, to string) error {
-	if from == to {
-		return nil
-	}
-	path := filepath.Join(d.path, to)
-	err := d.fs.Rename(filepath.Join(d.path, from), path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := d.fs.Mkdir(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
-			return bare(err)
-		}
-		err = d.fs.Rename(filepath.Join(d.path, from), path)
-	}
-	return bare(err)
+	return join(err, d.remove())
 }
 
 // openPersistent takes over the first directory in which something persists and that is not in use,
@@ -186,20 +147,20 @@ func (v *Volume) openPersistent() error {
 	}
 	f, err := v.cfg.FS.Create(filepath.Join(own.path, formatName), false)
 	if err == nil {
-		err = transferAll(f.WriteAt, formatBytes(v.sealer.Mark()), 0, 1)
-		err = oneline.Join(bare(err), bare(f.Close()))
+		_, err = wholeFile{f, 1}.WriteAt(formatBytes(v.sealer.Mark()), 0)
+		err = join(err, f.Close())
 	}
 	if err != nil {
-		return oneline.Join(bare(err), own.removeKept())
+		return join(err, own.removeKept())
 	}
 	v.own = own
 	v.numbers.Store(uint64(time.Now().UnixNano()))
 	return nil
 }
 
-// WarnOfOthers has volumes warn of directories that persist and that none of them has taken over.
-// It is called once, when all volumes of an engine are open. It takes no lock of a directory: a
-// volume of another process that is being opened passes by what is locked.
+// WarnOfOthers makes volumes warn of directories that persist and that none of them has taken over.
+// It is called once, when all volumes of an engine are open. It takes no lock of a directory: a volume
+// of another process that is being opened passes by a directory that is locked.
 func WarnOfOthers(all ...*Volume) {
 	known := make(map[string]bool) // by names, which are random
 	for _, v := range all {
@@ -216,23 +177,17 @@ func WarnOfOthers(all ...*Volume) {
 			known[e.Name()] = true
 			files, err := (&ownDir{fs: v.cfg.FS, path: path}).listKept()
 			if err == nil && len(files.keys) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-				v.warn(
-					causes.KeptLeft,
-					"%s was kept by another process: if that has ended, it is left for the next engine, "+
-						"because one volume finds what one process kept",
-					e.Name(),
-				)
+				v.warn(causes.KeptLeft, "%s was kept by another process: if that has ended, it is left for the next "+
+					"engine, because one volume finds what one process kept", e.Name())
 			}
 		}
 		v.passed = nil
 	}
 }
 
-// errOwner: in a directory of temporary files other users could have their bytes adopted, and
-// have ours in files of theirs.
-var errOwner = errors.New("it belongs to another user")
-
-// checkOwner refuses another user's directory, unless the volume's directory is that user's too.
+// checkOwner refuses another user's directory, unless the volume's directory is that user's too. In a
+// directory of temporary files other users could have their bytes adopted, and have ours in files of
+// theirs.
 func (v *Volume) checkOwner(path string) error {
 	info, err := v.cfg.FS.Stat(path)
 	if err != nil {
@@ -242,18 +197,18 @@ func (v *Volume) checkOwner(path string) error {
 	if !known || int(uid) == os.Geteuid() {
 		return nil
 	}
-	info, err = v.cfg.FS.Stat(v.dir)
-	if err != nil {
+	if info, err = v.cfg.FS.Stat(v.dir); err != nil {
 		return err
 	}
 	if above, _ := fsinfo.Owner(info); above != uid {
-		return errOwner
+		return errors.New("it belongs to another user")
 	}
 	return nil
 }
 
-// takeOver makes an abandoned directory the volume's own. One in which nothing persists it removes.
-func (v *Volume) takeOver(path string) (err error) {
+// takeOver makes an abandoned directory the volume's own, with an entry for each key. A directory in
+// which nothing persists it removes.
+func (v *Volume) takeOver(path string) error {
 	fsys := v.cfg.FS
 	lock, err := fsys.Lock(filepath.Join(path, lockName), false)
 	switch {
@@ -269,31 +224,48 @@ func (v *Volume) takeOver(path string) (err error) {
 	}
 	own := &ownDir{fs: fsys, path: path, lock: lock}
 	files, err := own.listKept()
-	if err == nil && len(files.keys) == 0 {
+	if err != nil {
+		return join(err, lock.Close())
+	}
+	if len(files.keys) == 0 {
 		return own.removeKept()
 	}
+	mark, err := own.readFormat()
 	if err == nil {
-		err = v.checkFormat(own)
+		var ok bool
+		if ok, err = v.sealer.Opens(mark); err == nil && !ok {
+			err = &disk.KeyError{
+				Dir: v.cfg.Dir, Name: filepath.Base(path), Sealed: mark.Sealed, Encrypt: v.sealer != nil,
+			}
+		}
 	}
 	if err == nil && files.bytes > v.cfg.Capacity {
 		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w",
 			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
 	}
+	last := uint64(time.Now().UnixNano())
+	for key, length := range files.keys {
+		if err != nil { // no part or dictionary may be removed: perhaps a file that cannot be read lists it
+			break
+		}
+		found, h, damage := own.read(key, length, v.sealer, files.parts)
+		if damage != nil {
+			if !errors.Is(damage, errDamage) {
+				err = damage
+				break
+			}
+			v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", damage)
+		}
+		v.addEntry(found, h)
+		last = max(last, h.order)
+	}
 	if err != nil {
-		return oneline.Join(err, lock.Close())
+		clear(v.mu.entries)
+		v.mu.used, v.mu.stays = 0, 0
+		return join(err, lock.Close())
 	}
 	v.own = own
-	next := uint64(time.Now().UnixNano())
-	for key, length := range files.keys {
-		order, err := v.find(key, length, files)
-		if err != nil { // no part or dictionary may be removed: perhaps this file lists it
-			clear(v.mu.entries)
-			v.own, v.mu.used, v.mu.stays = nil, 0, 0
-			return oneline.Join(err, lock.Close())
-		}
-		next = max(next, order)
-	}
-	v.numbers.Store(next)
+	v.numbers.Store(last)
 	for n := range files.parts { // that no file lists
 		if err := own.removeFile(keptName(n, partSuffix)); err != nil {
 			v.warn(causes.NotRemoved, "removing %s: %v", keptName(n, partSuffix), err)
@@ -302,32 +274,16 @@ func (v *Volume) takeOver(path string) (err error) {
 	return nil
 }
 
-// checkFormat returns an error if the volume cannot read what is in a directory.
-func (v *Volume) checkFormat(own *ownDir) error {
-	mark, err := own.readFormat()
-	if err != nil {
-		return err
-	}
-	if ok, err := v.sealer.Opens(mark); !ok && err == nil {
-		return &disk.KeyError{
-			Dir: v.cfg.Dir, Name: filepath.Base(own.path), Sealed: mark.Sealed, Encrypt: v.sealer != nil,
-		}
-	} else {
-		return err
-	}
-}
-
 func (d *ownDir) readFormat() (mark seal.Mark, err error) {
 	f, err := d.fs.Reopen(filepath.Join(d.path, formatName), false)
-	if err != nil {
-		return mark, fmt.Errorf("its file %s: %w", formatName, bare(err))
+	if err == nil {
+		p := make([]byte, len(formatBytes(mark)))
+		_, err = wholeFile{f, 1}.ReadAt(p, 0)
+		if err = join(err, f.Close()); err == nil {
+			return parseFormat(p)
+		}
 	}
-	p := make([]byte, len(formatBytes(mark)))
-	err = transferAll(f.ReadAt, p, 0, 1)
-	if err = oneline.Join(bare(err), bare(f.Close())); err != nil {
-		return mark, fmt.Errorf("its file %s: %w", formatName, err)
-	}
-	return parseFormat(p)
+	return mark, fmt.Errorf("its file %s: %w", formatName, bare(err))
 }
 
 // read reads the header of a file, and takes its parts off the list. The error of a damaged file is
@@ -339,7 +295,7 @@ func (d *ownDir) read(
 	f, err := d.fs.Reopen(p.File, false)
 	if err == nil {
 		h, err = readHeader(wholeFile{f, 1}, key, length, s)
-		err = oneline.Join(err, bare(f.Close()))
+		err = join(err, f.Close())
 	}
 	if err == nil {
 		err = h.takeParts(parts)
@@ -359,35 +315,26 @@ func (d *ownDir) read(
 	return p, h, p.Err
 }
 
-// find adds the entry of a file. One that is damaged is an entry with an error. It returns the
-// entry's order, which is above its files' numbers.
-func (v *Volume) find(key uint64, length int64, files *keptFiles) (order uint64, err error) {
-	found, h, err := v.own.read(key, length, v.sealer, files.parts)
-	switch {
-	case err != nil && !errors.Is(err, errDamage):
-		return 0, err
-	case err != nil:
-		v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", err)
-	}
+// addEntry adds an entry that was found. It stays until it is taken.
+func (v *Volume) addEntry(found Persisted, h *keptHeader) {
 	ent := &entry{Persisted: found, order: h.order, stays: true}
 	for i, m := range h.memories {
 		k := &keptFile{number: m.File}
 		if i == 0 {
 			k.tail = h.tail
-			k.key.Store(key)
+			k.key.Store(found.Key)
 			k.named.Store(true)
 		}
 		e := v.keptMemory(k, m.Size)
 		e.entry = ent
 		if h.keys != nil {
-			e.units = v.sealer.OldUnits(h.keys[i], m.Number, stretches(e.pieces), m.Seals)
+			e.sealed = v.sealer.OldExtent(h.keys[i], m.Blocks)
 		}
 		ent.memories = append(ent.memories, e)
 	}
 	v.mu.used += ent.Room
 	v.mu.stays += ent.Room
-	v.mu.entries[key] = ent
-	return h.order, nil
+	v.mu.entries[found.Key] = ent
 }
 
 // leavePersistent gives the directory up with what stays in it, or removes it if that is nothing.

@@ -17,8 +17,8 @@ import (
 // A file that persists. All numbers are little-endian.
 //
 //	body     the first memory, to the end of its last page
-//	header   order u64, memories u32; per memory: file u64, size u64, salt [32], number u64, units u32, and of each unit its
-//	         seal (nonce u64, tag [16]) · the meta of Volume.Persist
+//	header   order u64, memories u32; per memory: file u64, size u64, salt [32], blocks u32, and
+//	         per block: pages u32, nonce u64 (0: not written), tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
 //	tail     keptTail, 1024 bytes
 //
@@ -32,13 +32,13 @@ import (
 
 const (
 	tailSize  = 1024
-	tailMagic = "SPLKEPT1"
-	formatTag = "SPLKDIR1"
-
-	// maxHeader bounds the header of a body of length 0; a longer body may have one page more for
-	// each MiB, which is twice what its seals and checksums need.
-	maxHeader = 16 << 20
+	tailMagic = "SPLKEPT2"
+	formatTag = "SPLKDIR2"
 )
+
+// maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB
+// are enough for its checksums and for sealed blocks of one page.
+func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*4*tier.Page }
 
 // sealedBy is what opens a sealed text besides the user's key.
 type sealedBy struct {
@@ -62,12 +62,10 @@ type keptTail struct {
 
 // keptMemory describes one memory in a header.
 type keptMemory struct {
-	File uint64 // the number in the file's name while it is a part
-	Size int64
-	Salt seal.Salt // of the key that sealed the units
-	// Number and Seals are those of the units; there are none if nothing is encrypted.
-	Number uint64
-	Seals  []seal.Seal
+	File   uint64 // the number in the file's name while it is a part
+	Size   int64
+	Salt   seal.Salt    // of the key that sealed the blocks
+	Blocks []seal.Block // none if nothing is encrypted
 }
 
 // bytes returns the tail as it is written, with its checksum.
@@ -84,7 +82,7 @@ func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 			len(place), len(t.Place))
 	}
 	if s != nil {
-		place, t.PlaceSeal.Seal = s.SealText(nil, place, t.placeExtra())
+		place, t.PlaceSeal.Seal = s.SealText(place, t.placeExtra())
 		t.PlaceSeal.Salt = s.Own().Salt()
 	}
 	t.PlaceSize = uint32(len(place))
@@ -93,8 +91,8 @@ func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 	return nil
 }
 
-// placeExtra and headerExtra are authenticated with the place and the header. Units have 16 bytes
-// there, so none of the three passes for another.
+// placeExtra and headerExtra are authenticated with the place and the header. Blocks have no such text,
+// so none of the three passes for another.
 func (t *keptTail) placeExtra() []byte {
 	return binary.LittleEndian.AppendUint64([]byte("spillway place "), t.Key)
 }
@@ -128,7 +126,7 @@ func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
 	case t.Key != key:
 		return nil, errDamaged("it is the file %016x", t.Key)
 	case t.Body < 0 || t.Room < tailSize || t.Body != length-t.Room || t.Length < 0 || t.Length > t.Room-tailSize ||
-		t.Length > maxHeader+t.Body/(1<<20)*tier.Page || int(t.PlaceSize) > len(t.Place):
+		t.Length > maxHeader(t.Body) || int(t.PlaceSize) > len(t.Place):
 		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
 			t.Length, t.Room, t.Body, length)
 	}
@@ -173,8 +171,8 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 		return nil, errDamaged("a body of %d bytes is not that of its header", t.Body)
 	}
 	for _, m := range h.memories {
-		if (s != nil && m.Size > 0) != (len(m.Seals) > 0) {
-			return nil, errDamaged("a memory of %d bytes with %d seals", m.Size, len(m.Seals))
+		if (s != nil && m.Size > 0) != (len(m.Blocks) > 0) {
+			return nil, errDamaged("a memory of %d bytes with %d sealed blocks", m.Size, len(m.Blocks))
 		}
 		if s == nil {
 			continue
@@ -217,8 +215,13 @@ type memoryHeader struct {
 	File   uint64
 	Size   int64
 	Salt   seal.Salt
-	Number uint64
-	Units  uint32
+	Blocks uint32
+}
+
+// keptBlock is a seal.Block, or with nonce 0 pages that were not written.
+type keptBlock struct {
+	Pages uint32
+	Seal  seal.Seal
 }
 
 // headerText returns a header before it is sealed.
@@ -226,14 +229,24 @@ func headerText(order uint64, memories []keptMemory, meta []byte) []byte {
 	p := binary.LittleEndian.AppendUint64(nil, order)
 	p = binary.LittleEndian.AppendUint32(p, uint32(len(memories)))
 	for _, m := range memories {
-		fixed := memoryHeader{m.File, m.Size, m.Salt, m.Number, uint32(len(m.Seals))}
+		var blocks []keptBlock
+		end := int64(0)
+		for _, b := range m.Blocks {
+			if b.Off > end {
+				blocks = append(blocks, keptBlock{Pages: uint32((b.Off - end) / tier.Page)})
+			}
+			blocks = append(blocks, keptBlock{uint32(b.Len / tier.Page), b.Seal})
+			end = b.Off + b.Len
+		}
+		fixed := memoryHeader{m.File, m.Size, m.Salt, uint32(len(blocks))}
 		p, _ = binary.Append(p, binary.LittleEndian, fixed)
-		p, _ = binary.Append(p, binary.LittleEndian, m.Seals)
+		p, _ = binary.Append(p, binary.LittleEndian, blocks)
 	}
 	return append(p, meta...)
 }
 
-// parseMemories takes the order and the memories off the front of h.meta.
+// parseMemories takes the order and the memories off the front of h.meta. It allocates no more than
+// the header has bytes. A header with blocks is sealed, so they are what a volume has written.
 func (h *keptHeader) parseMemories() error {
 	r := bytes.NewReader(h.meta)
 	var count uint32
@@ -243,17 +256,21 @@ func (h *keptHeader) parseMemories() error {
 		if err = errors.Join(err, binary.Read(r, binary.LittleEndian, &m)); err != nil {
 			break
 		}
-		units := int64(0)
-		if m.Units > 0 {
-			units = seal.UnitsIn(0, max(m.Size, 1))
+		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Blocks) > int64(r.Len()/binary.Size(keptBlock{})) {
+			return errDamaged("a memory of %d bytes in %d sealed blocks", m.Size, m.Blocks)
 		}
-		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Units) != units ||
-			units*(8+seal.TagSize) > int64(r.Len()) {
-			return errDamaged("a memory of %d bytes and %d units", m.Size, m.Units)
+		memory := keptMemory{m.File, m.Size, m.Salt, nil}
+		blocks := make([]keptBlock, m.Blocks)
+		err = binary.Read(r, binary.LittleEndian, blocks)
+		off := int64(0)
+		for _, b := range blocks {
+			n := int64(b.Pages) * tier.Page
+			if b.Seal.Nonce != 0 {
+				memory.Blocks = append(memory.Blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
+			}
+			off += n
 		}
-		seals := make([]seal.Seal, m.Units)
-		err = binary.Read(r, binary.LittleEndian, seals)
-		h.memories = append(h.memories, keptMemory{m.File, m.Size, m.Salt, m.Number, seals})
+		h.memories = append(h.memories, memory)
 	}
 	if err != nil {
 		return errDamaged("its header ends early")

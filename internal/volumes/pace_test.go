@@ -330,49 +330,6 @@ func TestFailureIsNoBandwidth(t *testing.T) {
 	})
 }
 
-// A cancelled wait for a reader of the same unit is neither a failure nor a success of the volume.
-func TestGivingUpIsNoFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := faultfs.New(disk.OS(), 1)
-		v := open(t, volumes.Config{Capacity: 4 * mib, Encrypt: true, FS: f})
-		e := alloc(t, v, unit)
-		write(t, e, random(unit, 1), 0)
-		f.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.Slow(10 * time.Second)})
-		giveUp := func() (ailing bool) {
-			t.Helper()
-			done := make(chan error)
-			go func() { done <- e.ReadAt(t.Context(), aligned(unit), 0) }()
-			synctest.Wait()
-			why := errors.New("why")
-			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, why)
-			defer cancel()
-			if err := e.WriteAt(ctx, random(unit, 1), 0); !errors.Is(err, why) {
-				t.Errorf("a write that waits for a reader and is cancelled: %v", err)
-			}
-			ailing = v.Stats().Ailing
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			return ailing
-		}
-		if giveUp() {
-			t.Error("a volume is ailing because somebody did not wait")
-		}
-		b := alloc(t, v, unit)
-		f.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.EIO)})
-		for range 6 { // for longer each time
-			time.Sleep(time.Minute)
-			if err := b.WriteAt(t.Context(), random(unit, 1), 0); !errors.Is(err, syscall.EIO) {
-				t.Errorf("a write that fails: %v", err)
-			}
-		}
-		if !giveUp() {
-			t.Error("a volume is well again because somebody did not wait")
-		}
-		free(v, e, b)
-	})
-}
-
 func TestPaceDoesNotAllocate(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("needs a build without -tags invariants, whose checks of ranks allocate")

@@ -13,7 +13,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -117,25 +116,23 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 		}
 		m := &described[i]
 		m.File, m.Size = e.kept.number, e.size
-		if e.units == nil {
+		if e.sealed == nil {
 			continue
 		}
-		seals, err := e.units.Seals(v.life) // writes in progress end first
-		if v.life.Err() != nil {
-			return tier.ErrClosed
-		} else if err != nil {
+		blocks, err := e.sealed.Blocks()
+		if err != nil {
 			return err
 		}
-		m.Salt, m.Number, m.Seals = e.units.Key().Salt(), e.units.Number(), seals
+		m.Salt, m.Blocks = e.sealed.Key().Salt(), blocks
 	}
 	ent.order = v.numbers.Add(1)
 	text := headerText(ent.order, described, meta)
 	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(ent.memories[0].size), Length: int64(len(text))}
-	if t.Length > maxHeader {
-		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, maxHeader)
+	if most := maxHeader(t.Body); t.Length > most {
+		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, most)
 	}
 	if v.sealer != nil {
-		text, t.HeaderSeal.Seal = v.sealer.SealText(nil, text, headerExtra)
+		text, t.HeaderSeal.Seal = v.sealer.SealText(text, headerExtra)
 		t.HeaderSeal.Salt = v.sealer.Own().Salt()
 	}
 	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
@@ -167,10 +164,9 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 	if err := v.writeKept(k, p, t.Body); err != nil {
 		return err
 	}
-	if err := v.own.rename(k.name(), keptName(t.Key, "")); err != nil {
+	if err := v.rename(k, keptName(t.Key, ""), true); err != nil {
 		return err
 	}
-	k.named.Store(true)
 	ent.Key = t.Key
 	return nil
 }
@@ -280,7 +276,7 @@ func (v *Volume) PutBack(key uint64) error {
 	for i, e := range ent.memories {
 		e.entry, e.disowned = nil, true
 		again := v.keptMemory(e.kept, e.size)
-		again.units, again.entry = e.units, ent
+		again.sealed, again.entry = e.sealed, ent
 		ent.memories[i] = again
 	}
 	ent.stays = true
@@ -315,10 +311,8 @@ func (v *Volume) Forget(key uint64) {
 func (v *Volume) endEntry(ent *entry) {
 	ent.end.Do(func() {
 		k := ent.memories[0].kept
-		if err := v.own.rename(k.name(), keptName(k.number, partSuffix)); err != nil {
+		if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
 			v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
-		} else {
-			k.named.Store(false)
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -340,12 +334,8 @@ func (v *Volume) createKept(size int64, asked *growth) (*extents, error) {
 		v.mu.Lock()
 		v.mu.used -= n
 		v.mu.Unlock()
-		v.pacer.Fail()
 		asked.cause = err
-		if outOfRoom(err) {
-			return nil, v.full(size, err)
-		}
-		return nil, fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advised(err))
+		return nil, v.refused(size, err)
 	}
 	asked.had = true
 	v.fresh.Add(n)
@@ -366,54 +356,57 @@ func (v *Volume) takeKept(n int64) error {
 	return nil
 }
 
-// makeKept creates a file of n bytes, and its directory if that is missing.
+// makeKept creates a file of n bytes.
 func (v *Volume) makeKept(k *keptFile, n int64) error {
 	if err := v.checkReserve(n); err != nil {
 		return err
 	}
 	path := filepath.Join(v.own.path, k.name())
 	f, err := v.cfg.FS.Create(path, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := v.cfg.FS.Mkdir(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrExist) {
-			return bare(err)
-		}
-		f, err = v.cfg.FS.Create(path, false)
-	}
 	if err == nil {
 		if n > 0 {
 			err = v.allocate(f, 0, n)
 		}
 		if err == nil && n > 0 && v.noAllocate.Load() { // it must be as long nevertheless
-			err = transferAll(f.WriteAt, make([]byte, 1), n-1, 1)
+			_, err = wholeFile{f, 1}.WriteAt(make([]byte, 1), n-1)
 		}
-		err = oneline.Join(bare(err), bare(f.Close()))
+		err = join(bare(err), bare(f.Close()))
 	}
 	if err != nil {
 		err = fmt.Errorf("taking %d bytes for %s: %w", n, k.name(), bare(err))
-		return oneline.Join(err, v.own.removeFile(k.name()))
+		return join(err, v.own.removeFile(k.name()))
 	}
 	return nil
 }
 
 // keptMemory returns the memory of a file, of which the caller has the reference.
 func (v *Volume) keptMemory(k *keptFile, size int64) *extents {
-	e := &extents{v: v, size: size, kept: k}
+	e := &extents{v: v, size: size, kept: k, uses: 1}
 	e.pieces = append(e.one[:0], piece{Len: size})
-	e.refs.Store(1)
 	return e
+}
+
+// rename gives a file another name: its key, or its number.
+func (v *Volume) rename(k *keptFile, to string, named bool) error {
+	if from := k.name(); from != to {
+		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), filepath.Join(v.own.path, to)); err != nil {
+			return bare(err)
+		}
+	}
+	k.named.Store(named)
+	return nil
 }
 
 // openKept opens a file by the name that it has, which may change meanwhile.
 func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
-	for range 4 {
-		for _, name := range []string{k.name(), keptName(k.number, partSuffix), keptName(k.key.Load(), "")} {
-			f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
-			if !errors.Is(err, fs.ErrNotExist) {
-				return f, err
-			}
+	part, key := keptName(k.number, partSuffix), keptName(k.key.Load(), "")
+	for _, name := range []string{k.name(), part, key, part, key} {
+		f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
 		}
 	}
-	return nil, err
+	return f, err
 }
 
 // writeKept writes to a file through the page cache.
@@ -422,7 +415,8 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 	if err != nil {
 		return bare(err)
 	}
-	return oneline.Join(bare(transferAll(f.WriteAt, p, off, 1)), bare(f.Close()))
+	_, err = wholeFile{f, 1}.WriteAt(p, off)
+	return join(err, f.Close())
 }
 
 // freeKept removes the file of a memory that was freed, and gives its room back.

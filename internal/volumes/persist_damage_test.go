@@ -27,18 +27,13 @@ import (
 
 // persistedFiles returns the files of a kind in the only kept directory: those of batches, or with
 // "*.part" those of their further memories.
-func persistedFiles(t testing.TB, dir, kind string) (files []string) {
+func persistedFiles(t testing.TB, dir, kind string) []string {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", "??", kind))
-	for _, path := range all {
-		if strings.HasSuffix(kind, ".part") == strings.HasSuffix(path, ".part") {
-			files = append(files, path)
-		}
-	}
-	if err != nil || len(files) == 0 {
+	all, err := filepath.Glob(filepath.Join(dir, "spillway-kept-*", strings.Replace(kind, "*", "????????????????", 1)))
+	if err != nil || len(all) == 0 {
 		t.Fatalf("no %s: %v", kind, err)
 	}
-	return files
+	return all
 }
 
 // keptNumbers returns the seeds of the entries that a volume has found. The bytes of each must be
@@ -205,7 +200,7 @@ func TestMissingAndShortParts(t *testing.T) {
 		if w := warned(v.Stats().Warnings); !strings.Contains(w, filepath.Base(part)) {
 			t.Errorf("%s: warned of %q", name, w)
 		}
-		if left, err := filepath.Glob(filepath.Join(dir, "*", "*", "*.part")); err != nil || len(left) != 0 {
+		if left, err := filepath.Glob(filepath.Join(dir, "*", "*.part")); err != nil || len(left) != 0 {
 			t.Errorf("%s: %v are left", name, left)
 		}
 		if got := keptNumbers(
@@ -221,6 +216,31 @@ func TestMissingAndShortParts(t *testing.T) {
 		closeVolume(t, v)
 		wantEmpty(t, dir)
 	}
+}
+
+// TestUnreadableHeaderLosesNothing: a directory with a file whose header cannot be read is left alone,
+// because the header may list files that would be removed otherwise.
+func TestUnreadableHeaderLosesNothing(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir)
+	_, es := persist(t, v, 1, page, page, unit)
+	leave(t, v, es...)
+	before := contents(t, dir)
+	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{
+		Ops: []string{"read"}, Path: "????????????????", Effect: faultfs.Fail(syscall.EIO),
+	})
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+	if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, "input/output error") {
+		t.Errorf("%v are kept, warned of %q", v.Persisted(), w)
+	}
+	closeVolume(t, v)
+	wantSame(t, "opened", before, contents(t, dir))
+	v = openPersistent(t, dir)
+	if got := keptNumbers(t, v, map[uint64][]int64{1: {page, page, unit}}); len(got) != 1 {
+		t.Errorf("%v are kept", got)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
 }
 
 // TestMoreThanTheCapacityIsLeftAlone: what does not fit into the volume stays as it is, with a warning.
@@ -284,7 +304,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 	leave(t, v, es...)
 	kept := filepath.Join(dir, names(t, dir)[0])
 	foreign := []string{"notes.txt", "ab/0123456789abcdef", "ab/notes", "xy", "manifest-0000000000000001"}
-	for _, name := range foreign { // of which the second is in a subdirectory not its own
+	for _, name := range foreign {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(kept, name)), 0o700),
 			os.WriteFile(filepath.Join(kept, name), []byte(name), 0o600)); err != nil {
 			t.Fatal(err)

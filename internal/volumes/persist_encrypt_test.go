@@ -227,7 +227,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 		for range 6 {
 			e := alloc(t, v, 2*unit+page)
 			write(t, e, aligned(2*unit+page), 0)
-			write(t, e, aligned(unit), unit/2)
+			write(t, e, aligned(unit), unit)
 			if _, err := v.Persist(metaOf(1), placeOf(1), anyRoom, e); err != nil {
 				t.Fatal(err)
 			}

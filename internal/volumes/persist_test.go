@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -462,29 +461,6 @@ func TestHeaderTakesRoom(t *testing.T) {
 		t.Errorf("%d bytes are charged, and %d in use", charged, n)
 	}
 	free(v, f)
-	closeVolume(t, v)
-	wantEmpty(t, dir)
-}
-
-// TestSubdirectories: files are spread over subdirectories, whether they are parts or batches.
-func TestSubdirectories(t *testing.T) {
-	dir := tempDir(t)
-	v := openPersistent(t, dir)
-	var es []tier.FileMemory
-	for i := range uint64(300) {
-		_, one := persist(t, v, i, 1)
-		es = append(es, one...)
-	}
-	subs, err := filepath.Glob(filepath.Join(dir, "*", "??"))
-	if err != nil || len(subs) < 200 {
-		t.Errorf("%d subdirectories: %v", len(subs), err)
-	}
-	for _, sub := range subs {
-		if n := len(names(t, sub)); n > 12 {
-			t.Errorf("%d of 300 files are in %s", n, sub)
-		}
-	}
-	free(v, es...)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
 }

@@ -18,7 +18,7 @@ func (v *Volume) Together() int64 {
 	if v.sealer != nil || v.cfg.Persist {
 		return 0
 	}
-	pace := v.pacer.Stats()
+	pace := v.disk.Stats()
 	n := v.cfg.Request
 	if pace.Bandwidth > 0 {
 		n = min(n, max(pace.Bandwidth/togetherPerSecond, togetherLeast))
@@ -42,20 +42,21 @@ func (v *Volume) Together() int64 {
 // returns nil, and m is as it was, if m is not in one piece, or is encrypted or persists.
 func (v *Volume) Split(m tier.Memory, sizes []int64) []tier.Memory {
 	e := m.(*extents)
-	if e.units != nil || v.cfg.Persist || len(e.pieces) != 1 {
+	if e.sealed != nil || v.cfg.Persist || len(e.pieces) != 1 {
 		return nil
 	}
-	v.pacer.Settle(e.unwritten.Swap(0))
+	v.disk.Settle(max(0, e.size-e.written.Load()))
 	parts := make([]tier.Memory, len(sizes))
 	at := e.pieces[0].At
 	for i, n := range sizes {
-		part := &extents{v: v, size: n}
+		part := &extents{v: v, size: n, uses: 1}
+		part.written.Store(n) // nothing of it is in the backlog
 		part.pieces = append(part.one[:0], piece{Len: n, At: at})
-		part.refs.Store(1)
 		parts[i] = part
 		at.off += n
 	}
-	e.freed.Store(true)
-	e.refs.Store(0)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	e.freed, e.uses = true, 0
 	return parts
 }

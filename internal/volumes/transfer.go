@@ -1,91 +1,67 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"sync"
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// maxIdleIO bounds how often a request is repeated that makes no progress: because a
-// signal interrupted it, or because the system did nothing and gave no reason.
+// maxIdleIO bounds how often a request is repeated that makes no progress, because a signal
+// interrupted it or because the system transferred nothing and returned no error.
 const maxIdleIO = 100
 
-// WriteAt writes all of p at off, in requests of Config.Request bytes, of which Config.Depth are
-// under way. On a slow disk they are shorter and fewer, so that what all transfers have under way
-// takes a quarter of a second. When ctx ends no further request is begun, and its cause is
-// returned when those under way have ended. Out of disk space is a *tier.NoSpaceError, any other
-// refusal of the system's an *IOError. After an error it is undefined what the memory holds there.
+// WriteAt writes all of p at off, in requests of Config.Request bytes, of which Config.Depth are in
+// progress. On a slow disk they are shorter and fewer. When ctx ends no further request begins, and
+// WriteAt returns its cause after those in progress have ended. No disk space is a
+// *tier.NoSpaceError, any other refusal of the system a *disk.IOError. After an error the bytes of the
+// memory are undefined there.
 //
-// Where p's address and length and off are multiples of 4096 the disk reads from p directly.
-// Others are copied, and parts of pages are read first, which is slower. Writes at the same time
-// of parts of one page do not disturb each other; other writes and reads that overlap are the
-// caller's to order. Where the volume encrypts, the same goes for units of 64 KiB in place of
-// pages, and what is read first may be a *tier.AlteredError. Memory of an earlier volume cannot
-// be written then.
+// If p's address and length and off are multiples of 4096, the disk reads from p directly. Other
+// bytes are copied, and the rest of their first and last page is read first, which is slower.
+// Concurrent writes of parts of one page do not disturb each other; the caller must order other
+// transfers that overlap.
+//
+// A volume that encrypts never reads for a write. So it refuses, with tier.ErrNotSupported, to change
+// a part of what a call or 64 KiB of it has written, to begin inside of a page, and to write memory
+// of an earlier volume.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
-	if e.units != nil && e.units.ReadOnly() {
-		return fmt.Errorf("disk: volume %s: writing to memory that an earlier volume has sealed and kept: %w",
-			e.v.cfg.Dir, tier.ErrNotSupported)
-	}
 	return e.transfer(ctx, p, off, true)
 }
 
-// ReadAt fills p from off, as WriteAt writes it. Where the volume encrypts, bytes that are not what
-// was written are a *tier.AlteredError, and p holds nothing of their unit.
+// ReadAt fills p from off, as WriteAt writes it. If the volume encrypts, bytes that are not what was
+// written are a *tier.AlteredError, and p contains none of their block.
 func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
 
-// request is one read or write within one piece.
-type request struct {
-	at    place
-	off   int64 // in the file
-	p     []byte
-	piece int   // which one
-	from  int64 // in the memory
-}
-
-// helpers lends the goroutines that work on a volume's transfers beside their callers. It is a
-// pump.Pool of whether a lane is one. Where all are busy, or the volume is closed, the caller goes
-// on alone.
-type helpers struct {
-	most, busy atomic.Int64
-}
-
-func (h *helpers) Borrow(context.Context) (helper bool, err error) { return false, nil } // the caller
-
-func (h *helpers) TryBorrow() (helper, ok bool) {
-	if h.busy.Add(1) <= h.most.Load() {
-		return true, true
-	}
-	h.busy.Add(-1)
-	return false, false
-}
-
-func (h *helpers) Yield(helper bool) (bool, bool) { return helper, true }
-
-func (h *helpers) Return(helper bool) {
-	if helper {
-		h.busy.Add(-1)
-	}
-}
-
-// transfer moves p in pieces of Config.Request, of which Depth are under way, each in requests that
-// may be shorter. Pieces end on pages, or with units, so that no two have parts of one.
+// transfer moves p in requests, one after the other. While there is more than one request left and the
+// disk is not slow, helpers make the next ones at the same time. Requests end on multiples of the grid,
+// so that no two share a page or a block.
 func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
+	v, end := e.v, off+int64(len(p))
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
+	}
+	grid := int64(tier.Page)
+	if e.sealed != nil {
+		grid = seal.BlockSize
+		if write {
+			if err := e.sealed.CheckWrite(off, int64(len(p))); err != nil {
+				return fmt.Errorf("disk: volume %s: writing encrypted memory: %w", v.cfg.Dir, err)
+			}
+		}
 	}
 	if err := e.ref(); err != nil {
 		return err
@@ -95,169 +71,191 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		return nil
 	}
 	lockrank.AssertNone("a transfer begins")
-	var file disk.File
+	var kept disk.File // of a memory that is not in segments
 	if e.kept != nil {
-		f, err := e.v.openKept(e.kept, e.v.direct)
+		f, err := v.openKept(e.kept, v.direct)
 		if err != nil {
-			return &disk.IOError{
-				Space: e.v.cfg.Space, Dir: e.v.cfg.Dir, File: e.kept.name(), Offset: off, Bytes: int64(len(p)),
-				Write: write, Err: bare(err),
-			}
+			return e.failed(err, e.kept.name(), off, int64(len(p)), write)
 		}
 		defer f.Close()
-		file = f
+		kept = f
 	}
-	step, begin, end := e.v.cfg.Request, off-off%tier.Page, off+int64(len(p))
-	if e.units != nil {
-		begin = off - off%seal.Unit
-	}
-	if end-begin <= step {
-		return e.move(ctx, file, p, off, write)
-	}
-	job := pump.Job[bool]{
-		Pieces: int((end - begin + step - 1) / step), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
-		End: func(ctx context.Context, _ bool, i int) error {
-			from := max(off, begin+int64(i)*step)
-			to := min(end, begin+int64(i+1)*step)
-			return e.move(ctx, file, p[from-off:to-off], from, write)
-		},
-	}
-	return job.Run(ctx)
-}
 
-// move does requests, one after the other, until all of p is moved. file is that of a memory of its
-// own; nil: those of its pieces.
-func (e *extents) move(ctx context.Context, file disk.File, p []byte, off int64, write bool) error {
-	for piece := e.pieceAt(off); len(p) > 0; piece = e.pieceAt(off) {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	var mu sync.Mutex // of next, lanes and failed
+	begin, next, lanes, failed := off, off, 1, error(nil)
+	var helpers sync.WaitGroup
+	// request makes the next request. It returns false if there is none, or none for a helper.
+	request := func(helper bool) bool {
+		mu.Lock()
+		if failed == nil && next < end && ctx.Err() != nil {
+			failed = context.Cause(ctx)
 		}
-		r := e.request(piece, p, off, e.v.window.Length(write))
-		if file != nil {
-			r.at.file = file
+		if failed != nil || next == end {
+			mu.Unlock()
+			return false
 		}
-		if err := e.doMeasured(ctx, r, write); err != nil {
-			return err
+		off := next
+		piece := &e.pieces[e.pieceAt(off)]
+		most := min(end, piece.Off+piece.Len) - off
+		begun := v.disk.Begin(most, write, helper)
+		if begun == 0 {
+			mu.Unlock()
+			return false
 		}
-		p, off = p[len(r.p):], off+int64(len(r.p))
-	}
-	return nil
-}
-
-// request returns the request for the front of p, of at most so many bytes.
-func (e *extents) request(piece int, p []byte, off, most int64) request {
-	if e.units != nil { // end with a unit, so that no two requests have parts of one
-		most -= off % seal.Unit
-	}
-	at := &e.pieces[piece]
-	skip := off - at.Off
-	place := at.At.off + skip
-	n := min(int64(len(p)), most, at.Len-skip)
-	if n < int64(len(p)) { // end on a page, so that the next begins on one
-		n -= (place + n) % tier.Page
-	}
-	return request{at: at.At, off: place, p: p[:n:n], piece: piece, from: off}
-}
-
-// doMeasured does one request. It waits until the window, which bounds the bytes in progress on a
-// slow disk, admits it, and reports a write to the pacer, which compares volumes.
-func (e *extents) doMeasured(ctx context.Context, r request, write bool) error {
-	v, n := e.v, int64(len(r.p))
-	if err := v.window.Enter(ctx, n, write); err != nil {
-		return err
-	}
-	end := e.watch(ctx, r, write)
-	if !write {
-		err := e.do(ctx, r, false)
-		v.window.Leave(n, false, err == nil)
-		end(err)
-		return err
-	}
-	v.pacer.Begin()
-	err := e.do(ctx, r, true)
-	v.window.Leave(n, true, err == nil)
-	if err != nil {
-		n = 0
-	}
-	// A request that gives up waiting for another's turn has found no fault with the volume.
-	failed := err != nil && !errors.Is(err, context.Cause(ctx))
-	v.pacer.End(n, e.wrote(n), failed)
-	end(err)
-	return err
-}
-
-// wrote subtracts n bytes from the memory's unwritten bytes, at most all of them, and returns how
-// many it subtracted. The count is an estimate of the backlog: it ignores which bytes are written,
-// or twice.
-func (e *extents) wrote(n int64) int64 {
-	for {
-		left := e.unwritten.Load()
-		n = min(n, left)
-		if e.unwritten.CompareAndSwap(left, left-n) {
-			return n
+		n := begun
+		if n < most {
+			n -= (off + n) % grid
 		}
+		next += n
+		mu.Unlock()
+		err := e.do(ctx, kept, piece, p[off-begin:][:n:n], off, begun, write)
+		if err != nil {
+			mu.Lock()
+			failed = cmp.Or(failed, err)
+			mu.Unlock()
+		}
+		return err == nil
 	}
+	for more := true; more; more = request(false) {
+		mu.Lock()
+		for lanes < v.cfg.Depth && end-next > int64(lanes)*v.cfg.Request && v.takeHelper() {
+			lanes++
+			helpers.Go(func() {
+				labels.Transfer.Set()
+				for request(true) {
+				}
+				v.helpers.Add(-1)
+				mu.Lock()
+				lanes--
+				mu.Unlock()
+			})
+		}
+		mu.Unlock()
+	}
+	helpers.Wait()
+	return failed
 }
 
-// do does one request, through an aligned buffer if it must.
-func (e *extents) do(ctx context.Context, r request, write bool) error {
-	v, n := e.v, int64(len(r.p))
-	direct := address.Of(r.p)%v.address == 0 && r.off%v.offset == 0 && n%v.offset == 0
-	count := &v.read
+// takeHelper counts a helper as working. It returns false if all helpers of the volume work, or if the
+// volume is closed.
+func (v *Volume) takeHelper() bool {
+	if v.helpers.Add(1) <= v.maxHelpers.Load() {
+		return true
+	}
+	v.helpers.Add(-1)
+	return false
+}
+
+// do makes one request for p, which is at off of the memory and in one piece. begun is the length for
+// which the request was counted as begun. kept is the file of a memory that is not in segments.
+func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, off, begun int64, write bool) error {
+	v, n := e.v, int64(len(p))
+	f, name, at := kept, "", in.At.off+off-in.Off
+	if f != nil {
+		name = e.kept.name()
+	} else {
+		f, name = in.At.file, in.At.seg.name
+	}
+	var end func(error)
+	if v.cfg.Events != nil {
+		end = v.watch(ctx, name, at, n, write)
+	}
 	var err error
-	switch {
-	case e.units != nil:
-		h, gone := e.units.Hold(ctx, r.piece, r.from, n, write)
-		if gone != nil {
-			return gone
-		}
-		sealed := seal.Request{Stretch: r.piece, Off: r.from, P: r.p, File: wholeFile{r.at.file, v.offset}, At: r.off}
-		if write {
-			err = h.Write(sealed, &v.sealed)
-		} else {
-			err = h.Read(sealed, &v.sealed)
-		}
-		h.Release()
-	case write && direct:
-		err = transferAll(r.at.file.WriteAt, r.p, r.off, v.offset)
-	case write:
-		err = v.writeThrough(r)
+	whole := wholeFile{f, v.offset}
+	switch direct := e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0; {
+	case direct && write:
+		err = whole.all(f.WriteAt, p, at)
 	case direct:
-		err = transferAll(r.at.file.ReadAt, r.p, r.off, v.offset)
+		err = whole.all(f.ReadAt, p, at)
 	default:
-		err = v.readThrough(r)
+		err = e.buffered(whole, p, at, off, write)
 	}
-	if write {
-		count = &v.written
+	done, settled := n, int64(0)
+	switch {
+	case err != nil:
+		done = 0
+		err = e.failed(err, name, at, n, write)
+	case write:
+		v.written.Add(n)
+		before := min(e.size, e.written.Add(n)-n)
+		settled = min(n, e.size-before)
+	default:
+		v.read.Add(n)
 	}
-	if err == nil {
-		count.Add(n)
-		return nil
-	}
-	if a := (*tier.AlteredError)(nil); errors.As(err, &a) {
-		a.Volume, a.File = v.cfg.Dir, e.fileName(r.at)
-		return a
-	}
-	err = &disk.IOError{
-		Space:  v.cfg.Space,
-		Dir:    v.cfg.Dir,
-		File:   e.fileName(r.at),
-		Offset: r.off,
-		Bytes:  n,
-		Write:  write,
-		Err:    bare(err),
-	}
-	if outOfRoom(err) {
-		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
+	v.disk.End(begun, done, settled, write)
+	if end != nil {
+		end(err)
 	}
 	return err
 }
 
-// transferAll reads or writes all of p. What was done in part is completed, from the
-// last multiple of align; what a signal interrupted is repeated.
-func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align int64) error {
+// buffered transfers p, which is at the offset at of the file and at off of the memory, through a buffer,
+// because the volume encrypts or p is not aligned.
+func (e *extents) buffered(f wholeFile, p []byte, at, off int64, write bool) (err error) {
+	v, n := e.v, int64(len(p))
+	buf := v.buffers.borrow()
+	defer v.buffers.giveBack(buf)
+	if e.sealed != nil {
+		if write {
+			return e.sealed.Write(f, at, p, off, buf)
+		}
+		return e.sealed.Read(f, at, p, off, buf)
+	}
+	// The pages around the request. The end of a sparse file's last page may be missing.
+	start := at - at%tier.Page
+	pages := buf[:round(at+n)-start]
+	readPages := func(from, to int64) error {
+		clear(pages[from:to])
+		_, err := f.ReadAt(pages[from:to], start+from)
+		if errors.Is(err, io.ErrUnexpectedEOF) && v.noAllocate.Load() {
+			return nil
+		}
+		return err
+	}
+	if !write {
+		err = readPages(0, int64(len(pages)))
+		copy(p, pages[at-start:])
+		return err
+	}
+	last := int64(len(pages)) - tier.Page
+	head, tail := at > start, at+n < start+int64(len(pages))
+	if head || tail {
+		v.patch <- struct{}{}
+		defer func() { <-v.patch }()
+	}
+	if head {
+		err = readPages(0, tier.Page)
+	}
+	if err == nil && tail && (!head || last > 0) {
+		err = readPages(last, last+tier.Page)
+	}
+	if err != nil {
+		return err
+	}
+	copy(pages[at-start:], p)
+	_, err = f.WriteAt(pages, start)
+	return err
+}
+
+// wholeFile is a file whose reads and writes transfer everything or fail. It completes short
+// transfers, from the last multiple of align, and repeats those that a signal interrupted.
+type wholeFile struct {
+	file  disk.File
+	align int64
+}
+
+// ReadAt and WriteAt have no useful count if they return an error.
+func (f wholeFile) ReadAt(p []byte, off int64) (int, error) {
+	return len(p), f.all(f.file.ReadAt, p, off)
+}
+
+func (f wholeFile) WriteAt(p []byte, off int64) (int, error) {
+	return len(p), f.all(f.file.WriteAt, p, off)
+}
+
+func (f wholeFile) all(do func(p []byte, off int64) (int, error), p []byte, off int64) error {
 	for idle := 0; len(p) > 0; {
-		n, err := f(p, off)
+		n, err := do(p, off)
 		switch {
 		case n < 0 || n > len(p):
 			return fmt.Errorf("%d of %d bytes done", n, len(p))
@@ -266,9 +264,9 @@ func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align 
 		case errors.Is(err, io.EOF) && n == 0:
 			return io.ErrUnexpectedEOF
 		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EINTR):
-			return err
+			return bare(err)
 		}
-		done := int64(n) - int64(n)%align
+		done := int64(n) - int64(n)%f.align
 		if idle++; done > 0 {
 			idle = 0
 		}
@@ -278,85 +276,4 @@ func transferAll(f func(p []byte, off int64) (int, error), p []byte, off, align 
 		p, off = p[done:], off+done
 	}
 	return nil
-}
-
-// all is transferAll with the result of an io.ReaderAt or io.WriterAt.
-func all(f func(p []byte, off int64) (int, error), p []byte, off, align int64) (int, error) {
-	if err := transferAll(f, p, off, align); err != nil {
-		return 0, bare(err)
-	}
-	return len(p), nil
-}
-
-// wholeFile is a file whose reads and writes do all or fail.
-type wholeFile struct {
-	file  disk.File
-	align int64
-}
-
-func (f wholeFile) ReadAt(p []byte, off int64) (int, error) {
-	return all(f.file.ReadAt, p, off, f.align)
-}
-func (f wholeFile) WriteAt(p []byte, off int64) (int, error) {
-	return all(f.file.WriteAt, p, off, f.align)
-}
-
-// bounceSize is the length of a buffer that any request fits in with the rest of its
-// first and last page.
-func (v *Volume) bounceSize() int64 { return v.cfg.Request + 2*tier.Page }
-
-// around returns the pages around a request, and a buffer for them. The caller
-// returns the buffer to v.bounces.
-func (v *Volume) around(r request) (buf *[]byte, pages []byte, start int64) {
-	buf = v.bounces.Get().(*[]byte)
-	start = r.off - r.off%tier.Page
-	return buf, (*buf)[:round(r.off+int64(len(r.p)))-start], start
-}
-
-// readThrough reads the pages around a request and copies what was asked for.
-func (v *Volume) readThrough(r request) error {
-	buf, pages, start := v.around(r)
-	defer v.bounces.Put(buf)
-	// On a sparse file the end of the last page may not be there.
-	if err := v.readPages(r.at.file, pages, start); err != nil {
-		return err
-	}
-	copy(r.p, pages[r.off-start:])
-	return nil
-}
-
-// writeThrough writes the pages around a request, with the bytes beside it that are
-// there.
-func (v *Volume) writeThrough(r request) error {
-	buf, pages, start := v.around(r)
-	defer v.bounces.Put(buf)
-	n := int64(len(r.p))
-	head, tail := r.off-start, int64(len(pages))-(r.off-start)-n
-	if head > 0 || tail > 0 {
-		v.patch <- struct{}{}
-		defer func() { <-v.patch }()
-	}
-	last := pages[len(pages)-tier.Page:]
-	if head > 0 {
-		if err := v.readPages(r.at.file, pages[:tier.Page], start); err != nil {
-			return err
-		}
-	}
-	if tail > 0 && (head == 0 || len(pages) > tier.Page) {
-		if err := v.readPages(r.at.file, last, start+int64(len(pages)-tier.Page)); err != nil {
-			return err
-		}
-	}
-	copy(pages[head:], r.p)
-	return transferAll(r.at.file.WriteAt, pages, start, v.offset)
-}
-
-// readPages reads whole pages. What lies behind the end of a sparse file is zeros.
-func (v *Volume) readPages(f disk.File, pages []byte, off int64) error {
-	clear(pages)
-	err := transferAll(f.ReadAt, pages, off, v.offset)
-	if errors.Is(err, io.ErrUnexpectedEOF) && v.noAllocate.Load() {
-		return nil
-	}
-	return err
 }

@@ -335,14 +335,14 @@ func TestTransfersThatNeverProgressEnd(t *testing.T) {
 
 func TestCounters(t *testing.T) {
 	v := open(t, volumes.Config{Capacity: mib})
-	e := alloc(t, v, mib)
-	write(t, e, aligned(mib), 0)
-	write(t, e, make([]byte, 100), 50)
+	e, small := alloc(t, v, mib-page), alloc(t, v, 100)
+	write(t, e, aligned(mib-page), 0)
+	write(t, small, make([]byte, 100), 0)
 	read(t, e, 3000, 0)
-	if s := v.Stats(); s.Written != mib+100 || s.Read != 3000 {
+	if s := v.Stats(); s.Written != mib-page+100 || s.Read != 3000 {
 		t.Errorf("written %d, read %d", s.Written, s.Read)
 	}
-	free(v, e)
+	free(v, e, small)
 }
 
 // TestEveryOperationFailsOnce runs a volume's life with each operation of the file system failing,

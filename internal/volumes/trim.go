@@ -4,36 +4,48 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/causes"
 )
 
-// punchStep is how much is given back at a time: it takes a millisecond or two, because
-// which an Alloc that needs fresh room waits.
+// punchStep is how much is given back at a time. It takes a millisecond or two, for which an Alloc
+// that needs fresh room waits.
 const punchStep = 4 << 20
 
-// trimIdle gives back what nothing needs. Freed room stays written, because it is twice as fast to
-// write again as fresh room. But a volume that was full once must not hold the disk for ever. So
-// every Config.Idle as much goes as was free all the time since the last look: what a query frees
-// and takes in turn stays, what is left when it has ended goes within two periods. While the file
-// system has less free than the reserve, all that is free goes.
+// trimIdle gives room back that nothing needs. Freed room stays written, because it is twice as fast
+// to write again as fresh room, but a volume that was full once must not keep the disk full. So each
+// Config.Idle the room goes that was free since the last look: room that a query frees and allocates
+// in turn stays, and the rest goes within two periods after its end. While the file system has less
+// free space than the reserve, all free room goes.
 func (v *Volume) trimIdle() {
-	ctx := v.life
 	for {
 		select {
 		case <-v.freed:
-		case <-ctx.Done():
+		case <-v.life.Done():
 			return
 		}
-		for v.lookAgain() > 0 {
+		for {
+			v.mu.Lock()
+			v.mu.idle = v.mu.free
+			free := v.mu.free
+			v.mu.Unlock()
+			if free == 0 {
+				break
+			}
 			select {
 			case <-time.After(v.cfg.Idle):
-			case <-ctx.Done():
+			case <-v.life.Done():
 				return
 			}
-			if _, err := v.giveBack(ctx, v.surplus()); err != nil && ctx.Err() == nil {
+			u, err := v.cfg.FS.Usage(v.dir)
+			v.mu.Lock()
+			surplus := v.mu.idle
+			if err == nil && u.Free < v.cfg.Reserve {
+				surplus = v.mu.free
+			}
+			v.mu.Unlock()
+			if _, err := v.giveBack(v.life, surplus); err != nil && v.life.Err() == nil {
 				v.warn(causes.DiskFails, "giving room back: %v", err)
 				break // tried again when more is freed
 			}
@@ -41,29 +53,8 @@ func (v *Volume) trimIdle() {
 	}
 }
 
-// lookAgain begins a period: all that is free now counts as not needed until it is.
-func (v *Volume) lookAgain() int64 {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.mu.idle = v.mu.free
-	return v.mu.idle
-}
-
-// surplus is what trimIdle gives back now.
-func (v *Volume) surplus() int64 {
-	u, err := v.cfg.FS.Usage(v.dir)
-	scarce := err == nil && u.Free < v.cfg.Reserve
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if scarce {
-		return v.mu.free
-	}
-	return v.mu.idle
-}
-
-// Trim gives all room that is not handed out back to the file system and returns how
-// many bytes that were. It ends early, with ctx's error, between two pieces of
-// 4 MiB.
+// Trim gives all room that is not allocated back to the file system and returns how many bytes that
+// were. It ends early, with ctx's error, between two pieces of 4 MiB.
 func (v *Volume) Trim(ctx context.Context) (int64, error) {
 	n, err := v.giveBack(ctx, v.cfg.Capacity)
 	if err != nil {
@@ -94,68 +85,53 @@ func (v *Volume) giveBack(ctx context.Context, n int64) (given int64, err error)
 	return given, nil
 }
 
-// givePiece gives one piece of at most n bytes back; 0 and no error if there is none.
-// The change token is held.
+// givePiece gives one piece of at most n bytes back: a hole that it punches, or where the file system
+// punches none a segment without allocated room. It returns 0 and no error if there is none. The
+// caller has the change token.
 func (v *Volume) givePiece(n int64) (int64, error) {
-	if v.noPunch.Load() {
-		return v.giveSegment(n)
+	whole := v.noPunch.Load()
+	v.mu.Lock()
+	i := len(v.mu.segments) - 1
+	for ; i >= 0; i-- {
+		s := v.mu.segments[i]
+		if free := s.backed.FreeBytes(); free > 0 && (!whole || s.used == 0 && free <= n) {
+			break
+		}
 	}
-	s, off, n := v.takeBacked(n)
-	if n == 0 {
+	if i < 0 || v.mu.closed {
+		v.mu.Unlock()
 		return 0, nil
 	}
-	err := s.file.Punch(off, n) // only holders of the token set the file
-	if err == nil {
-		v.putHole(s, off, n)
-		return n, nil
-	}
-	v.mu.Lock()
-	s.backed.Free(off, n)
-	v.mu.free += n
-	v.mu.Unlock()
-	if errors.Is(err, errors.ErrUnsupported) {
-		v.noPunch.Store(true)
-		return v.giveSegment(v.cfg.SegmentSize)
-	}
-	return 0, fmt.Errorf("%d bytes at %d of %s: %w", n, off, s.name, bare(err))
-}
-
-// takeBacked takes a free piece, of the highest segment, to punch a hole for it.
-func (v *Volume) takeBacked(most int64) (s *segment, off, n int64) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.mu.closed {
-		return nil, 0, 0
-	}
-	for _, s := range slices.Backward(v.mu.segments) {
-		if n := min(most, punchStep, s.backed.Largest()); n > 0 {
-			off, _ := s.backed.Alloc(n)
-			v.mu.free -= n
-			return s, off, n
-		}
-	}
-	return nil, 0, 0
-}
-
-// giveSegment closes the highest segment that nothing is handed out of: all that can
-// be done where the file system punches no holes.
-func (v *Volume) giveSegment(most int64) (int64, error) {
-	v.mu.Lock()
-	for _, s := range slices.Backward(v.mu.segments) {
-		n := s.backed.FreeBytes()
-		if v.mu.closed || s.used > 0 || n == 0 || n > most {
-			continue
-		}
-		f := s.file
-		s.file = nil
-		s.reset()
-		v.mu.free -= n
+	s := v.mu.segments[i]
+	if n = min(n, punchStep, s.backed.Largest()); whole {
+		n = s.backed.FreeBytes()
+	} else {
+		off, _ := s.backed.Alloc(n)
 		v.mu.Unlock()
-		if err := v.closeSegment(s.name, f); err != nil {
-			return n, fmt.Errorf("closing %s: %w", s.name, err)
+		err := s.file.Punch(off, n) // only the owner of the token sets the file
+		v.mu.Lock()
+		if err != nil {
+			s.backed.Free(off, n)
+			v.mu.Unlock()
+			if errors.Is(err, errors.ErrUnsupported) {
+				v.noPunch.Store(true)
+				return v.givePiece(v.cfg.SegmentSize)
+			}
+			return 0, fmt.Errorf("%d bytes at %d of %s: %w", n, off, s.name, bare(err))
 		}
+		s.holes.Free(off, n)
+	}
+	v.mu.free -= n
+	f := s.file
+	if !whole && s.holes.FreeBytes() < s.size {
+		v.mu.Unlock()
 		return n, nil
 	}
+	s.file = nil
+	s.reset()
 	v.mu.Unlock()
-	return 0, nil
+	if err := v.closeSegment(s.name, f); err != nil {
+		v.warn(causes.DiskFails, "closing %s: %v", s.name, err)
+	}
+	return n, nil
 }

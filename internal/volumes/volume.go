@@ -18,7 +18,6 @@ import (
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/internal/volumes/internal/pace"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
@@ -30,8 +29,13 @@ import (
 // same time, and further ones share.
 const helpersPerDepth = 4
 
-// Volume holds memory in files in one directory. It implements tier.Pool and is safe
-// for concurrent use.
+// Volume holds memory in files in one directory. It implements tier.Pool and is safe for concurrent
+// use.
+//
+// A volume is open, closed or ended. Close makes it closed: nothing is allocated any more, and its
+// goroutines have ended. It is ended when all allocated memory is free, too: at the end of Close, or
+// with the last Free. Then its files are closed and removed, and its keys overwritten. What persists
+// and was not taken stays for the next volume.
 type Volume struct {
 	cfg       Config
 	dir       string // absolute
@@ -42,76 +46,59 @@ type Volume struct {
 	address   uintptr // what transfers must be aligned to; 1 for any
 	offset    int64
 
-	sealer *seal.Sealer // nil if nothing is encrypted
-	sealed seal.Buffers
+	sealer  *seal.Sealer // nil if nothing is encrypted
+	buffers buffers
+	disk    pace.Disk
+	notices notices
 
 	passed  []fs.DirEntry // with Config.Persist, what openPersistent did not look at; until WarnOfOthers
-	numbers atomic.Uint64 // of its files: the last one
-
-	pacer  *pace.Pacer
-	window pace.Window
-	told   told
+	numbers atomic.Uint64 // of files with Config.Persist: the last one
 
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
 
-	life    context.Context // until Close
-	endLife context.CancelFunc
-	freed   chan struct{} // wakes trimIdle; one at most
-	trimmer sync.WaitGroup
-	helpers helpers
-	bounces sync.Pool     // *[]byte of bounceSize
-	patch   chan struct{} // a token: one write of parts of pages at a time
+	life                context.Context // until Close
+	endLife             context.CancelFunc
+	freed               chan struct{} // wakes trimIdle; one at most
+	trimmer             sync.WaitGroup
+	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
+	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
+	patch               chan struct{}  // a token: one write of parts of pages at a time
 
-	// change is a token, held while room is added or given back, that is while bytes are neither
-	// free nor handed out. Its holder, if it finds no room, knows that there is none. System calls
-	// are made while it is held, so it is not a mutex; mu is taken inside it.
+	// change is a token of the goroutine that adds room or gives it back. Its owner, if it finds no
+	// room, knows that there is none. System calls are made with it, so it is not a mutex; mu is
+	// locked inside it.
 	change chan struct{}
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
-		used     int64             // handed out
-		free     int64             // backed, and not handed out
-		idle     int64             // the least that free was since trimIdle looked
+		used     int64             // allocated
+		free     int64             // backed, and not allocated
+		idle     int64             // the minimum of free since trimIdle looked
 		entries  map[uint64]*entry // what persists, by key
 		stays    int64             // of used, what was found and not taken
-		retiring int               // freed, and transfers have not ended
-		settled  chan struct{}     // closed when retiring is 0 after Close
 		closed   bool
-		quiet    bool // after closed: no goroutine and no Alloc of ours works on files
-		ended    bool // all files are closed, or someone is about to close them
+		ended    bool // or about to end
 		warnings []diag.Warning
 	}
 }
 
-// segment is one file and what is free in it. Every byte of it is handed out, in
-// backed, in holes, or in the hands of the holder of the change token.
-type segment struct {
-	name   string
-	index  int
-	size   int64
-	file   disk.File // nil: not open, and all of it is a hole; set under change and mu
-	backed *extent.Allocator
-	holes  *extent.Allocator
-	used   int64
-}
-
 var _ tier.Pool = (*Volume)(nil)
 
-// Stripe is what volumes have in common that are used side by side; see Config.Stripe. The zero
-// value is ready, and not to be copied. It is safe for concurrent use.
+// Stripe is shared by volumes that are used side by side; see Config.Stripe.
 type Stripe = pace.Stripe
 
-// Pace says how far ahead of the others the volume is. The space of the volume asks.
-func (v *Volume) Pace() stripe.Pace { return v.pacer.Pace() }
+// Pace returns how far the volume is ahead of the others of its stripe.
+func (v *Volume) Pace() stripe.Pace { return v.disk.Pace() }
 
-// Promised takes how many bytes of the space are promised and not drawn, before each Alloc.
-func (v *Volume) Promised(n int64) { v.pacer.Promised(n) }
+// Promised sets how many bytes of the volume's space are reserved and not allocated. The space calls
+// it before each Alloc.
+func (v *Volume) Promised(n int64) { v.disk.Promised(n) }
 
-// Open opens a volume, after it has removed what killed processes left in the
-// directory and has written and read a page there. What the file system cannot do,
-// the volume does without, and warns. The caller must Close it.
+// Open opens a volume. First it removes what killed processes left in the directory, and writes and
+// reads a page there. If the file system lacks something, the volume does without it, and warns. The
+// caller must Close the volume.
 func Open(cfg Config) (*Volume, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -122,19 +109,15 @@ func Open(cfg Config) (*Volume, error) {
 		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 	}
-	v.helpers.most.Store(helpersPerDepth * int64(v.cfg.Depth))
-	v.window.Request, v.window.Depth = v.cfg.Request, int64(v.cfg.Depth)
-	v.pacer = pace.NewPacer(cfg.Stripe)
-	v.life, v.endLife = context.WithCancel(context.Background())
-	v.bounces.New = func() any {
-		b := address.Aligned(int(v.bounceSize()))
-		return &b
-	}
-	v.sealed.Request, v.sealed.Slab, v.sealed.Slabs, v.sealed.Heap = v.cfg.Request, v.cfg.Depth, helpersPerDepth, &v.bounces
-	v.mu.entries = make(map[uint64]*entry)
 	v.cfg.Key = nil // the caller's, and not to be kept
+	v.disk.Request, v.disk.Depth, v.disk.Stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
+	v.maxHelpers.Store(helpersPerDepth * int64(v.cfg.Depth))
+	v.buffers.length = v.cfg.Request + beyondRequest
+	v.life, v.endLife = context.WithCancel(context.Background())
+	v.mu.entries = make(map[uint64]*entry)
 	var err error
 	if cfg.Encrypt {
+		v.buffers.mapped = helpersPerDepth * v.cfg.Depth
 		v.sealer, err = seal.NewSealer(cfg.Key)
 	}
 	if err == nil {
@@ -142,14 +125,11 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, oneline.Join(advised(err), v.forgetKeys()))
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, join(advise(err), v.forgetKeys()))
 	}
 	v.sealer.Opened()
-	off := int64(0)
-	for index := 0; off < v.cfg.Capacity && !v.cfg.Persist; index++ {
-		size := min(v.cfg.SegmentSize, v.cfg.Capacity-off)
-		off += size
-		s := &segment{name: segmentFile(index), index: index, size: size}
+	for off := int64(0); off < v.cfg.Capacity && !v.cfg.Persist; off += v.cfg.SegmentSize {
+		s := &segment{name: segmentFile(len(v.mu.segments)), size: min(v.cfg.SegmentSize, v.cfg.Capacity-off)}
 		s.reset()
 		v.mu.segments = append(v.mu.segments, s)
 	}
@@ -164,19 +144,16 @@ func Open(cfg Config) (*Volume, error) {
 
 // reset makes all of the segment a hole.
 func (s *segment) reset() {
-	s.holes = extent.New(s.size)
-	s.backed = extent.New(s.size)
+	s.holes, s.backed = extent.New(s.size), extent.New(s.size)
 	s.backed.Alloc(s.size)
 }
 
-// open looks at the directory and finds out what it can.
-func (v *Volume) open() error {
-	dir, err := filepath.Abs(v.cfg.Dir)
-	if err != nil {
+// open looks at the directory and tries the file system.
+func (v *Volume) open() (err error) {
+	if v.dir, err = filepath.Abs(v.cfg.Dir); err != nil {
 		return err
 	}
-	v.dir = dir
-	info, err := v.cfg.FS.Stat(dir)
+	info, err := v.cfg.FS.Stat(v.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return errNoDir
@@ -185,7 +162,7 @@ func (v *Volume) open() error {
 	case !info.IsDir():
 		return errNotDir
 	}
-	removed, err := removeAbandoned(v.cfg.FS, dir)
+	removed, err := removeAbandoned(v.cfg.FS, v.dir)
 	if err != nil {
 		v.warn(causes.NotRemoved, "removing what killed processes left: %v", bare(err))
 	}
@@ -202,12 +179,12 @@ func (v *Volume) open() error {
 		err = v.probe()
 	}
 	if err != nil && v.cfg.Persist {
-		err = oneline.Join(err, v.leavePersistent())
+		err = join(err, v.leavePersistent())
 	}
 	return err
 }
 
-// checkRoom compares the capacity with what the file system has.
+// checkRoom compares the capacity with the free space of the file system.
 func (v *Volume) checkRoom() error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -218,61 +195,45 @@ func (v *Volume) checkRoom() error {
 		return bare(err)
 	}
 	v.system = u.FileSystem
-	switch {
-	case u.Memory || u.FileSystem == overlay && overMemory(v.dir):
-		v.warn(causes.MemoryFileSystem, "the directory is on %s: what is spilled there stays in memory", u.FileSystem)
-	case u.FileSystem == overlay:
-		v.warnOfOverlay()
-	}
-	v.warnOfFiles()
-	if v.cfg.Capacity-v.mu.stays-v.mu.free > u.Free-v.cfg.Reserve {
+	v.warnOfFileSystem(u)
+	if v.cfg.Capacity-v.mu.stays > u.Free-v.cfg.Reserve {
 		return fmt.Errorf("%w: capacity %d bytes; the file system has %d free, of which %d are to stay free",
 			tier.ErrNoSpace, v.cfg.Capacity, u.Free, v.cfg.Reserve)
 	}
 	return nil
 }
 
-// probe finds the best kind of file that the file system can: anonymous before
-// named, direct before buffered.
-func (v *Volume) probe() error {
-	if v.cfg.Persist {
-		return v.probeNamed(false)
-	}
-	err := v.probeNamed(true)
-	if !cannotAnonymous(err) {
-		return err
-	}
-	if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
-		return bare(err)
-	}
-	v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; a killed process leaves them to the next", v.system, v.own.path)
-	if err := v.probeNamed(false); err != nil {
-		return oneline.Join(err, v.own.remove())
-	}
-	return nil
-}
-
-// probeNamed tries files with or without names, direct and then buffered.
-func (v *Volume) probeNamed(anonymous bool) error {
-	v.anonymous = anonymous
-	err := v.probeFile(true)
-	if errors.Is(err, syscall.EINVAL) {
-		if err = v.probeFile(false); err == nil {
-			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, which is slower and takes memory", v.system)
+// probe finds the best kind of file that the file system has: anonymous before named, and direct
+// before buffered.
+func (v *Volume) probe() (err error) {
+	for _, kind := range []struct{ anonymous, direct bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
+		if kind.anonymous && v.cfg.Persist {
+			continue
 		}
+		if !kind.anonymous && v.own == nil {
+			if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
+				return bare(err)
+			}
+			v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; "+
+				"a killed process leaves them to the next", v.system, v.own.path)
+		}
+		v.anonymous = kind.anonymous
+		if err = v.probeFile(kind.direct); err == nil && !kind.direct {
+			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, "+
+				"which is slower and takes memory", v.system)
+		}
+		if !isUnable(err) {
+			break
+		}
+	}
+	if err != nil && v.own != nil && !v.cfg.Persist {
+		err = join(err, v.own.remove())
 	}
 	return err
 }
 
-// cannotAnonymous reports whether err is a file system's way to say that it has no
-// anonymous files: open(2) names EOPNOTSUPP, and EISDIR where O_TMPFILE is not
-// known; EINVAL, after direct I/O was left out, is what some network ones say.
-func cannotAnonymous(err error) bool {
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.EINVAL)
-}
-
-// probeFile opens a file, writes and reads a page, and sets what kind of file it is
-// if all went well. Some file systems refuse direct I/O only when it is done.
+// probeFile opens a file, and writes and reads a page, because some file systems refuse direct I/O
+// only then.
 func (v *Volume) probeFile(direct bool) (err error) {
 	name := segmentFile(0)
 	f, err := v.openSegment(name, direct)
@@ -293,11 +254,12 @@ func (v *Volume) probeFile(direct bool) (err error) {
 	for i := range page {
 		page[i] = byte(i) ^ 0xa5
 	}
-	if err := transferAll(f.WriteAt, page, 0, v.offset); err != nil {
-		return fmt.Errorf("writing a page: %w", bare(err))
+	whole := wholeFile{f, v.offset}
+	if _, err := whole.WriteAt(page, 0); err != nil {
+		return fmt.Errorf("writing a page: %w", err)
 	}
-	if err := transferAll(f.ReadAt, back, 0, v.offset); err != nil {
-		return fmt.Errorf("reading a page: %w", bare(err))
+	if _, err := whole.ReadAt(back, 0); err != nil {
+		return fmt.Errorf("reading a page: %w", err)
 	}
 	if !bytes.Equal(page, back) {
 		return errors.New("a page that was written reads differently")
@@ -308,7 +270,7 @@ func (v *Volume) probeFile(direct bool) (err error) {
 // forgetKeys ends all use of keys, and of the memory that sealed requests pass through.
 func (v *Volume) forgetKeys() error {
 	v.sealer.Forget()
-	return v.sealed.Unmap()
+	return v.buffers.unmap()
 }
 
 // openSegment opens a new, empty file.
@@ -318,14 +280,14 @@ func (v *Volume) openSegment(name string, direct bool) (disk.File, error) {
 	}
 	path := filepath.Join(v.own.path, name)
 	f, err := v.cfg.FS.Create(path, direct)
-	if errors.Is(err, fs.ErrExist) { // we made it, because the directory is ours alone, and could not remove it
+	if errors.Is(err, fs.ErrExist) { // the directory is ours alone, so we made it and could not remove it
 		if err := v.own.removeFile(name); err != nil {
 			return nil, err
 		}
 		f, err = v.cfg.FS.Create(path, direct)
 	}
 	if err != nil { // it may have been made nevertheless
-		return nil, oneline.Join(err, v.own.removeFile(name))
+		return nil, join(err, v.own.removeFile(name))
 	}
 	return f, nil
 }
@@ -334,16 +296,7 @@ func (v *Volume) openSegment(name string, direct bool) (disk.File, error) {
 func (v *Volume) closeSegment(name string, f disk.File) error {
 	err := bare(f.Close())
 	if !v.anonymous {
-		err = oneline.Join(err, v.own.removeFile(name))
-	}
-	return err
-}
-
-// bare returns the system's error without the path that the os package puts
-// before it, which our messages name themselves.
-func bare(err error) error {
-	if p, ok := err.(*fs.PathError); ok {
-		return p.Err
+		err = join(err, v.own.removeFile(name))
 	}
 	return err
 }
@@ -351,20 +304,19 @@ func bare(err error) error {
 // Dir returns the directory as it was configured.
 func (v *Volume) Dir() string { return v.cfg.Dir }
 
-// Stats returns the volume's figures. The sizes are a consistent cut except for the
-// counters of transfers.
+// Stats returns the volume's figures. The sizes are a consistent cut except for the counters of
+// transfers.
 func (v *Volume) Stats() disk.Stats {
+	p := v.disk.Stats()
 	s := disk.Stats{
 		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous, Encrypted: v.cfg.Encrypt,
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
 		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
+		Bandwidth: p.Bandwidth, Backlog: p.Backlog, Writing: p.Writing, Ailing: p.Ailing,
 	}
-	p := v.pacer.Stats()
-	s.Bandwidth, s.Backlog, s.Writing, s.Ailing = p.Bandwidth, p.Backlog, p.Writing, p.Ailing
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	s.Used = v.mu.used
-	s.Backed = v.mu.used + v.mu.free
+	s.Used, s.Backed = v.mu.used, v.mu.used+v.mu.free
 	for _, seg := range v.mu.segments {
 		if seg.file != nil {
 			s.Segments++
@@ -374,10 +326,9 @@ func (v *Volume) Stats() disk.Stats {
 	return s
 }
 
-// Close ends the volume's goroutines, waits for what was freed, and closes and removes
-// all files that nothing is handed out of. Memory that is handed out stays usable,
-// on the caller's goroutine alone; the Free of the last of it ends the rest. A
-// second Close returns tier.ErrClosed.
+// Close ends the volume's goroutines, waits until what was freed is reclaimed, and closes and removes
+// all files without allocated memory. Memory that is allocated stays usable, by its callers without
+// helpers; the Free of the last of it ends the rest. A second Close returns tier.ErrClosed.
 func (v *Volume) Close() error {
 	v.mu.Lock()
 	if v.mu.closed {
@@ -385,20 +336,6 @@ func (v *Volume) Close() error {
 		return tier.ErrClosed
 	}
 	v.mu.closed = true
-	settled := make(chan struct{})
-	if v.mu.retiring == 0 {
-		close(settled)
-	} else {
-		v.mu.settled = settled
-	}
-	v.mu.Unlock()
-	v.endLife()
-	v.helpers.most.Store(0)
-	v.trimmer.Wait()
-	<-settled
-	v.change <- struct{}{} // an Alloc or Trim under way ends; the next finds it closed
-	v.mu.Lock()
-	v.mu.quiet = true
 	var over []uint64 // batches without memory, which no Free ends
 	for key, ent := range v.mu.entries {
 		if !ent.stays && ent.memories[0].size == 0 {
@@ -406,54 +343,51 @@ func (v *Volume) Close() error {
 		}
 	}
 	v.mu.Unlock()
-	<-v.change
+	v.endLife()
+	v.maxHelpers.Store(0)
+	v.trimmer.Wait()
+	v.retiring.Wait()
 	for _, key := range over {
 		v.Forget(key)
 	}
 	return v.end()
 }
 
-// end closes the segments that nothing is handed out of, once the volume is quiet;
-// with the last of them it removes the directory of named files. Close and the last
-// Frees may meet here: the token lets one finish before the next begins, so that the
-// directory is empty when it is removed.
+// end closes the segments of a closed volume that nothing is allocated of. If that is all, it also
+// removes the directory of named files. Close and the last Frees may meet here: with the token, one
+// finishes before the next begins, and no Alloc or Trim works on files.
 func (v *Volume) end() error {
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
-	type open struct {
-		name string
-		file disk.File
-	}
-	var files []open
 	v.mu.Lock()
+	var unused []*segment
+	var files []disk.File
 	for _, s := range v.mu.segments {
 		if s.file != nil && s.used == 0 {
-			files = append(files, open{s.name, s.file})
-			s.file = nil
+			unused, files = append(unused, s), append(files, s.file)
 			v.mu.free -= s.backed.FreeBytes()
+			s.file = nil
 			s.reset()
 		}
 	}
 	last := v.mu.used == v.mu.stays && !v.mu.ended
-	if last {
-		v.mu.ended = true
-	}
+	v.mu.ended = v.mu.ended || last
 	v.mu.Unlock()
 	var err error
-	for _, f := range files {
-		err = oneline.Join(err, v.closeSegment(f.name, f.file))
+	for i, s := range unused {
+		err = join(err, v.closeSegment(s.name, files[i]))
 	}
 	switch {
 	case last && v.cfg.Persist:
-		err = oneline.Join(err, v.leavePersistent())
+		err = join(err, v.leavePersistent())
 	case last && v.own != nil:
-		err = oneline.Join(err, v.own.remove())
+		err = join(err, v.own.remove())
 	}
-	if last { // and no record is sealed any more
-		err = oneline.Join(err, v.forgetKeys())
+	if last { // and no header is sealed any more
+		err = join(err, v.forgetKeys())
 	}
 	if err != nil {
-		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advised(err))
+		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advise(err))
 	}
 	return nil
 }

@@ -1,18 +1,16 @@
-// Package seal encrypts and authenticates what a spill volume writes (AES-GCM).
+// Package seal encrypts and authenticates the bytes that a spill volume writes (AES-GCM).
 //
-//	Sealer   one a volume: its key, its nonces, the keys of volumes before it
-//	└─ Units   one a memory: 64 KiB each, sealed as a whole, with a tag and a nonce in memory
-//	   └─ Hold   a request's right to some units, with which it reads and writes them
+//	Sealer      of a volume: its key, its nonces, the keys of earlier volumes
+//	└─ Extent   of a memory: its blocks, each with a tag and a nonce in memory
 //
-// A unit is sealed anew, with a nonce of its own, whenever a byte of it changes. So what a file
-// gives back is what was written last there, or is noticed: another unit's bytes, older ones and
-// changed ones do not fit the tag.
+// Each write is sealed in blocks of up to 64 KiB with nonces of their own. So a file returns the
+// bytes that were written last there, or an error: another block's bytes, older ones and changed
+// ones do not fit the tag.
 //
-// What an earlier volume has left is opened with that volume's key, which is derived again from the
-// user's key and a salt. Nothing is sealed with it again, because the nonces that the volume has
-// used are unknown.
+// The key of an earlier volume is derived again from the user's key and a salt, to read its files.
+// Nothing is sealed with it again, because the nonces that the volume has used are unknown.
 //
-// The package knows files by offsets, and nothing of volumes. Its mutexes have rank Device.
+// The package addresses files by offsets, and does not import volumes. Its mutexes have rank Device.
 package seal
 
 import (
@@ -23,6 +21,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync/atomic"
 )
 
@@ -56,10 +55,9 @@ type Mark struct {
 // Sealer has the keys of a volume. It is safe for concurrent use, except for KeyOf, Opened and
 // Forget.
 type Sealer struct {
-	own      *Key
-	nonces   atomic.Uint64 // used so far with own, from 1 on
-	memories atomic.Uint64 // numbers given to memories so far
-	mark     Mark
+	own    *Key
+	nonces atomic.Uint64 // used so far with own, from 1 on
+	mark   Mark
 
 	// While the volume is being opened.
 	users []byte
@@ -183,14 +181,13 @@ func nonceOf(n uint64) (nonce [12]byte) {
 	return nonce
 }
 
-// SealText appends text, sealed, to p; extra is authenticated with it.
-func (s *Sealer) SealText(p, text, extra []byte) ([]byte, Seal) {
+// SealText returns the sealed text, and its seal. extra is authenticated with it.
+func (s *Sealer) SealText(text, extra []byte) ([]byte, Seal) {
 	made := Seal{Nonce: s.nonces.Add(1)}
 	nonce := nonceOf(made.Nonce)
-	p = s.own.aead.Seal(p, nonce[:], text, extra)
-	end := len(p) - TagSize
-	made.Tag = [TagSize]byte(p[end:])
-	return p[:end], made
+	p := s.own.aead.Seal(nil, nonce[:], text, extra)
+	made.Tag = [TagSize]byte(p[len(text):])
+	return p[:len(text)], made
 }
 
 var errAltered = errors.New("it is not what was sealed")
@@ -198,7 +195,7 @@ var errAltered = errors.New("it is not what was sealed")
 // OpenText returns what SealText sealed.
 func (k *Key) OpenText(sealed, extra []byte, known Seal) ([]byte, error) {
 	nonce := nonceOf(known.Nonce)
-	text := append(append(make([]byte, 0, len(sealed)+TagSize), sealed...), known.Tag[:]...)
+	text := slices.Concat(sealed, known.Tag[:])
 	text, err := k.aead.Open(text[:0], nonce[:], text, extra)
 	if err != nil {
 		return nil, errAltered

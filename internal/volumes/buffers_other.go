@@ -1,8 +1,8 @@
 //go:build !linux || race
 
-package seal
+package volumes
 
-// mapHuge says that there is no such memory: the race detector does not see what is mapped.
+// mapHuge returns nil: the race detector does not check mapped memory.
 func mapHuge(int64) (memory, mapping []byte) { return nil, nil }
 
 func unmapHuge([]byte) error { return nil }

@@ -1,18 +1,18 @@
 //go:build !race
 
-package seal
+package volumes
 
 import (
 	"github.com/spillway-db/spillway/internal/address"
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the length of a huge page: on arm64 with large base pages they are
-// longer, and these stay small.
+// hugePage is the length of a huge page. On arm64 with large base pages they are longer, and these
+// stay small.
 const hugePage = 2 << 20
 
-// mapHuge maps n bytes, of huge pages as far as whole ones fit and the system has them, and
-// returns them and the mapping that they are in; nil if it cannot.
+// mapHuge maps n bytes, with huge pages where whole ones fit and the system has them. It returns the
+// bytes and the mapping that they are in, or nil if it cannot.
 func mapHuge(n int64) (memory, mapping []byte) {
 	m, err := unix.Mmap(-1, 0, int(n+hugePage), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

@@ -1,0 +1,261 @@
+// Package pace measures how fast a disk is. Two decisions follow from that: which of several
+// volumes gets the next bytes (stripe.Pace), and how long requests may be on a slow disk.
+//
+// There is one moving average of bytes a second for each direction, because reads may be much
+// faster than writes. It counts only the time in which at least one request was in progress.
+package pace
+
+import (
+	"cmp"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/stripe"
+)
+
+const (
+	// window is how long the requests in progress may take together. The system does not cancel a
+	// request, neither when a context ends nor when the process does, so this bounds how long a
+	// cancelled transfer waits for a slow disk.
+	window = 250 * time.Millisecond
+
+	// minRequest is the shortest request on a slow disk. Shorter ones cost more than they save.
+	minRequest = 64 << 10
+
+	// firstRequest times Depth is the window until something has been measured: half a second on
+	// a disk of 2 MiB/s.
+	firstRequest = 256 << 10
+
+	// recent is the time constant of the moving averages: longer than a device's hiccups and
+	// shorter than a query.
+	recent = time.Second
+
+	// unmeasured is the bandwidth, in bytes a second, that the backlog of a disk is divided by
+	// before anything was written: the same for all disks.
+	unmeasured = 1 << 30
+
+	// maxBandwidth, in bytes a second, keeps the bandwidth finite where a test's clock shows that
+	// writing takes no time.
+	maxBandwidth = 1 << 40
+
+	// catchUp bounds the time that a full or failed disk may make up for when it is used again.
+	// Otherwise it would get all bytes until it had been busy for as long as the others.
+	catchUp = time.Second
+
+	// A disk that failed is ailing for so long, twice as long after the next failure, and so on up
+	// to 64 s.
+	setback      = time.Second
+	maxDoublings = 6
+)
+
+// Stripe is shared by disks that are used side by side. The zero value is ready. It must not be
+// copied, and is safe for concurrent use.
+type Stripe struct {
+	front atomic.Int64 // the largest lead at which one of them was given bytes
+}
+
+// Disk measures one disk. It is safe for concurrent use.
+//
+// Its lead is the time in which at least one write was in progress, plus the time that its backlog
+// will take. Because the lead counts time, each error of the estimated bandwidth is made up for
+// when the bytes are written.
+//
+// After a failure the disk is ailing, so others come first. When that time is over, one Alloc may
+// try it: TakeOn counts it as the next failure at once, and a successful write ends the series.
+type Disk struct {
+	Request int64   // the maximum length of a request, in bytes
+	Depth   int64   // requests of one transfer
+	Stripe  *Stripe // of the disks that are used side by side
+
+	mu struct {
+		lockrank.Mutex[lockrank.Device]
+		reads, writes flow
+		running       int64 // bytes of the requests in progress
+		backlog       int64 // bytes that were allocated and neither written nor freed since
+		promised      int64 // bytes, by the last call of Promised
+		skipped       time.Duration
+		failures      int // in a row
+		until         time.Time
+	}
+}
+
+// flow is the requests of one direction.
+type flow struct {
+	requests       int           // in progress
+	since          time.Time     // the busy time counts up to here, while there are requests
+	busy           time.Duration // in which there were requests
+	bytes, seconds float64       // recent ones; a failed request counts in neither
+}
+
+// bandwidth returns bytes a second; 0 if nothing was measured.
+func (f *flow) bandwidth() int64 {
+	switch {
+	case f.bytes == 0:
+		return 0
+	case f.bytes >= f.seconds*maxBandwidth:
+		return maxBandwidth
+	}
+	return max(1, int64(f.bytes/f.seconds))
+}
+
+// Begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
+// disk a share of the window, so that several transfers fit into it. helper is for a transfer that has
+// other requests in progress: Begin returns 0 if they are enough. Otherwise the caller must call End.
+func (d *Disk) Begin(want int64, write, helper bool) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := &d.mu.reads
+	if write {
+		f = &d.mu.writes
+	}
+	most, shares := int64(float64(f.bandwidth())*window.Seconds()), 2*d.Depth
+	if f.bytes == 0 { // the first requests show how fast the disk is
+		most = d.Depth * min(d.Request, firstRequest)
+		if !helper {
+			shares = d.Depth
+		}
+	}
+	share := (most - d.mu.running) / shares
+	n := min(want, d.Request, max(minRequest, share/minRequest*minRequest))
+	if helper && d.mu.running+n > max(most/2, d.Depth*minRequest) {
+		return 0
+	}
+	if f.requests == 0 {
+		f.since = time.Now()
+	}
+	f.requests++
+	d.mu.running += n
+	return n
+}
+
+// End ends a request for which Begin returned begun. It transferred done bytes, of which settled
+// were in the backlog, or it failed and both are 0. The time of a request that failed is no
+// measurement: a disk may give up after half a minute.
+//
+// Older samples of the average lose weight by the time that the request took or would have taken at the
+// previous bandwidth, whichever is longer. So the average follows a disk that becomes faster as soon as
+// one that becomes slower.
+func (d *Disk) End(begun, done, settled int64, write bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := &d.mu.reads
+	if write {
+		f = &d.mu.writes
+	}
+	now := time.Now()
+	took := now.Sub(f.since)
+	f.since = now
+	f.busy += took
+	f.requests--
+	d.mu.running -= begun
+	d.mu.backlog -= settled
+	if done > 0 {
+		age := took.Seconds()
+		if old := f.bandwidth(); old > 0 {
+			age = max(age, float64(done)/float64(old))
+		}
+		keep := math.Exp(-age / recent.Seconds())
+		f.bytes, f.seconds = f.bytes*keep+float64(done), f.seconds*keep+took.Seconds()
+	}
+	switch {
+	case !write:
+	case done > 0:
+		d.mu.failures = 0
+	default:
+		d.failLocked(now)
+	}
+}
+
+// Fail records that the disk could not be used. Several failures at the same time are one.
+func (d *Disk) Fail() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failLocked(time.Now())
+}
+
+func (d *Disk) failLocked(now time.Time) {
+	if d.mu.failures == 0 || !now.Before(d.mu.until) {
+		d.mu.until = now.Add(setback << min(d.mu.failures, maxDoublings))
+		d.mu.failures++
+	}
+}
+
+// TakeOn adds n allocated bytes to the backlog. A disk whose lead is more than catchUp behind the
+// others' was full or failing, and the time before that does not count. A disk was not skipped if
+// others went first because bytes of it are promised: otherwise they would do so for as long as
+// there is a reservation.
+func (d *Disk) TakeOn(n int64) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lead := d.paceLocked(now).After(d.mu.promised).Lead
+	front := time.Duration(d.Stripe.front.Load())
+	for front < lead && !d.Stripe.front.CompareAndSwap(int64(front), int64(lead)) {
+		front = time.Duration(d.Stripe.front.Load())
+	}
+	d.mu.skipped += max(0, front-lead-catchUp)
+	d.mu.backlog += n
+	if d.mu.failures > 0 {
+		d.failLocked(now)
+	}
+}
+
+// Settle takes n bytes that will not be written off the backlog.
+func (d *Disk) Settle(n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.backlog -= n
+}
+
+// Promised sets how many bytes of the space are reserved and not allocated.
+func (d *Disk) Promised(n int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.promised = n
+}
+
+// Pace returns how far the disk is ahead of the others of its stripe.
+func (d *Disk) Pace() stripe.Pace {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.paceLocked(now)
+}
+
+func (d *Disk) paceLocked(now time.Time) stripe.Pace {
+	w := &d.mu.writes
+	p := stripe.Pace{
+		Lead:      w.busy + d.mu.skipped,
+		Bandwidth: cmp.Or(w.bandwidth(), unmeasured),
+		Ailing:    d.mu.failures > 0 && now.Before(d.mu.until),
+	}
+	if w.requests > 0 {
+		p.Lead += now.Sub(w.since)
+	}
+	return p.After(d.mu.backlog)
+}
+
+// Stats are the figures of writing at a moment.
+type Stats struct {
+	Bandwidth int64 // bytes a second; 0: nothing was written yet
+	Backlog   int64 // bytes
+	Running   int64 // bytes of the requests in progress, reads included
+	Writing   time.Duration
+	Ailing    bool
+}
+
+// Stats returns the figures.
+func (d *Disk) Stats() Stats {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now() // with the mutex held, so that Writing never falls
+	w := &d.mu.writes
+	s := Stats{Bandwidth: w.bandwidth(), Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy}
+	s.Ailing = d.mu.failures > 0 && now.Before(d.mu.until)
+	if w.requests > 0 {
+		s.Writing += now.Sub(w.since)
+	}
+	return s
+}
