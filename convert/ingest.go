@@ -64,7 +64,7 @@ func (m *Mover) ingest(
 	ctx context.Context, l *image.Layout, to reservation.Strategy, waits, renew bool,
 ) (_ batch.Payload, err error) {
 	store := &m.cfg.Builtin.Dicts
-	dicts := store.Resolve(l.Dictionaries(), renew)
+	dicts, subs := store.Resolve(l.Dictionaries(), renew)
 	defer store.LetGo(dicts...)
 	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
 	var space *tier.Space
@@ -76,10 +76,10 @@ func (m *Mover) ingest(
 		return m.pinned(r, &what, func() (err error) {
 			space = r.Space()
 			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
-				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
+				shared, runs, err = m.ingestPacked(ctx, l, subs, dicts, r)
 				return err
 			}
-			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
+			buf, shared, err = m.ingestImage(ctx, l, subs, dicts, r)
 			return err
 		})
 	}})
@@ -102,12 +102,12 @@ func (m *Mover) ingest(
 // ingestImage lays a record out without compression. It writes while the reservation is open,
 // because a volume's file system may turn out to be full only at the write; inRoom then tries
 // another space.
-func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
+func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
 	buf, err := transfer.AllocBody(r, l.Size(), l.Cuts())
 	if err != nil {
 		return nil, nil, err
 	}
-	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
+	shared, err := m.ingestDictionaries(ctx, subs, dicts, r)
 	if err == nil && buf != nil {
 		l.Rewind() // an attempt in another space may have written a part
 		err = m.cfg.Builtin.Lay(ctx, l, buf)
@@ -120,7 +120,7 @@ func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*trans
 
 // ingestDictionaries lays the dictionaries out that r's space does not have, with one permit for
 // all.
-func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) ingestDictionaries(ctx context.Context, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	largest := int64(0)
 	for _, d := range dicts {
 		largest = max(largest, d.Body)
@@ -128,7 +128,7 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 	// The permit comes first. From the moment a dictionary is being copied, others wait for the
 	// copy, the monitor among them, and the monitor must not wait for a program's permit.
 	err = m.cfg.Builtin.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-		shared, err = m.layDictionaries(ctx, l, dicts, r)
+		shared, err = m.layDictionaries(ctx, subs, dicts, r)
 		return err
 	})
 	return shared, err
@@ -136,8 +136,8 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 
 // ingestPacked lays a record out on disk and compresses it on the way. It needs the whole
 // reservation until the end, because the compressed size is known only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
-	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
+func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
+	if shared, err = m.ingestDictionaries(ctx, subs, dicts, r); err != nil {
 		return nil, nil, err
 	}
 	if runs, err = m.cfg.Builtin.LayRuns(ctx, l, r); err != nil {
@@ -146,11 +146,11 @@ func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*tran
 	return shared, runs, nil
 }
 
-// layDictionaries returns a reference to each dictionary of l in the space of r. It lays those out
+// layDictionaries returns a reference to each dictionary in the space of r. It lays those out
 // that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
-func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (m *Mover) layDictionaries(ctx context.Context, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
-	for i, sub := range l.Dictionaries() {
+	for i, sub := range subs {
 		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
 			buf, err := transfer.AllocBody(r, sub.Size(), sub.Cuts())
 			if err != nil {

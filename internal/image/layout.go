@@ -84,7 +84,8 @@ type Layout struct {
 	// Of a dictionary's layout: what it is made of, for its identity.
 	source    *array.Data
 	valueType arrow.DataType
-	number    int // its place in the record's list of all
+	number    int     // its place in the record's list of all
+	whole     *Layout // of an extension: the layout that was planned without it
 
 	sum     sumcopy.Sum // of the chunk at pos, if the body is large
 	hash    *xxh3.Hasher
@@ -225,7 +226,15 @@ func (l *Layout) Plan() *batch.Descriptor {
 
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
 // dictionary has already been written. Descriptor then returns d.
-func (l *Layout) Is(d *batch.Descriptor) { l.made = d }
+func (l *Layout) Is(d *batch.Descriptor) {
+	l.made = d
+	if l.whole != nil {
+		l.whole.made = d
+	}
+}
+
+// Number returns the place of the layout among the record's Dictionaries.
+func (l *Layout) Number() int { return l.number }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.

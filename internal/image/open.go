@@ -65,7 +65,11 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 			e.data.Retain()
 			return e.data, nil
 		}
-		data, err := OpenDictionary(dict, dt, dictionaries[i], l, find)
+		desc, extents, err := InOnePiece(dict, func(d *batch.Descriptor) [][]byte { return dictionaries[at.Of(all, d)] })
+		if err != nil {
+			return nil, err
+		}
+		data, err := OpenDictionary(desc, dt, extents, l, find)
 		if err == nil && e.data == nil {
 			data.Retain()
 			e.dt, e.data = dt, data
