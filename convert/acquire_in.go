@@ -60,7 +60,7 @@ func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		if info.State == batch.Released {
 			continue
 		}
-		what := m.takes(info, "")
+		what := m.takes(info.Descriptor, info.Bytes, "")
 		size, own := what.body, what.dicts
 		switch {
 		case info.Space != s.ID():

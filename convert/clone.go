@@ -28,7 +28,7 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	defer end()
 	for {
 		p, err := m.clone(ctx, b)
-		if errors.Is(err, errMoved) || errors.Is(err, errGone) {
+		if errors.Is(err, errMoved) {
 			continue
 		}
 		if err != nil {
@@ -55,7 +55,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	}
 	from := now.Payload.Type()
 	form, to := m.cloneForm(from, now.Space)
-	what := m.takes(now, form)
+	what := m.takes(now.Descriptor, now.Bytes, form)
 	until := func(ctx context.Context) (context.Context, func()) {
 		moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
 		return m.untilVain(ctx, b, now.Payload.Space(), moved, errMoved)

@@ -133,19 +133,11 @@ func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *col
 	if r.Plan.Desc.Body == 0 && len(r.Plan.Shared) == 0 {
 		return image.OpenRows(r.Plan.Desc, r.Plan.Skip, nil, image.NewLease(nil), nil)
 	}
-	rec, err := m.readPlanned(ctx, &r)
-	for errors.Is(err, errGone) {
-		rec, err = m.readPlanned(ctx, &r)
-	}
-	return rec, err
-}
-
-func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
-	desc := c.Plan.Desc
-	what := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	err = m.inRoom(ctx, &errand{to: reservation.AnyInTier(tier.Host), what: &what, origin: reservation.Consuming(), waits: true, do: func(r reservation.Reservation) error {
-		return m.pinned(r, &what, func() (err error) {
-			rec, err = m.cfg.Builtin.ReadColumns(ctx, c, r)
+	what := m.takes(r.Plan.Desc, 0, "")
+	var rec arrow.RecordBatch
+	err = m.inRoom(ctx, &errand{to: reservation.AnyInTier(tier.Host), what: &what, origin: reservation.Consuming(), waits: true, do: func(room reservation.Reservation) error {
+		return m.pinned(room, &what, func() (err error) {
+			rec, err = m.cfg.Builtin.ReadColumns(ctx, &r, room)
 			return err
 		})
 	}})

@@ -34,7 +34,7 @@ func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reserva
 	return m.lay(ctx, rec, to, false)
 }
 
-// lay plans the image of rec, and repeats ingest until dictionaries have not changed meanwhile.
+// lay plans the image of rec and ingests it, again if a dictionary was changed since it was stored.
 func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -46,20 +46,15 @@ func (m *Mover) lay(ctx context.Context, rec arrow.RecordBatch, to reservation.S
 		return nil, err
 	}
 	defer l.Close()
-	for renew := false; ; {
-		p, err := m.ingest(ctx, l, to, waits, renew)
-		switch {
-		case errors.Is(err, errGone):
-		case errors.Is(err, transfer.ErrChanged) && !renew:
-			renew = true // a dictionary was changed in place: lay its present values out
-		default:
-			return p, err
-		}
+	p, err := m.ingest(ctx, l, to, waits, false)
+	if errors.Is(err, transfer.ErrChanged) { // in place: lay its present values out
+		p, err = m.ingest(ctx, l, to, waits, true)
 	}
+	return p, err
 }
 
 // ingest reserves room for the planned image, allocates it and lays the bytes out. With renew it stores
-// each dictionary again, even if the store already has it. errGone asks the caller to try again.
+// each dictionary again, even if the store already has it.
 func (m *Mover) ingest(
 	ctx context.Context, l *image.Layout, to reservation.Strategy, waits, renew bool,
 ) (_ batch.Payload, err error) {

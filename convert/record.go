@@ -58,9 +58,6 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 // hostImage makes a host image beside src, and waits for room in one piece.
 func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	p, err := m.inHost(ctx, src)
-	for errors.Is(err, errGone) {
-		p, err = m.inHost(ctx, src)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -81,10 +78,7 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	to, what := reservation.AnyInTier(tier.Host), takes{body: src.Bytes()}
-	if desc := descriptorOf(src); desc != nil {
-		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	}
+	to, what := reservation.AnyInTier(tier.Host), m.takes(descriptorOf(src), src.Bytes(), "")
 	until := func(ctx context.Context) (context.Context, func()) { return m.untilLost(ctx, src.Space()) }
 	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Consuming(), waits: true, until: until, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {

@@ -23,11 +23,11 @@ type takes struct {
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a batch needs in another space as that form; "" means as an image.
-func (m *Mover) takes(now batch.Info, form batch.PayloadType) takes {
-	desc := now.Descriptor
-	if desc == nil { // a payload of a program's own: as many bytes as it is charged now
-		return takes{body: now.Bytes}
+// takes returns the room that a payload of a descriptor needs in another space as that form; "" means
+// as an image. A program's own payload has no descriptor, and needs as many bytes as it is charged now.
+func (m *Mover) takes(desc *batch.Descriptor, charged int64, form batch.PayloadType) takes {
+	if desc == nil {
+		return takes{body: charged}
 	}
 	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	if form == batch.GPUTable {
@@ -70,13 +70,13 @@ type sized struct {
 func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
 
 // errGone means that a reservation is too small: a shared dictionary, which was in the target when
-// the room was reserved, was freed there since. The caller reserves again.
+// the room was reserved, was freed there since. inRoom then reserves again.
 var errGone = errors.New("convert: a dictionary left the space")
 
 // pinned runs f, which allocates a body and its missing dictionaries from r. Meanwhile it holds a
 // reference to each dictionary that r's space already has. If r is too small for the missing ones,
-// the error is errGone, and the caller must reserve again. The references do not outlive f: held
-// during a wait for room, they would keep room in use that the waiter needs.
+// the error is errGone. The references do not outlive f: held during a wait for room, they would keep
+// room in use that the waiter needs.
 func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
 	if len(what.dicts) == 0 {
 		return f()
@@ -148,7 +148,7 @@ func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool
 // that it has promised (see refuses). Then inRoom tries the strategy's other spaces. If none of
 // them has room now and the errand may wait, there are two cases. If a space has the bytes but not
 // in one piece, inRoom clears that space; otherwise it waits for the others. If the space that was
-// tried last is lost meanwhile, inRoom begins again without it.
+// tried last is lost meanwhile, inRoom begins again without it; it also begins again after errGone.
 //
 // The errand gives back what it took (a transit, a handle, the reservation) before inRoom waits
 // again, and only one goroutine clears a space at a time. So waiters for contiguous room do not
@@ -156,14 +156,15 @@ func (m *Mover) dropSharing(asked reservation.Strategy, what *takes) (freed bool
 func (m *Mover) inRoom(ctx context.Context, e *errand) error {
 	for {
 		last, err := m.inRoomOnce(ctx, e)
-		if err == nil || last == nil || last.Lost() == nil {
+		gone := errors.Is(err, errGone)
+		if err == nil || !gone && (last == nil || last.Lost() == nil) {
 			return err
 		}
 	}
 }
 
-// inRoomOnce is inRoom without the retry after a lost space. It returns the space that was tried
-// last, nil if there was no room.
+// inRoomOnce is inRoom without the retries after errGone and after a lost space. It returns the space
+// that was tried last, nil if there was no room.
 func (m *Mover) inRoomOnce(ctx context.Context, e *errand) (last *tier.Space, err error) {
 	t := &try{m: m, errand: e, left: without{e.to, nil}}
 	if err := t.next(ctx, e.waits); err != nil {

@@ -90,7 +90,7 @@ func (m *Mover) bring(ctx context.Context, t *trip) (*batch.Handle, error) {
 		}
 		err := t.move(ctx)
 		switch {
-		case errors.Is(err, errThere) || errors.Is(err, errGone):
+		case errors.Is(err, errThere):
 		case t.opens && errors.As(err, &se) && se.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
 			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
 			if err := t.untilClosed(ctx); err != nil {
@@ -183,7 +183,7 @@ func (t *trip) move(ctx context.Context) error {
 	if m.cfg.Events != nil {
 		ctx = events.With(ctx, originOf(ctx, t.now.Place))
 	}
-	t.what = m.takes(t.now, t.form)
+	t.what = m.takes(t.now.Descriptor, t.now.Bytes, t.form)
 	origin, to := reservation.MovedFrom(t.now.Space.Kind), t.toCopies()
 	switch {
 	case t.opens:

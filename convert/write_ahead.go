@@ -109,7 +109,7 @@ func (m *Mover) lease(p batch.Payload) (end func(), ok bool) {
 
 // writeAhead copies the payload that the batch was seen with.
 func (m *Mover) writeAhead(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
-	what := m.takes(now, "")
+	what := m.takes(now.Descriptor, now.Bytes, "")
 	to, ok := m.toSpare(&what)
 	if !ok {
 		return 0, nil
