@@ -82,7 +82,7 @@ func codes(dict arrow.Array, rows int) arrow.RecordBatch {
 // and is written the common values about once. All batches are the same as if they had a dictionary
 // of their own each.
 func TestDeltas(t *testing.T) {
-	const batches, step = 160, 40
+	const batches, step = 120, 37
 	for _, c := range growing {
 		for _, nulls := range []int{0, 13} {
 			t.Run(fmt.Sprintf("%s/nulls=%d", c.name, nulls), func(t *testing.T) {

@@ -24,7 +24,9 @@ import (
 //
 // A dictionary of more than 4 KiB that is already in the space is not copied again. Ingest
 // recognises it if it is the same arrow-go array as before, or that of a record which Record
-// returned. It must not have changed since, as Arrow demands.
+// returned. It must not have changed since, as Arrow demands. Of a dictionary that begins with the
+// values of an earlier one, as after a delta of an Arrow stream, only the others are copied: see
+// batch.Descriptor.From.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
 	return m.lay(ctx, rec, to, true)
 }

@@ -46,7 +46,8 @@ const (
 // and the last value that list views or a dense union show, and, of the bytes
 // behind string and binary views, up to an eighth.
 //
-// Dictionaries stay whole, and are images of their own, so that batches can share them: see
+// Dictionaries stay whole, except for extensions (see extend.go). They are images of their own, so
+// that batches can share them: see
 // Dictionaries. The array that uses one has, after the indices, a node with payload.Outside and its
 // number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
 // take at least a page, and a request of its own for each move: copying it with the rows is cheaper

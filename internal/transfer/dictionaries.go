@@ -209,7 +209,8 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 // is reports whether l is the plan of d.
 func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
 	plan, whole := l.Plan(), image.Whole(d.plan)
-	return whole.Body == plan.Body && slices.Equal(whole.Nodes, plan.Nodes) && slices.Equal(whole.Buffers, plan.Buffers) &&
+	return (d.base == nil || l.Growing() != nil) &&
+		whole.Body == plan.Body && slices.Equal(whole.Nodes, plan.Nodes) && slices.Equal(whole.Buffers, plan.Buffers) &&
 		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)
 }
 
