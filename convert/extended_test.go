@@ -325,3 +325,62 @@ func TestExtensionsAtRandom(t *testing.T) {
 		}
 	}
 }
+
+// TestNullBecomesValue: a value may be null in one dictionary and not in a longer one, with the same
+// bytes in all buffers but the validity, whose last byte is not complete in the shorter one.
+func TestNullBecomesValue(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	numbers := func(n int, null int) arrow.Array {
+		b := array.NewInt64Builder(memory.DefaultAllocator)
+		defer b.Release()
+		for i := range n {
+			switch {
+			case i == 5 || i == null:
+				b.AppendNull()
+			case i == 1000:
+				b.Append(0)
+			default:
+				b.Append(int64(i))
+			}
+		}
+		return b.NewArray()
+	}
+	var all []*batch.Batch
+	for _, dict := range []arrow.Array{numbers(900, 5), numbers(1001, 1000), numbers(1700, 5)} {
+		all = append(all, m.make(t, codes(dict, 10), tier.Host))
+	}
+	if n := len(all[2].Info().Descriptor.AllDictionaries()); n != 3 {
+		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
+	}
+	for _, i := range []int{2, 1, 0, 2} {
+		if err := m.same(t.Context(), all[i]); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, all...)
+	m.holds(t, tier.Host, 0)
+}
+
+// TestChangedExtension: bytes of an extension's base that a program has changed, against Arrow's
+// rules, are found when they are laid out again. The dictionary is then another one, which is whole.
+func TestChangedExtension(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	c := growing[0]
+	short, long := values(c.dt, c.append, 600, 0, 1<<30), values(c.dt, c.append, 900, 0, 1<<30)
+	a, b := m.make(t, codes(short, 10), tier.GPU), m.make(t, codes(long, 10), tier.GPU)
+	if n := len(b.Info().Descriptor.AllDictionaries()); n != 2 {
+		t.Fatalf("the batch needs %d dictionaries: the test shows nothing", n)
+	}
+	copy(long.Data().Buffers()[2].Bytes(), "other")
+	d := m.make(t, codes(long, 900), tier.Host)
+	if shared(d) == shared(b) || len(d.Info().Descriptor.AllDictionaries()) != 1 {
+		t.Error("an array with other bytes was taken for the dictionary that it was")
+	}
+	for _, k := range []tier.Kind{tier.Disk, tier.GPU, tier.Host} {
+		m.move(t, d, k)
+		if err := m.same(t.Context(), d); err != nil {
+			t.Errorf("in %s: %v", k, err)
+		}
+	}
+	drop(t, a, b, d)
+}

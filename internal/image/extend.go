@@ -116,10 +116,11 @@ func Kept(d *batch.Descriptor, i int, bits bool) int64 {
 
 // total returns how long buffer i of a dictionary is, with the bytes of those that it extends.
 func total(d *batch.Descriptor, i int) int64 {
-	if d.From == nil {
-		return d.Buffers[i].Length
+	n := d.Buffers[i].Length
+	if i < len(d.From) {
+		n += d.From[i]
 	}
-	return d.From[i] + d.Buffers[i].Length
+	return n
 }
 
 // Whole describes the image that a dictionary would have if it extended no other one.
