@@ -235,7 +235,25 @@ func TestFullHostOpensExtensions(t *testing.T) {
 		t.Errorf("%d bytes are charged, of which %d may be", host.Used(), host.Limit())
 	}
 	rec.Release()
-	drop(t, all...)
+	drop(t, all[1:]...)
+	m.holds(t, tier.Host, m.spaces[tier.Host].Charge(shared(all[0]).Body), all[0])
+
+	// And where not even the capacity has room.
+	b := m.make(t, m.records[all[5].ID()], tier.Disk)
+	if err := errors.Join(host.SetLimit(host.Capacity()), m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.same(t.Context(), b); err != nil {
+		t.Error(err)
+	}
+	if err := rest.Release(); err != nil {
+		t.Fatal(err)
+	}
+	drop(t, all[0], b)
 	m.holds(t, tier.Host, 0)
 }
 
@@ -383,4 +401,33 @@ func TestChangedExtension(t *testing.T) {
 		}
 	}
 	drop(t, a, b, d)
+}
+
+// TestExtensionOfWhatIsLeft: when the longest dictionary is gone, a new one extends what is left.
+func TestExtensionOfWhatIsLeft(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n int) *batch.Batch {
+		return m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.Host)
+	}
+	a, b := put(600), put(900)
+	drop(t, b)
+	c := put(1000)
+	if all := c.Info().Descriptor.AllDictionaries(); len(all) != 2 || all[0] != shared(a) {
+		t.Errorf("the dictionaries are %v, want that of the first batch and one more", all)
+	}
+	drop(t, a)
+	d := put(1100) // its chain is there still
+	if all := d.Info().Descriptor.AllDictionaries(); len(all) != 3 {
+		t.Errorf("%d dictionaries", len(all))
+	}
+	if err := m.same(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+	drop(t, c, d)
+	if e := put(1200); len(e.Info().Descriptor.AllDictionaries()) != 1 {
+		t.Error("a dictionary extends one that is gone")
+	} else {
+		drop(t, e)
+	}
+	m.holds(t, tier.Host, 0)
 }

@@ -101,7 +101,7 @@ type DictCopy struct {
 
 	// Of one that extends no other one, in host memory: see extended.go.
 	longest *DictCopy  // of those that extend it
-	whole   *assembled // nil: none is opened
+	whole   *assembled // nil if none was opened; goes with longest
 }
 
 // typedArray is an array as one of the types that a dictionary is used as.
@@ -479,10 +479,9 @@ func (c *DictCopy) Release() (err error) {
 			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
 			s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
 			opened, c.opened = c.opened, nil
-			whole, c.whole = c.whole, nil
-			s.Mu.bytes[c.space.ID()] -= whole.charge()
 			if root := c.root(); root.longest == c {
-				root.longest = nil
+				whole, root.whole, root.longest = root.whole, nil, nil
+				s.Mu.bytes[c.space.ID()] -= whole.charge()
 			}
 		}
 		s.leaveLocked(c.Dict)

@@ -18,14 +18,14 @@ import (
 // the common values once. Each copy has a reference to the copy of its base in the same space.
 //
 // Chains stay short: while the new values fit in a page, a dictionary replaces the last image of the
-// chain in place of extending it, and longMerge images of one level are merged into one of the next.
-// A value is then stored once for each level, of which a chain of n pages has log(n)/log(longMerge).
+// chain in place of extending it, and maxRun images of one level are merged into one of the next.
+// A value is then stored once for each level, of which a chain of n pages has log(n)/log(maxRun).
 //
 // Records in host memory need an array in one piece. It is assembled from the longest chain that is
 // there, and shorter ones are slices of it.
 
-// longMerge is how many images of one level there may be in a chain.
-const longMerge = 16
+// maxRun is how many images of one level there may be in a chain.
+const maxRun = 16
 
 // family is where extensions of a dictionary are looked for: at the same place in a record, and with
 // the same first bytes.
@@ -133,7 +133,7 @@ func (d *Dictionary) choose(l *image.Layout, chain []*Dictionary) {
 		for run < n-1 && chain[n-1-run].level == d.level {
 			run++
 		}
-		if run < longMerge {
+		if run < maxRun {
 			break
 		}
 		n, d.level = n-run, d.level+1
@@ -177,13 +177,13 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		return c.Dict.desc, extents, release, err
 	}
 	s.Mu.Lock()
+	if root.longest == nil {
+		root.longest = c
+	}
 	whole, longest := root.whole, root.longest
 	var end func()
 	if whole != nil {
 		end = whole.buf.Lease()
-	}
-	if longest == nil {
-		longest = c
 	}
 	longest.Refs++
 	longest.Dict.Users++
@@ -205,7 +205,8 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		}
 		end = whole.buf.Lease()
 		s.Mu.Lock()
-		if old = whole; root.whole == nil || root.whole.desc.Rows < whole.desc.Rows {
+		old = whole
+		if root.longest != nil && (root.whole == nil || root.whole.desc.Rows < whole.desc.Rows) {
 			old, root.whole = root.whole, whole
 			s.Mu.bytes[c.space.ID()] += whole.buf.Charge() - old.charge()
 		}
@@ -251,6 +252,7 @@ func (a *assembled) begins(c *DictCopy) bool {
 
 // assemble copies the array of an extension to memory of its space. If there is no room for it, the
 // memory is Go's, and the space is charged for it beyond its limit: the monitor then evicts others.
+// Beyond the capacity no space can be charged, as for scratch memory.
 func (c *DictCopy) assemble() (*assembled, error) {
 	a := &assembled{dict: c.Dict, desc: image.Whole(c.Dict.desc)}
 	parts, err := image.ChainParts(c.Dict.desc, a.desc)
@@ -258,17 +260,22 @@ func (c *DictCopy) assemble() (*assembled, error) {
 		return nil, err
 	}
 	a.buf, err = c.space.DrawNew(a.desc.Body)
-	if errors.Is(err, tier.ErrNoSpace) {
-		p, failed := c.space.Occupy(c.space.Charge(a.desc.Body))
-		if failed != nil {
-			return nil, failed
+	switch {
+	case err == nil:
+		a.body = a.buf.Memory().(tier.HostMemory).Extents()[0]
+	case errors.Is(err, tier.ErrNoSpace):
+		a.body = make([]byte, a.desc.Body)
+		p, full := c.space.Occupy(c.space.Charge(a.desc.Body))
+		if full != nil {
+			break
 		}
-		a.buf, err = c.space.Adopt(p, heapMemory(make([]byte, a.desc.Body))), c.space.Release(p)
-	}
-	if err != nil {
+		a.buf = c.space.Adopt(p, heapMemory(a.body))
+		if err := c.space.Release(p); err != nil {
+			return nil, errors.Join(err, a.buf.Release())
+		}
+	default:
 		return nil, err
 	}
-	a.body = a.buf.Memory().(tier.HostMemory).Extents()[0]
 	if err := image.Assemble(a.body, parts, c.extents); err != nil {
 		return nil, errors.Join(err, a.buf.Release())
 	}
