@@ -122,7 +122,7 @@ func (b *Builtin) digestParts(ctx context.Context, space *tier.Space, parts []im
 	for of, src := range chain {
 		src.see(func(p []byte, off int64) {
 			for i, part := range parts {
-				begin, end := max(part.From, off), min(image.RoundUp(part.From+part.N, 8), off+int64(len(p)))
+				begin, end := max(part.From, off), min(part.From+part.N, off+int64(len(p)))
 				if part.Of == of && begin < end {
 					sum := tier.DigestBytes(p[begin-off:end-off], (base+part.To+begin-part.From)/8)
 					mu.Lock()
