@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -430,4 +431,38 @@ func TestExtensionOfWhatIsLeft(t *testing.T) {
 		drop(t, e)
 	}
 	m.holds(t, tier.Host, 0)
+}
+
+// TestAdoptedExtension: an extension that is adopted keeps its base known until it is released.
+func TestAdoptedExtension(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	var all []*batch.Batch
+	for _, n := range []int{600, 900} {
+		all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.GPU))
+	}
+	descs := all[1].Info().Descriptor.AllDictionaries()
+	base, extension := *descs[0], *descs[1]
+	extension.Dictionaries = []*batch.Descriptor{&base}
+	var adopted []batch.Shared
+	for _, d := range []*batch.Descriptor{&base, &extension} {
+		buf, err := m.spaces[tier.Host].DrawNew(d.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := m.mover.cfg.Builtin.AdoptDictionary(t.Context(), d, buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted = append(adopted, s)
+	}
+	dict := adopted[0].(*transfer.DictCopy).Dict
+	for i, want := range []int{3, 1} { // its own reference, the extension and the reference of that one's copy
+		if dict.Users != want {
+			t.Errorf("%d users after %d releases, want %d", dict.Users, i, want)
+		}
+		if err := adopted[1-i].Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	drop(t, all...)
 }
