@@ -137,10 +137,9 @@ func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *col
 }
 
 func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
-	desc := c.Plan.Desc
 	q := &request{
 		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())},
+		what: m.takes(c.Plan.Desc, 0, ""),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		return m.pinned(r, &q.what, func() (err error) {

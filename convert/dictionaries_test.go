@@ -446,9 +446,10 @@ func TestOneMakesTheCopy(t *testing.T) {
 	}
 	defer l.Close()
 	store := &m.mover.cfg.Builtin.Dicts
-	dict := store.Resolve(l.Dictionaries(), false)[0]
+	dicts, _ := store.Resolve(l.Dictionaries(), false)
+	dict := dicts[0]
 	defer store.LetGo(dict)
-	if again := store.Resolve(l.Dictionaries(), false)[0]; again != dict {
+	if again, _ := store.Resolve(l.Dictionaries(), false); again[0] != dict {
 		t.Error("two dictionaries of one array")
 	}
 	store.LetGo(dict)

@@ -25,7 +25,9 @@ import (
 //
 // A dictionary of more than 4 KiB that is already in the space is not copied again. Ingest
 // recognises it if it is the same arrow-go array as before, or that of a record which Record
-// returned. It must not have changed since, as Arrow demands.
+// returned. It must not have changed since, as Arrow demands. Of a dictionary that begins with the
+// values of an earlier one, as after a delta of an Arrow stream, only the others are copied: see
+// batch.Descriptor.From.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
 	return m.ingest(ctx, rec, to, true)
 }
@@ -52,7 +54,7 @@ func (m *Mover) ingest(
 	}
 	defer l.Close()
 	store := &m.cfg.Builtin.Dicts
-	dicts := store.Resolve(l.Dictionaries(), false)
+	dicts, subs := store.Resolve(l.Dictionaries(), false)
 	defer func() { store.LetGo(dicts...) }()
 	q := &request{
 		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
@@ -78,7 +80,7 @@ func (m *Mover) ingest(
 		bytes := r.Bytes()
 		if err == nil {
 			err = m.pinned(r, &q.what, func() (err error) {
-				p, err = m.layOut(ctx, l, dicts, r)
+				p, err = m.layOut(ctx, l, subs, dicts, r)
 				return err
 			})
 		}
@@ -95,7 +97,7 @@ func (m *Mover) ingest(
 		case errors.Is(err, transfer.ErrChanged) && !changed:
 			changed = true // in place: lay its present values out
 			store.LetGo(dicts...)
-			dicts = store.Resolve(l.Dictionaries(), true)
+			dicts, subs = store.Resolve(l.Dictionaries(), true)
 			q.what.dicts = transfer.Distinct(dicts)
 		default:
 			return nil, err
@@ -107,7 +109,7 @@ func (m *Mover) ingest(
 // because a volume's file system may turn out to be full only at the write. Compressed, the image
 // needs the whole reservation until the end, because its size is known only then.
 func (m *Mover) layOut(
-	ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
+	ctx context.Context, l *image.Layout, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
 ) (_ batch.Payload, err error) {
 	b, space := m.cfg.Builtin, r.Space()
 	packed := b.Choose.PacksOnce(b.Codec, l.Size(), space.ID())
@@ -130,7 +132,7 @@ func (m *Mover) layOut(
 	// The permit comes first. From the moment a dictionary is being copied, others wait for the
 	// copy, the monitor among them, and the monitor must not wait for a program's permit.
 	err = b.Permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
-		if shared, err = m.layDictionaries(ctx, l, dicts, r); err != nil {
+		if shared, err = m.layDictionaries(ctx, subs, dicts, r); err != nil {
 			return err
 		}
 		if packed {
@@ -159,13 +161,13 @@ func (m *Mover) layOut(
 	return batch.NewImage(desc, buf, space, shared...), nil
 }
 
-// layDictionaries returns a reference to each dictionary of l in the space of r. It lays those out
+// layDictionaries returns a reference to each dictionary in the space of r. It lays those out
 // that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
 func (m *Mover) layDictionaries(
-	ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
+	ctx context.Context, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
 ) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
-	for i, sub := range l.Dictionaries() {
+	for i, sub := range subs {
 		lay := func() (buf *tier.Buffer, desc *batch.Descriptor, err error) {
 			if buf, err = transfer.AllocBody(r, sub.Size(), sub.Cuts()); err != nil {
 				return nil, nil, err

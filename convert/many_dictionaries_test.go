@@ -134,7 +134,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 		}
 		defer l.Close()
 		store := &m.mover.cfg.Builtin.Dicts
-		dicts := store.Resolve(l.Dictionaries(), false)
+		dicts, _ := store.Resolve(l.Dictionaries(), false)
 		defer store.LetGo(dicts...)
 		counted("distinct", func() {
 			if once := transfer.Distinct(dicts); len(once) != len(dicts) {
@@ -242,7 +242,7 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 		other := *sub
 		layouts = append(layouts, &other)
 	}
-	dicts := store.Resolve(layouts, false)
+	dicts, _ := store.Resolve(layouts, false)
 	defer store.LetGo(dicts...)
 	last := dicts[len(dicts)-1]
 	if len(dicts) != 21 || len(last.Parts) != 20 {
@@ -304,7 +304,7 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	again := store.Resolve(l.Dictionaries(), false)
+	again, _ := store.Resolve(l.Dictionaries(), false)
 	yielding("letGo", func() { store.LetGo(again...) })
 	for i, d := range again {
 		if d != dicts[i] || d.Users != 1 {

@@ -78,13 +78,9 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	what := takes{body: src.Bytes()}
-	if desc := descriptorOf(src); desc != nil {
-		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, what: what, origin: reservation.Consuming(), waits: true,
-		source: src.Space(),
+		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes(), ""),
+		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		return m.pinned(r, &q.what, func() (err error) {

@@ -23,11 +23,11 @@ type takes struct {
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a batch needs in another space as that form; "" means as an image.
-func (m *Mover) takes(now batch.Info, form batch.PayloadType) takes {
-	desc := now.Descriptor
-	if desc == nil { // a payload of a program's own: as many bytes as it is charged now
-		return takes{body: now.Bytes}
+// takes returns the room that a payload of a descriptor needs in another space as that form; "" means
+// as an image. A program's own payload has no descriptor, and needs as many bytes as it is charged now.
+func (m *Mover) takes(desc *batch.Descriptor, charged int64, form batch.PayloadType) takes {
+	if desc == nil {
+		return takes{body: charged}
 	}
 	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	if form == batch.GPUTable {

@@ -87,7 +87,7 @@ var persistTypes = sync.OnceValue(func() (types []arrow.DataType) {
 var commonWords = sync.OnceValue(func() arrow.Array { return wordList(1, 1500) })
 
 // persistedRecord makes the n-th record: its number is in the first column, a column of some type,
-// and in two of three a dictionary that is an image of its own, shared or not.
+// and in most a dictionary that is an image of its own: shared or not, or longer than one before.
 func persistedRecord(n int64) arrow.RecordBatch {
 	g := arrowgen.New(uint64(n))
 	rows := 50 + int(n%7)*10
@@ -100,6 +100,10 @@ func persistedRecord(n int64) arrow.RecordBatch {
 		words = commonWords()
 	case 1:
 		words = wordList(uint64(n), 900)
+	case 2:
+		if n%2 == 0 { // each begins with the values of the one before
+			words = wordList(2, 900+50*int(n))
+		}
 	}
 	return withWords(n, g.Array(persistTypes()[int(n)%len(persistTypes())], rows), words)
 }

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	arrowmem "github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
@@ -199,6 +201,52 @@ func TestExportOfAnImport(t *testing.T) {
 	r := newRig(t, nil)
 	for _, rows := range []int{64, 67} { // bitmaps of whole bytes, and such as end within one
 		exportAnImport(t, r, rows)
+	}
+}
+
+// TestExportOfExtension: a dictionary that extends an earlier one is exported in one piece, whose
+// memory is taken until the release.
+func TestExportOfExtension(t *testing.T) {
+	r := newRig(t, nil)
+	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int16, ValueType: arrow.BinaryTypes.String}
+	var all []*batch.Batch
+	var recs []arrow.RecordBatch
+	for n := 600; n < 1000; n += 100 {
+		values, indices := array.NewStringBuilder(arrowmem.DefaultAllocator), array.NewInt16Builder(arrowmem.DefaultAllocator)
+		for i := range n {
+			if i%7 == 6 {
+				values.AppendNull()
+			} else {
+				values.Append(fmt.Sprintf("value %d of the dictionary", i))
+			}
+			indices.Append(int16(n - 1 - i))
+		}
+		rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: dt, Nullable: true}}, nil),
+			[]arrow.Array{array.NewDictionaryArray(dt, indices.NewArray(), values.NewArray())}, int64(n))
+		recs, all = append(recs, rec), append(all, r.put(t, rec, batch.GPUImage))
+	}
+	if n := len(all[3].Info().Descriptor.AllDictionaries()); n < 3 {
+		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
+	}
+	for i, b := range all {
+		used := r.gpu.Used()
+		array, schema := r.export(t, b, Config{})
+		if more := r.gpu.Used() - used; (i > 0) != (more > 0) {
+			t.Errorf("batch %d: the export takes %d bytes", i, more)
+		}
+		table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := r.batch(t, table)
+		r.says(t, c, recs[i])
+		r.drop(t, c)
+		if r.gpu.Used() != used {
+			t.Errorf("batch %d: %d bytes are used, %d before", i, r.gpu.Used(), used)
+		}
+	}
+	for _, b := range all {
+		r.drop(t, b)
 	}
 }
 

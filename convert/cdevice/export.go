@@ -18,7 +18,8 @@ import (
 // callback of its own.
 //
 // Nothing is copied: the array's buffers are the batch's memory, which consumers only read. A
-// dictionary is the array that the batch shares with others. The lengths of a view's data buffers,
+// dictionary is the array that the batch shares with others; one that extends an earlier dictionary
+// is copied to one piece of memory in the space, until the release. The lengths of a view's data buffers,
 // the last of its buffers, are in host memory, as in Arrow's own implementation. Validities without
 // nulls and buffers of size zero are NULL. The batch may have no buffer where no row has a value.
 // For those, memory of zeros is taken in the space until the release, as much as the longest of
@@ -54,17 +55,18 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	names := &exported{mem: new(memory)}
 	var endEvent func() error
 	var zeros *tier.Buffer
+	var w *arrayWriter
 	values := &exported{mem: new(memory), done: func() {
-		if err := errors.Join(endEvent(), zeros.Release(), h.Close(), back()); err != nil && cfg.Failed != nil {
+		if err := errors.Join(endEvent(), zeros.Release(), w.release(), h.Close(), back()); err != nil && cfg.Failed != nil {
 			panics.Do("Config.Failed", func() { cfg.Failed(err) })
 		}
 	}}
-	w := &arrayWriter{mem: values.mem, dev: dev, id: r.add(values)}
+	w = &arrayWriter{mem: values.mem, dev: dev, id: r.add(values)}
 	s := &schemaWriter{mem: names.mem, id: r.add(names)}
 	defer func() {
 		if err != nil {
 			r.drop(w.id, s.id)
-			err = errors.Join(err, zeros.Release(), back())
+			err = errors.Join(err, zeros.Release(), w.release(), back())
 		}
 	}()
 	var outArray Array
@@ -87,7 +89,7 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if event, endEvent, err = dev.event(values.mem, cfg.Stream); err != nil {
 		return err
 	}
-	values.space, values.ranges = payload.Space(), charged(payload, zeros)
+	values.space, values.ranges = payload.Space(), charged(payload, append(w.taken, zeros))
 	values.left.Store(w.count)
 	names.left.Store(s.count)
 	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event | event}
@@ -107,15 +109,14 @@ func (r *releases) drop(ids ...uintptr) {
 }
 
 // charged is the memory that an export keeps in its space.
-func charged(p batch.Payload, zeros *tier.Buffer) (out []payload.DeviceRange) {
-	var bufs []*tier.Buffer
+func charged(p batch.Payload, bufs []*tier.Buffer) (out []payload.DeviceRange) {
 	var shared []batch.Shared
 	switch p := p.(type) {
 	case *batch.Image:
-		bufs, shared = []*tier.Buffer{p.Buffer(), zeros}, p.Shared()
+		bufs, shared = append(bufs, p.Buffer()), p.Shared()
 	case *payload.Table:
 		out = slices.Clone(p.Ranges())
-		bufs, shared = []*tier.Buffer{zeros}, p.Shared()
+		shared = p.Shared()
 	}
 	for _, s := range shared {
 		bufs = append(bufs, s.Buffer())

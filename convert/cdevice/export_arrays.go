@@ -60,6 +60,7 @@ type arrayWriter struct {
 	shared []batch.Shared
 	at     lookup.Table[*batch.Descriptor] // of shared
 	absent []absent
+	taken  []*tier.Buffer // by assemble
 }
 
 // absent is a buffer that the batch does without and C has to have.
@@ -330,11 +331,61 @@ func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 		if i < 0 {
 			return errors.New("cdevice: a batch without a dictionary that it needs")
 		}
-		if w.body, err = inBody(desc, w.shared[i].Buffer(), outer.Path); err != nil {
+		buf := w.shared[i].Buffer()
+		if desc.From != nil {
+			if desc, buf, err = w.assemble(desc, buf.Space()); err != nil {
+				return err
+			}
+		}
+		if w.body, err = inBody(desc, buf, outer.Path); err != nil {
 			return err
 		}
 	}
 	err = w.array(&dict[0], "dictionary", dt, 0)
 	w.body = outer
+	return err
+}
+
+// assemble copies the array of a dictionary that extends others to one piece of memory, which the
+// export keeps until its release.
+func (w *arrayWriter) assemble(desc *batch.Descriptor, space *tier.Space) (*batch.Descriptor, *tier.Buffer, error) {
+	whole := image.Whole(desc)
+	parts, err := image.ChainParts(desc, whole)
+	if err != nil {
+		return nil, nil, err
+	}
+	buf, err := space.DrawNew(whole.Body)
+	if err != nil {
+		return nil, nil, err
+	}
+	w.taken = append(w.taken, buf)
+	to, ok := buf.Memory().(tier.DeviceMemory)
+	if !ok {
+		return nil, nil, unsupported(w.body.Path, "memory of type %T, which is no device's", buf.Memory())
+	}
+	regions := make([]tier.Region, len(parts))
+	for i, p := range parts {
+		k := w.at.Find(len(w.shared), func(k int) *batch.Descriptor { return w.shared[k].Descriptor() }, p.Of)
+		if k < 0 {
+			return nil, nil, errors.New("cdevice: a batch without a dictionary that another one extends")
+		}
+		from, ok := w.shared[k].Buffer().Memory().(tier.DeviceMemory)
+		if !ok {
+			return nil, nil, unsupported(w.body.Path, "memory of type %T, which is no device's", w.shared[k].Buffer().Memory())
+		}
+		regions[i] = tier.Region{Dst: to.Addr() + tier.Addr(p.To), Src: from.Addr() + tier.Addr(p.From), Size: p.N}
+	}
+	s, err := to.Device().NewStream()
+	if err != nil {
+		return nil, nil, err
+	}
+	return whole, buf, errors.Join(to.Device().CopyRegions(s, regions), s.Sync(), s.Close())
+}
+
+// release gives up the memory that assemble has taken.
+func (w *arrayWriter) release() (err error) {
+	for _, b := range w.taken {
+		err = errors.Join(err, b.Release())
+	}
 	return err
 }

@@ -44,7 +44,8 @@ const (
 // and the last value that list views or a dense union show, and, of the bytes
 // behind string and binary views, up to an eighth.
 //
-// Dictionaries stay whole, and are images of their own, so that batches can share them: see
+// Dictionaries stay whole, except for extensions (see extend.go). They are images of their own, so
+// that batches can share them: see
 // Dictionaries. The array that uses one has, after the indices, a node with payload.Outside and its
 // number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
 // take at least a page, and a request of its own for each move: copying it with the rows is cheaper
@@ -83,7 +84,8 @@ type Layout struct {
 	// Of a dictionary's layout: what it is made of, for its identity.
 	source    *array.Data
 	valueType arrow.DataType
-	number    int // its place in the record's list of all
+	number    int     // its place in the record's list of all
+	whole     *Layout // of an extension: the layout that was planned without it
 
 	sum     sumcopy.Sum // of the chunk at pos
 	scratch []byte
@@ -203,7 +205,15 @@ func (l *Layout) Plan() *batch.Descriptor {
 
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
 // dictionary has already been written. Descriptor then returns d.
-func (l *Layout) Is(d *batch.Descriptor) { l.made = d }
+func (l *Layout) Is(d *batch.Descriptor) {
+	l.made = d
+	if l.whole != nil {
+		l.whole.made = d
+	}
+}
+
+// Number returns the place of the layout among the record's Dictionaries.
+func (l *Layout) Number() int { return l.number }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.

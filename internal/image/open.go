@@ -59,7 +59,11 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 			data.Retain()
 			return data, nil
 		}
-		data, err := OpenDictionary(dict, dt, dictionaries[i], l, find)
+		desc, extents, err := InOnePiece(dict, func(d *batch.Descriptor) [][]byte { return dictionaries[at.Of(all, d)] })
+		if err != nil {
+			return nil, err
+		}
+		data, err := OpenDictionary(desc, dt, extents, l, find)
 		if err == nil && opened[i] == nil {
 			data.Retain()
 			opened[i] = data

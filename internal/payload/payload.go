@@ -96,6 +96,12 @@ type Descriptor struct {
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
 	Dictionaries []*Descriptor
+	// From is nil but in a dictionary that extends another one, its base: the only one of
+	// Dictionaries. Of buffer i, the first From[i] bytes are the base's (which may in turn have
+	// them from its own base), and the rest is in Buffers[i]; a multiple of 8. Rows and Nodes are
+	// those of the whole array. A program that needs the array in one piece opens the batch as a
+	// record, exports it by cdevice, or copies the parts.
+	From []int64
 	// Metadata is the record's own, beside its schema's; nil if it has none.
 	Metadata *arrow.Metadata
 }

@@ -65,6 +65,7 @@ const (
 	packed       = 1
 	withMetadata = 2
 	dictionary   = 4
+	extension    = 8 // a dictionary with Descriptor.From: as many numbers as buffers, after Dictionaries
 )
 
 // errFormat: the file was written by another version, or it contradicts itself.
@@ -120,6 +121,9 @@ func (e *Entry) meta(schema []byte) []byte {
 	if e.ID == 0 {
 		f.Flags |= dictionary
 	}
+	if d.From != nil {
+		f.Flags |= extension
+	}
 	if d.Metadata != nil {
 		f.Flags |= withMetadata
 		f.Metadata = uint32(d.Metadata.Len())
@@ -129,7 +133,7 @@ func (e *Entry) meta(schema []byte) []byte {
 		runs[i] = fixedRun{r.Codec, r.Sum, r.Frames}
 	}
 	var p []byte
-	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, runs} {
+	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, runs} {
 		p, _ = binary.Append(p, binary.LittleEndian, part) // all are of a fixed size
 	}
 	for i := range f.Metadata {
@@ -180,6 +184,9 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	e := &Entry{Descriptor: d, Packed: f.Flags&packed != 0}
 	d.Nodes, d.Buffers = list[payload.Node](&r, f.Nodes), list[payload.Span](&r, f.Buffers)
 	d.Sums, e.Dictionaries = list[uint64](&r, f.Sums), list[uint64](&r, f.Dictionaries)
+	if f.Flags&extension != 0 {
+		d.From = list[int64](&r, f.Buffers)
+	}
 	for _, run := range list[fixedRun](&r, f.Runs) {
 		e.Runs = append(e.Runs, payload.Run{Codec: run.Codec, Sum: run.Sum, Frames: run.Frames})
 	}
@@ -199,7 +206,7 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 		e.ID, e.Port, e.Partition = batch.ID(at.ID), int(at.Port), int(at.Partition)
 		e.Plan, e.Operator = r.text(), r.text()
 	}
-	known := f.Flags&^(packed|withMetadata|dictionary) == 0 && (e.ID == 0) == (f.Flags&dictionary != 0)
+	known := f.Flags&^(packed|withMetadata|dictionary|extension) == 0 && (e.ID == 0) == (f.Flags&dictionary != 0)
 	if r.bad || len(r.p) > 0 || !known || !e.fits() {
 		return nil, errFormat
 	}
@@ -229,6 +236,14 @@ func (e *Entry) fits() bool {
 	}
 	for _, s := range d.Buffers {
 		if s != payload.Absent && (s.Offset < 0 || s.Length < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+			return false
+		}
+	}
+	if d.From != nil && (e.ID != 0 || len(e.Dictionaries) != 1) {
+		return false
+	}
+	for _, n := range d.From {
+		if n < 0 || n > math.MaxInt64/4 {
 			return false
 		}
 	}

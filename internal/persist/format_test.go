@@ -113,6 +113,7 @@ func sameEntry(a, b Entry) bool {
 
 func sameDescriptor(a, b batch.Descriptor) bool {
 	return a.Rows == b.Rows && a.Body == b.Body && same(a.Nodes, b.Nodes) && same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
+		same(a.From, b.From) &&
 		(a.Metadata == nil) == (b.Metadata == nil) && (a.Metadata == nil || a.Metadata.Equal(*b.Metadata))
 }
 
@@ -178,6 +179,36 @@ func TestDictionariesHaveBytes(t *testing.T) {
 	k.ID = 0
 	if _, err := readBack(k, schema); !errors.Is(err, errFormat) {
 		t.Errorf("a dictionary without bytes: %v", err)
+	}
+}
+
+// TestExtensionIsReadAsItWasWritten: where the buffers of an extension begin persists. An extension of
+// nothing, or of two dictionaries, or a batch that is one, is refused.
+func TestExtensionIsReadAsItWasWritten(t *testing.T) {
+	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String), 900)
+	k, schema := entryOfRecord(t, rec)
+	k.ID, k.Dictionaries, k.Descriptor.From = 0, []uint64{7}, make([]int64, len(k.Descriptor.Buffers))
+	for i := range k.Descriptor.From {
+		k.Descriptor.From[i] = int64(8 * i)
+	}
+	back, err := readBack(k, schema)
+	if err != nil || !sameDescriptor(*back.Descriptor, *k.Descriptor) || !same(back.Dictionaries, k.Dictionaries) {
+		t.Errorf("%+v, %v", back, err)
+	}
+	for name, spoil := range map[string]func(k *Entry){
+		"no base":   func(k *Entry) { k.Dictionaries = nil },
+		"two bases": func(k *Entry) { k.Dictionaries = []uint64{7, 8} },
+		"a batch":   func(k *Entry) { k.ID = 3 },
+		"negative":  func(k *Entry) { k.Descriptor.From[1] = -8 },
+		"huge":      func(k *Entry) { k.Descriptor.From[1] = 1 << 62 },
+	} {
+		bad, d := *k, *k.Descriptor
+		d.From = slices.Clone(d.From)
+		bad.Descriptor = &d
+		spoil(&bad)
+		if _, err := readBack(&bad, schema); !errors.Is(err, errFormat) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

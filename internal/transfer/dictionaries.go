@@ -10,6 +10,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/address"
@@ -18,7 +19,6 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/lookup"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -41,8 +41,10 @@ type Dictionaries struct {
 		lockrank.Mutex[lockrank.Registry]
 		Known  map[weak.Pointer[array.Data]]identity
 		Made   map[*batch.Descriptor]*Dictionary
-		bytes  map[tier.ID]int64 // charged for copies that are there
-		Yields int               // of the mutex; tests count them
+		Last   map[family]*Dictionary // the longest of each family
+		seed   uint64                 // of the sums of values
+		bytes  map[tier.ID]int64      // charged for copies that are there
+		Yields int                    // of the mutex; tests count them
 	}
 }
 
@@ -66,10 +68,13 @@ type fingerprint struct {
 type Dictionary struct {
 	Store     *Dictionaries
 	valueType arrow.DataType
-	nodes     []payload.Node
-	spans     []payload.Span
+	plan      *batch.Descriptor // the nodes, spans and rows
 	Body      int64
 	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
+	base      *Dictionary   // the one that it extends, of which it is a user; see extended.go
+	family    family        // zero: it extends no other one, and no other one extends it
+	sums      []xxh3.Uint128
+	level     int
 
 	// Guarded by the store's mutex. desc is set once, before the first copy can be seen, and
 	// holders of a copy may read it.
@@ -92,6 +97,11 @@ type DictCopy struct {
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
 	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
+	base   *DictCopy    // of the dictionary that it extends, with a reference
+
+	// Of one that extends no other one, in host memory: see extended.go.
+	longest *DictCopy  // of those that extend it
+	whole   *assembled // nil if none was opened; goes with longest
 }
 
 // typedArray is an array as one of the types that a dictionary is used as.
@@ -126,54 +136,81 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	return fingerprints(d.Dictionary(), to)
 }
 
-// Resolve returns the dictionary of each layout, in the order of Layout.Dictionaries, and makes those
-// that the store does not have. With renew it makes all of them. The caller must pass them to LetGo.
-func (s *Dictionaries) Resolve(layouts []*image.Layout, renew bool) []*Dictionary {
+// Resolve returns the dictionaries of layouts, which are in the order of Layout.Dictionaries, and
+// makes those that the store does not have. With renew it makes all of them. Each comes after those
+// that it extends. The layouts that Resolve returns are theirs, and read the memory of the given
+// ones. The caller must pass the dictionaries to LetGo.
+func (s *Dictionaries) Resolve(layouts []*image.Layout, renew bool) (dicts []*Dictionary, of []*image.Layout) {
 	if len(layouts) == 0 {
-		return nil
+		return nil, nil
 	}
-	out := make([]*Dictionary, len(layouts))
+	numbered := make([]*Dictionary, len(layouts))
 	for i, l := range layouts {
 		var parts []*Dictionary
 		for _, number := range l.Used() {
-			parts = append(parts, out[number])
+			parts = append(parts, numbered[number])
 		}
-		out[i] = s.hold(l, parts, renew)
+		d := s.hold(l, parts, renew)
+		numbered[i] = d
+		if d.base == nil {
+			dicts, of = append(dicts, d), append(of, l)
+			continue
+		}
+		chain := d.chain()
+		var plans []*batch.Descriptor
+		s.Mu.Lock()
+		for _, c := range chain {
+			plans = append(plans, c.plan)
+			c.Users++
+		}
+		d.Users-- // hold has counted it
+		s.Mu.Unlock()
+		dicts, of = append(dicts, chain...), append(of, l.Chain(plans)...)
 	}
-	return out
+	return dicts, of
 }
 
+// hold returns the dictionary of l, with one more user.
 func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
 	source, valueType := l.Dictionary()
-	plan := l.Plan()
 	key, print := weak.Make(source), fingerprints(source, nil)
-	var other *Dictionary // what the array was, and is not any more
+	var other, made *Dictionary // what the array was, and is not any more; what it is, unless it is known
 	for {
 		s.Mu.Lock()
 		id, ok := s.Mu.Known[key]
-		if !ok || id.dict == other {
-			d := &Dictionary{
-				Store: s, valueType: valueType, Parts: parts, Users: 1,
-				nodes: plan.Nodes, spans: plan.Buffers, Body: plan.Body,
-			}
-			s.nameLocked(d, key, print)
+		if ok && id.dict != other {
+			id.dict.Users++
 			s.Mu.Unlock()
-			return d
+			if !renew && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
+				if made != nil {
+					s.LetGo(made) // another caller was faster
+				}
+				return id.dict
+			}
+			other = id.dict
+			s.LetGo(id.dict)
+			continue
 		}
-		id.dict.Users++
+		if made != nil {
+			s.nameLocked(made, key, print)
+			s.Mu.Unlock()
+			return made
+		}
 		s.Mu.Unlock()
-		if !renew && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
-			return id.dict
+		plan := l.Plan()
+		plan.Rows = l.Rows()
+		made = &Dictionary{Store: s, valueType: valueType, plan: plan, Body: plan.Body, Parts: parts, Users: 1}
+		if len(parts) == 0 && !renew {
+			s.extend(made, l)
 		}
-		other = id.dict
-		s.LetGo(id.dict)
 	}
 }
 
 // is reports whether l is the plan of d.
 func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
-	plan := l.Plan()
-	return d.Body == plan.Body && slices.Equal(d.nodes, plan.Nodes) && slices.Equal(d.spans, plan.Buffers) &&
+	plan, whole := l.Plan(), image.Whole(d.plan)
+	return (d.base == nil || l.Growing() != nil) &&
+		whole.Body == plan.Body && slices.Equal(whole.Nodes, plan.Nodes) && slices.Equal(whole.Buffers, plan.Buffers) &&
 		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)
 }
 
@@ -246,19 +283,26 @@ func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
 	}
 }
 
-// leaveLocked takes a user away; after the last the dictionary is forgotten.
+// leaveLocked takes a user away; after the last the dictionary is forgotten, and leaves its base.
 func (s *Dictionaries) leaveLocked(d *Dictionary) {
-	if d.Users--; d.Users > 0 {
-		return
+	for ; d != nil; d = d.base {
+		if d.Users--; d.Users > 0 {
+			return
+		}
+		for _, k := range d.keys {
+			s.unnameLocked(d, k)
+		}
+		d.keys = nil
+		delete(s.Mu.Made, d.desc)
+		if s.Mu.Last[d.family] == d {
+			if s.Mu.Last[d.family] = d.base; d.base == nil {
+				delete(s.Mu.Last, d.family)
+			}
+		}
 	}
-	for _, k := range d.keys {
-		s.unnameLocked(d, k)
-	}
-	d.keys = nil
-	delete(s.Mu.Made, d.desc)
 }
 
-// of returns the dictionaries that descriptors name. One that is gone by now is
+// Of returns the dictionaries that descriptors name. One that is gone by now is
 // returned as one without copies.
 func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
 	if len(descs) == 0 {
@@ -335,7 +379,7 @@ func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.S
 		c := d.copyLocked(space)
 		switch {
 		case c == nil:
-			c = newCopy(d, space)
+			c = &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
 			d.Copies = append(d.Copies, c)
 			s.Mu.Unlock()
 			return c, s.finish(c, bring)
@@ -352,10 +396,6 @@ func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.S
 			return nil, context.Cause(ctx)
 		}
 	}
-}
-
-func newCopy(d *Dictionary, space *tier.Space) *DictCopy {
-	return &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
 }
 
 // finish makes what acquire has announced. Also a panic ends the announcement.
@@ -397,6 +437,14 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 	}
 	c.buf, c.Refs = buf, 1
 	d.Users++
+	if d.base != nil { // the caller has a reference to its copy here
+		c.base = d.base.copyLocked(c.space)
+		c.base.Refs++
+		d.base.Users++
+		if root := c.root(); root.longest == nil || root.longest.Dict.plan.Rows < d.plan.Rows {
+			root.longest = c
+		}
+	}
 	if s.Mu.bytes == nil {
 		s.Mu.bytes = make(map[tier.ID]int64)
 	}
@@ -412,33 +460,41 @@ func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
 
 // Release gives one reference up; the last one frees the copy. Its memory stays
 // for as long as arrays that were opened in it need it.
-func (c *DictCopy) Release() error {
+func (c *DictCopy) Release() (err error) {
 	s := c.Dict.Store
-	s.Mu.Lock()
-	if c.Refs == 0 {
-		s.Mu.Unlock()
-		if invariants.Enabled {
-			panic("convert: a dictionary was released more often than taken")
+	for last := true; last && c != nil; c = c.base {
+		s.Mu.Lock()
+		if c.Refs == 0 {
+			s.Mu.Unlock()
+			if invariants.Enabled {
+				panic("convert: a dictionary was released more often than taken")
+			}
+			return errors.Join(err, tier.ErrReleased)
 		}
-		return tier.ErrReleased
+		var opened []typedArray
+		var whole *assembled
+		if c.Refs--; c.Refs > 0 {
+			last = false
+		} else {
+			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+			s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
+			opened, c.opened = c.opened, nil
+			if root := c.root(); root.longest == c {
+				whole, root.whole, root.longest = root.whole, nil, nil
+				s.Mu.bytes[c.space.ID()] -= whole.charge()
+			}
+		}
+		s.leaveLocked(c.Dict)
+		s.Mu.Unlock()
+		if !last {
+			return err
+		}
+		for _, o := range opened {
+			o.data.Release()
+		}
+		err = errors.Join(err, whole.release(), c.buf.Release())
 	}
-	var opened []typedArray
-	last := false
-	if c.Refs--; c.Refs == 0 {
-		last = true
-		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
-		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
-		opened, c.opened = c.opened, nil
-	}
-	s.leaveLocked(c.Dict)
-	s.Mu.Unlock()
-	if !last {
-		return nil
-	}
-	for _, o := range opened {
-		o.data.Release()
-	}
-	return c.buf.Release()
+	return err
 }
 
 // ReleaseAll gives up one reference to each.
@@ -465,12 +521,12 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 				return o.data, nil
 			}
 		}
-		extents, release, err := InPlace(c.buf)
+		desc, extents, release, err := c.inPlace()
 		if err != nil {
 			return nil, err
 		}
 		l := image.NewLease(release)
-		data, err := image.OpenDictionary(c.Dict.desc, dt, extents, l, find)
+		data, err := image.OpenDictionary(desc, dt, extents, l, find)
 		if err != nil {
 			l.End()
 			return nil, err
@@ -479,8 +535,10 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		print := fingerprints(data, nil)
 		s.Mu.Lock()
 		if len(c.opened) == len(opened) {
-			data.Retain()
-			c.opened = append(c.opened, typedArray{dt, data})
+			if c.base == nil { // else it would keep memory that a longer array replaces
+				data.Retain()
+				c.opened = append(c.opened, typedArray{dt, data})
+			}
 			s.nameLocked(c.Dict, weak.Make(data), print)
 			s.Mu.Unlock()
 			return data, nil
@@ -529,9 +587,12 @@ func InPlace(buf *tier.Buffer) (extents [][]byte, release func(), err error) {
 // has references to d.Dictionaries in the same space.
 func (b *Builtin) AdoptDictionary(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) (batch.Shared, error) {
 	s := &b.Dicts
-	dict := &Dictionary{
-		Store: s, valueType: d.Schema.Field(0).Type, nodes: d.Nodes, spans: d.Buffers, Body: d.Body,
-		Parts: s.Of(d.Dictionaries), Users: 1,
+	dict := &Dictionary{Store: s, valueType: d.Schema.Field(0).Type, plan: d, Body: d.Body, Users: 1}
+	if parts := s.Of(d.Dictionaries); d.From == nil {
+		dict.Parts = parts
+	} else {
+		dict.base = parts[0]
+		s.use(dict.base)
 	}
 	defer s.LetGo(dict)
 	return s.Acquire(ctx, dict, buf.Space(), func() (*tier.Buffer, *batch.Descriptor, error) { return buf, d, nil })

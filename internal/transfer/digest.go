@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -24,19 +26,116 @@ func (b *Builtin) Digest(ctx context.Context, img Imaged) (d tier.Digest, onDevi
 		return d, onDevice, err
 	}
 	at := src.size
+	used := make(map[*batch.Descriptor]bool) // not only by those that extend them
+	for _, dict := range img.Descriptor().Dictionaries {
+		used[dict] = true
+	}
 	for _, s := range img.Shared() {
-		src, err := b.fromBuffer(s.Descriptor(), s.Buffer(), img.Space())
-		if err != nil {
-			return d, onDevice, err
+		for _, dict := range s.Descriptor().Dictionaries {
+			used[dict] = used[dict] || s.Descriptor().From == nil
 		}
-		dict, _, err := b.digestOf(ctx, src, at)
+	}
+	for _, s := range img.Shared() {
+		if !used[s.Descriptor()] {
+			continue
+		}
+		dict, size, err := b.digestShared(ctx, img, s, at)
 		if err != nil {
 			return d, onDevice, err
 		}
 		d = d.Add(dict)
-		at += src.size
+		at += size
 	}
 	return d, onDevice, nil
+}
+
+// digestShared is digest for a dictionary, and returns the length of its image. That of an extension
+// is the digest of the image that it would have if it extended no other one.
+func (b *Builtin) digestShared(ctx context.Context, img Imaged, s batch.Shared, base int64) (d tier.Digest, size int64, err error) {
+	desc := s.Descriptor()
+	whole := image.Whole(desc)
+	if desc.From == nil {
+		src, err := b.fromBuffer(desc, s.Buffer(), img.Space())
+		if err == nil {
+			d, _, err = b.digestOf(ctx, src, base)
+		}
+		return d, whole.Body, err
+	}
+	parts, err := image.ChainParts(desc, whole)
+	if err != nil {
+		return d, 0, err
+	}
+	end := int64(0)
+	for _, span := range append(slices.Clone(whole.Buffers), payload.Span{Offset: whole.Body}) {
+		if span.Offset >= end { // zeros between the buffers, less than a page
+			d = d.Add(tier.DigestBytes(make([]byte, span.Offset-end), (base+end)/8))
+			end = image.RoundUp(span.Offset+span.Length, 8)
+		}
+	}
+	chain := make(map[*batch.Descriptor]*source)
+	for _, part := range parts {
+		chain[part.Of] = nil
+	}
+	for _, c := range img.Shared() {
+		of := c.Descriptor()
+		if _, ok := chain[of]; !ok {
+			continue
+		}
+		if chain[of], err = b.fromBuffer(of, c.Buffer(), img.Space()); err != nil {
+			return d, 0, err
+		}
+	}
+	sums := make([]tier.Digest, len(parts))
+	if err := b.digestParts(ctx, img.Space(), parts, chain, base, sums); err != nil {
+		return d, 0, err
+	}
+	for _, sum := range sums {
+		d = d.Add(sum)
+	}
+	return d, whole.Body, nil
+}
+
+// digestParts computes the digests of parts, whose image begins at byte base, from the bodies of
+// their dictionaries: on the device if it can compute.
+func (b *Builtin) digestParts(ctx context.Context, space *tier.Space, parts []image.ChainPart,
+	chain map[*batch.Descriptor]*source, base int64, sums []tier.Digest) error {
+	if space.Kind() == tier.GPU {
+		err := b.onStream(ctx, space, func(dev tier.Device, s tier.Stream) error {
+			c, ok := dev.(tier.Computer)
+			if !ok {
+				return tier.ErrNotSupported
+			}
+			for i, p := range parts {
+				at := chain[p.Of].device[0].Addr + tier.Addr(p.From)
+				if err := c.Digest(s, at, image.RoundUp(p.N, 8), (base+p.To)/8, &sums[i]); err != nil {
+					return err
+				}
+			}
+			return await(record(dev, s))
+		})
+		if !errors.Is(err, tier.ErrNotSupported) {
+			return err
+		}
+	}
+	clear(sums)
+	var mu sync.Mutex
+	for of, src := range chain {
+		src.see(func(p []byte, off int64) {
+			for i, part := range parts {
+				begin, end := max(part.From, off), min(part.From+part.N, off+int64(len(p)))
+				if part.Of == of && begin < end {
+					sum := tier.DigestBytes(p[begin-off:end-off], (base+part.To+begin-part.From)/8)
+					mu.Lock()
+					sums[i] = sums[i].Add(sum)
+					mu.Unlock()
+				}
+			}
+		})
+		if err := b.look(ctx, src); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // digestOf is digest for a body, counted from byte base on.

@@ -10,7 +10,7 @@
 //	staged.go          the ways that use a stream or pinned chunks
 //	pack.go            compresses and uncompresses; scratch.go: the memory for it
 //	packed_file.go     reads parts of a compressed batch
-//	dictionaries.go    shared dictionaries
+//	dictionaries.go    shared dictionaries; extended.go: those that begin with the values of others
 //	table.go           tables; table_peek.go, table_slab.go: reading and allocating them
 //	permit.go          permits for disk transfers; spare.go: transfers that give way to others
 //	columns_read.go    some columns of a batch on disk; digest.go: digests
@@ -48,6 +48,12 @@
 //	image (GPU) ─┐                     ┌─ image (host)
 //	image (GPU) ─┼─▶ copy (GPU)        ├─ image (host)
 //	image (GPU) ─┘     └─ dictionary ──┴▶ copy (host) ──▶ one array, shared by opened records
+//
+// A dictionary that begins with the values of an earlier one, its base, is an extension: its image
+// has only the other values, and an image that uses it holds a reference to its base, too. In host
+// memory the array is assembled when a record is opened. On a GPU, where programs read images in
+// place, the parts stay apart, because few programs look at dictionaries: cdevice.Export copies them
+// to one piece of device memory until the release, and others find them by Descriptor.From.
 //
 // # Compressed batches
 //

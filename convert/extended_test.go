@@ -1,0 +1,468 @@
+package convert
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/internal/transfer"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// growing are the types of dictionaries that can extend others, and one that cannot.
+var growing = []struct {
+	name   string
+	dt     arrow.DataType
+	whole  bool // each is an image of its own
+	append func(b array.Builder, i int)
+}{
+	{name: "utf8", dt: arrow.BinaryTypes.String, append: func(b array.Builder, i int) {
+		b.(*array.StringBuilder).Append(fmt.Sprintf("value %d, which is rather long, and longer", i))
+	}},
+	{name: "large binary", dt: arrow.BinaryTypes.LargeBinary, append: func(b array.Builder, i int) {
+		b.(*array.BinaryBuilder).Append(fmt.Appendf(nil, "value %d%*s", i, i%17, ""))
+	}},
+	{name: "int64", dt: arrow.PrimitiveTypes.Int64, append: func(b array.Builder, i int) {
+		b.(*array.Int64Builder).Append(int64(i) * 7)
+	}},
+	{name: "fixed", dt: &arrow.FixedSizeBinaryType{ByteWidth: 11}, append: func(b array.Builder, i int) {
+		b.(*array.FixedSizeBinaryBuilder).Append(fmt.Appendf(nil, "%011d", i))
+	}},
+	{name: "views", dt: arrow.BinaryTypes.StringView, whole: true, append: func(b array.Builder, i int) {
+		b.(*array.StringViewBuilder).AppendString(fmt.Sprintf("value %d, which is rather long", i))
+	}},
+}
+
+// values makes an array of n values, of which those are null whose number nulls divides; 0: none.
+// Values from the number other on are others.
+func values(dt arrow.DataType, add func(array.Builder, int), n, nulls, other int) arrow.Array {
+	b := array.NewBuilder(memory.DefaultAllocator, dt)
+	defer b.Release()
+	for i := range n {
+		switch {
+		case nulls > 0 && i%nulls == nulls-1:
+			b.AppendNull()
+		case i >= other:
+			add(b, i+1_000_000)
+		default:
+			add(b, i)
+		}
+	}
+	return b.NewArray()
+}
+
+// codes makes a record of the last rows values of a dictionary.
+func codes(dict arrow.Array, rows int) arrow.RecordBatch {
+	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: dict.DataType()}
+	b := array.NewInt32Builder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range rows {
+		b.Append(int32(dict.Len() - rows + i))
+	}
+	col := array.NewDictionaryArray(dt, b.NewArray(), dict)
+	col.Dictionary() // makes it, so that several may compare with the record at once
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "c", Type: dt, Nullable: true}}, nil), []arrow.Array{col}, int64(rows))
+}
+
+// TestDeltas: of the dictionaries of a stream, each longer than the one before, each space stores
+// and is written the common values about once. All batches are the same as if they had a dictionary
+// of their own each.
+func TestDeltas(t *testing.T) {
+	const batches, step = 120, 37
+	for _, c := range growing {
+		for _, nulls := range []int{0, 13} {
+			t.Run(fmt.Sprintf("%s/nulls=%d", c.name, nulls), func(t *testing.T) {
+				m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, disk: 64 << 20})
+				var all []*batch.Batch
+				alone, longest := int64(0), int64(0)
+				for i := range batches {
+					rec := codes(values(c.dt, c.append, 1000+i*step, nulls, 1<<30), step)
+					l, err := image.NewLayout(rec)
+					if err != nil {
+						t.Fatal(err)
+					}
+					longest = l.Dictionaries()[0].Size()
+					alone += longest
+					l.Close()
+					all = append(all, m.make(t, rec, tier.GPU))
+				}
+				// Each batch needs a page of its own, and a value may be there once for each level.
+				most := 3*longest + batches*tier.Page
+				check := func(k tier.Kind) {
+					t.Helper()
+					n := m.mover.Inside().DictionaryBytes(tier.ID{Kind: k})
+					if c.whole != (n >= alone) || !c.whole && n > most {
+						t.Errorf("%d bytes of dictionaries in %s, want %d at most; alone they are %d", n, k, most, alone)
+					}
+				}
+				check(tier.GPU)
+				for _, k := range []tier.Kind{tier.Disk, tier.Host, tier.GPU} {
+					for i := range all {
+						m.move(t, all[i], k)
+					}
+					check(k)
+					for _, i := range []int{0, batches / 2, batches - 1, 7} {
+						if err := m.sameDigest(t, all[i]); err != nil {
+							t.Errorf("batch %d in %s: %v", i, k, err)
+						}
+					}
+				}
+				for i := range all {
+					if err := m.same(t.Context(), all[(i*7)%batches]); err != nil {
+						t.Errorf("batch %d: %v", (i*7)%batches, err)
+					}
+				}
+				if n := len(all[batches-1].Info().Descriptor.AllDictionaries()); c.whole != (n == 1) || n > 40 {
+					t.Errorf("the last batch needs %d dictionaries", n)
+				}
+				drop(t, all...)
+			})
+		}
+	}
+}
+
+// sameDigest compares the digest of a batch, where it is, with that of its record.
+func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
+	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
+	if err != nil {
+		return err
+	}
+	got, _, err := m.mover.Digest(t.Context(), h)
+	if want := m.heapDigest(t, b.ID()); err == nil && got != want {
+		err = fmt.Errorf("the digest is %x, want %x", got, want)
+	}
+	return errors.Join(err, h.Close())
+}
+
+// TestDeltaStream: the dictionaries of arrow-go's reader extend each other. In host memory the array
+// that all are slices of is there once, and charged.
+func TestDeltaStream(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	var stream bytes.Buffer
+	var all []*batch.Batch
+	var wants []arrow.RecordBatch
+	w := ipc.NewWriter(&stream, ipc.WithSchema(codes(values(growing[0].dt, growing[0].append, 300, 0, 1<<30), 1).Schema()), ipc.WithDictionaryDeltas(true))
+	for i := range 50 {
+		wants = append(wants, codes(values(growing[0].dt, growing[0].append, 300+10*i, 0, 1<<30), 10))
+		if err := w.Write(wants[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := ipc.NewReader(&stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	for r.Next() {
+		all = append(all, m.make(t, r.RecordBatch(), tier.Host))
+		m.records[all[len(all)-1].ID()] = wants[len(all)-1]
+	}
+	if err := r.Err(); err != nil || len(all) != len(wants) {
+		t.Fatalf("%d batches, %v", len(all), err)
+	}
+	segments := m.mover.Inside().DictionaryBytes(tier.ID{Kind: tier.Host})
+	m.holds(t, tier.Host, segments, all...)
+	var opened []arrow.RecordBatch
+	for i := range all {
+		opened = append(opened, m.record(t, all[i]))
+	}
+	first := m.records[all[len(all)-1].ID()]
+	l, err := image.NewLayout(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := m.spaces[tier.Host].Charge(l.Dictionaries()[0].Size())
+	l.Close()
+	m.holds(t, tier.Host, segments+whole, all...)
+	for i, rec := range opened {
+		if err := equal.Records(wants[i], rec); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	// What was opened is recognised when it is put again.
+	again := m.make(t, opened[20], tier.Host)
+	if shared(again) != shared(all[20]) {
+		t.Error("an opened dictionary was not recognised")
+	}
+	drop(t, again)
+	drop(t, all...)
+	if n := m.mover.Inside().DictionaryBytes(tier.ID{Kind: tier.Host}); n != 0 {
+		t.Errorf("%d bytes of dictionaries where no batch is", n)
+	}
+	if err := equal.Records(wants[30], opened[30]); err != nil {
+		t.Error(err)
+	}
+	for _, rec := range opened {
+		rec.Release()
+	}
+	m.holds(t, tier.Host, 0)
+}
+
+// TestFullHostOpensExtensions: a record is opened also where there is no room for its dictionary in
+// one piece. The memory is Go's then, and charged beyond the limit.
+func TestFullHostOpensExtensions(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	var all []*batch.Batch
+	for i := range 6 {
+		all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, 300+200*i, 0, 1<<30), 10), tier.Host))
+	}
+	host := m.spaces[tier.Host]
+	if err := host.SetLimit(host.Used()); err != nil {
+		t.Fatal(err)
+	}
+	rec := m.record(t, all[5])
+	if err := equal.Records(m.records[all[5].ID()], rec); err != nil {
+		t.Error(err)
+	}
+	if host.Used() <= host.Limit() {
+		t.Errorf("%d bytes are charged, of which %d may be", host.Used(), host.Limit())
+	}
+	rec.Release()
+	drop(t, all[1:]...)
+	m.holds(t, tier.Host, m.spaces[tier.Host].Charge(shared(all[0]).Body), all[0])
+
+	// And where not even the capacity has room.
+	b := m.make(t, m.records[all[5].ID()], tier.Disk)
+	if err := errors.Join(host.SetLimit(host.Capacity()), m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.same(t.Context(), b); err != nil {
+		t.Error(err)
+	}
+	if err := rest.Release(); err != nil {
+		t.Fatal(err)
+	}
+	drop(t, all[0], b)
+	m.holds(t, tier.Host, 0)
+}
+
+// TestExtensionsAtRandom puts dictionaries of random lengths in random order, some of which have
+// other values or nulls from some number on, on several goroutines. It moves, opens and drops the
+// batches, and cancels moves.
+func TestExtensionsAtRandom(t *testing.T) {
+	for seed := range testseed.Each(t, 6) {
+		c := growing[seed%4]
+		m := newMachine(t, machineConfig{gpu: 1 << 20, host: 64 << 20, disk: 64 << 20})
+		var wg sync.WaitGroup
+		for w := range 4 {
+			rng := rand.New(rand.NewPCG(seed, uint64(w)))
+			wg.Go(func() {
+				var mine []*batch.Batch
+				records := make(map[*batch.Batch]arrow.RecordBatch)
+				fail := func(err error) {
+					if err != nil && !errors.Is(err, tier.ErrNoSpace) && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+				}
+				for range 60 {
+					k := tier.Kinds()[rng.IntN(3)]
+					if len(mine) == 0 || rng.IntN(3) == 0 {
+						n, other, nulls := 600+rng.IntN(900), 1<<30, 0
+						if rng.IntN(4) == 0 {
+							other = rng.IntN(n)
+						}
+						if seed%2 == 1 {
+							nulls = 9 + rng.IntN(2)
+						}
+						rec := codes(values(c.dt, c.append, n, nulls, other), 10)
+						p, err := m.mover.TryIngest(t.Context(), rec, reservation.AnyInTier(k))
+						if err != nil {
+							fail(err)
+							continue
+						}
+						b, err := batch.New(batch.Options{IDs: &m.ids, Payload: p})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mine, records[b] = append(mine, b), rec
+						continue
+					}
+					i := rng.IntN(len(mine))
+					b := mine[i]
+					switch rng.IntN(5) {
+					case 0:
+						fail(b.Drop())
+						mine = append(mine[:i], mine[i+1:]...)
+					case 1, 2:
+						ctx, cancel := context.WithCancel(t.Context())
+						if rng.IntN(4) == 0 {
+							go cancel()
+						}
+						fail(m.mover.Inside().Relieve(ctx, b, tier.ID{Kind: k}, "test"))
+						cancel()
+					default:
+						h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
+						if err != nil {
+							fail(err)
+							continue
+						}
+						rec, err := m.mover.Columns(t.Context(), h, columns.Selection{})
+						fail(err)
+						if err == nil {
+							fail(equal.Records(records[b], rec))
+							rec.Release()
+						}
+						got, _, err := m.mover.Digest(t.Context(), h)
+						if want := heapDigest(t, records[b]); err == nil && got != want {
+							err = fmt.Errorf("the digest is %x, want %x", got, want)
+						}
+						fail(errors.Join(err, h.Close()))
+					}
+				}
+				drop(t, mine...)
+			})
+		}
+		wg.Wait()
+		for _, s := range m.spaces {
+			m.holds(t, s.Kind(), 0)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestNullBecomesValue: a value may be null in one dictionary and not in a longer one, with the same
+// bytes in all buffers but the validity, whose last byte is not complete in the shorter one.
+func TestNullBecomesValue(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	numbers := func(n int, null int) arrow.Array {
+		b := array.NewInt64Builder(memory.DefaultAllocator)
+		defer b.Release()
+		for i := range n {
+			switch {
+			case i == 5 || i == null:
+				b.AppendNull()
+			case i == 1000:
+				b.Append(0)
+			default:
+				b.Append(int64(i))
+			}
+		}
+		return b.NewArray()
+	}
+	var all []*batch.Batch
+	for _, dict := range []arrow.Array{numbers(900, 5), numbers(1001, 1000), numbers(1700, 5)} {
+		all = append(all, m.make(t, codes(dict, 10), tier.Host))
+	}
+	if n := len(all[2].Info().Descriptor.AllDictionaries()); n != 3 {
+		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
+	}
+	for _, i := range []int{2, 1, 0, 2} {
+		if err := m.same(t.Context(), all[i]); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, all...)
+	m.holds(t, tier.Host, 0)
+}
+
+// TestChangedExtension: bytes of an extension's base that a program has changed, against Arrow's
+// rules, are found when they are laid out again. The dictionary is then another one, which is whole.
+func TestChangedExtension(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	c := growing[0]
+	short, long := values(c.dt, c.append, 600, 0, 1<<30), values(c.dt, c.append, 900, 0, 1<<30)
+	a, b := m.make(t, codes(short, 10), tier.GPU), m.make(t, codes(long, 10), tier.GPU)
+	if n := len(b.Info().Descriptor.AllDictionaries()); n != 2 {
+		t.Fatalf("the batch needs %d dictionaries: the test shows nothing", n)
+	}
+	copy(long.Data().Buffers()[2].Bytes(), "other")
+	d := m.make(t, codes(long, 900), tier.Host)
+	if shared(d) == shared(b) || len(d.Info().Descriptor.AllDictionaries()) != 1 {
+		t.Error("an array with other bytes was taken for the dictionary that it was")
+	}
+	for _, k := range []tier.Kind{tier.Disk, tier.GPU, tier.Host} {
+		m.move(t, d, k)
+		if err := m.same(t.Context(), d); err != nil {
+			t.Errorf("in %s: %v", k, err)
+		}
+	}
+	drop(t, a, b, d)
+}
+
+// TestExtensionOfWhatIsLeft: when the longest dictionary is gone, a new one extends what is left.
+func TestExtensionOfWhatIsLeft(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n int) *batch.Batch {
+		return m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.Host)
+	}
+	a, b := put(600), put(900)
+	drop(t, b)
+	c := put(1000)
+	if all := c.Info().Descriptor.AllDictionaries(); len(all) != 2 || all[0] != shared(a) {
+		t.Errorf("the dictionaries are %v, want that of the first batch and one more", all)
+	}
+	drop(t, a)
+	d := put(1100) // its chain is there still
+	if all := d.Info().Descriptor.AllDictionaries(); len(all) != 3 {
+		t.Errorf("%d dictionaries", len(all))
+	}
+	if err := m.same(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+	drop(t, c, d)
+	if e := put(1200); len(e.Info().Descriptor.AllDictionaries()) != 1 {
+		t.Error("a dictionary extends one that is gone")
+	} else {
+		drop(t, e)
+	}
+	m.holds(t, tier.Host, 0)
+}
+
+// TestAdoptedExtension: an extension that is adopted keeps its base known until it is released.
+func TestAdoptedExtension(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	var all []*batch.Batch
+	for _, n := range []int{600, 900} {
+		all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.GPU))
+	}
+	descs := all[1].Info().Descriptor.AllDictionaries()
+	base, extension := *descs[0], *descs[1]
+	extension.Dictionaries = []*batch.Descriptor{&base}
+	var adopted []batch.Shared
+	for _, d := range []*batch.Descriptor{&base, &extension} {
+		buf, err := m.spaces[tier.Host].DrawNew(d.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := m.mover.cfg.Builtin.AdoptDictionary(t.Context(), d, buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		adopted = append(adopted, s)
+	}
+	dict := adopted[0].(*transfer.DictCopy).Dict
+	for i, want := range []int{3, 1} { // its own reference, the extension and the reference of that one's copy
+		if dict.Users != want {
+			t.Errorf("%d users after %d releases, want %d", dict.Users, i, want)
+		}
+		if err := adopted[1-i].Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	drop(t, all...)
+}

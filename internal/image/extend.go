@@ -1,0 +1,264 @@
+package image
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/shape"
+)
+
+// A dictionary whose first values are those of an earlier one extends it: its image has only the
+// bytes that the earlier one, its base, does not have. See payload.Descriptor.From.
+//
+//	buffers of the whole array    offsets ────────────┬───────   data ─────────┬────────
+//	what the base has             0 … From[1]         │          0 … From[2]   │
+//	what this image has           Buffers[1] ─────────┴───────   Buffers[2] ───┴────────
+//
+// Only arrays without children and views can extend others: those of numbers, booleans, times,
+// strings and binaries.
+
+// Growing is a buffer of a dictionary that can extend another one.
+type Growing struct {
+	Bytes []byte // nil: the array does not have the buffer
+	Bits  bool   // one for each value
+}
+
+// Growing returns the buffers of the dictionary that l has planned, in the order of its spans. It
+// returns nil if the dictionary can extend no other one: it has children or views, or buffers that
+// are not copied as they are.
+func (l *Layout) Growing() []Growing {
+	sh, ok := shape.Of(l.valueType)
+	if !ok || sh.NumChildren > 0 || sh.Views || sh.Values != nil || len(sh.Buffers) == 0 || l.source.Offset() != 0 {
+		return nil
+	}
+	if slices.ContainsFunc(l.pieces, func(p piece) bool { return p.from != nil }) {
+		return nil
+	}
+	all := make([]Growing, len(sh.Buffers))
+	for i, b := range sh.Buffers {
+		all[i].Bits = b.Role == shape.Validity || b.Role == shape.Bits
+		if s := l.Desc.Buffers[i]; s.Length > 0 {
+			all[i].Bytes = l.source.Buffers()[i].Bytes()[:s.Length]
+		} else if s != payload.Absent {
+			all[i].Bytes = []byte{}
+		}
+	}
+	return all
+}
+
+// Extension plans the image of the dictionary as an extension of base, whose values must be the
+// first of l's. The result has the nodes, the spans and the length of the body.
+func (l *Layout) Extension(base *batch.Descriptor) *batch.Descriptor {
+	plan := &batch.Descriptor{Rows: l.Desc.Rows, Nodes: l.Desc.Nodes, Buffers: slices.Clone(l.Desc.Buffers)}
+	plan.From = make([]int64, len(plan.Buffers))
+	for i, g := range l.Growing() {
+		if g.Bytes == nil {
+			continue
+		}
+		plan.From[i] = Kept(base, i, g.Bits) &^ 7 // so that no word of a digest is in two images
+		plan.Buffers[i].Length -= plan.From[i]
+	}
+	s := l.segment(plan, nil)
+	plan.Buffers, plan.Body = s.Desc.Buffers, s.Desc.Body
+	return plan
+}
+
+// Chain returns the layouts of the dictionaries that the one of l extends, and of its own image as
+// the last: plans are theirs, each extends the one before it, and the last has the values of l. They
+// read l's memory: l must stay open, and they need no Close.
+func (l *Layout) Chain(plans []*batch.Descriptor) (chain []*Layout) {
+	var base *Layout
+	for _, plan := range plans {
+		base = l.segment(plan, base)
+		chain = append(chain, base)
+	}
+	base.whole = l
+	return chain
+}
+
+// segment returns the layout of the first plan.Rows values, without those that base has.
+func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
+	p := planner{nodes: plan.Nodes}
+	for i, g := range l.Growing() {
+		from := int64(0)
+		if plan.From != nil {
+			from = plan.From[i]
+		}
+		switch {
+		case g.Bytes == nil:
+			p.spans = append(p.spans, payload.Absent)
+		case g.Bits:
+			n := plan.Rows - 8*from
+			var tail *payload.Adjustment
+			if n%8 != 0 { // the bits after the end have no meaning
+				tail = &payload.Adjustment{How: payload.Bits, Count: n}
+			}
+			p.put((n+7)/8, buffer{bytes: g.Bytes[from:]}, tail, nil)
+		default:
+			n := plan.Buffers[i].Length
+			p.put(n, buffer{bytes: g.Bytes[from:][:n]}, nil, nil)
+		}
+	}
+	s := p.layout(l.Desc.Schema, plan.Rows)
+	s.rec, s.Desc.From = l.rec, plan.From
+	if base != nil {
+		s.uses = []*Layout{base}
+	}
+	return s
+}
+
+// Kept returns how many of the first bytes of buffer i, which has bits, a longer array also has, if
+// its first values are those of d. The rest of a bitmap's last byte belongs to the values that
+// follow.
+func Kept(d *batch.Descriptor, i int, bits bool) int64 {
+	n := total(d, i)
+	if bits {
+		n = min(n, d.Rows/8)
+	}
+	return n
+}
+
+// total returns how long buffer i of a dictionary is, with the bytes of those that it extends.
+func total(d *batch.Descriptor, i int) int64 {
+	n := d.Buffers[i].Length
+	if i < len(d.From) {
+		n += d.From[i]
+	}
+	return n
+}
+
+// Whole describes the image that a dictionary would have if it extended no other one.
+func Whole(d *batch.Descriptor) *batch.Descriptor {
+	if d.From == nil {
+		return d
+	}
+	var p planner
+	for i, s := range d.Buffers {
+		if s == payload.Absent {
+			p.spans = append(p.spans, payload.Absent)
+		} else {
+			p.put(total(d, i), buffer{}, nil, nil)
+		}
+	}
+	return &batch.Descriptor{Schema: d.Schema, Rows: d.Rows, Nodes: d.Nodes, Buffers: p.spans, Body: RoundUp(p.at, alignLarge)}
+}
+
+// ChainPart is N bytes of a dictionary's whole image: those at From of the body of Of are at To.
+type ChainPart struct {
+	Of          *batch.Descriptor // the dictionary, or one that it extends
+	From, To, N int64
+}
+
+// ChainParts returns of which parts Whole(d) consists, and checks that d fits to what it extends. All
+// but the last part of a buffer are whole words.
+func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
+	until := make([]int64, len(d.Buffers)) // of each buffer: where the parts begin that are known
+	for i := range until {
+		until[i] = total(d, i)
+	}
+	for of := d; ; of = of.Dictionaries[0] {
+		if len(of.Buffers) != len(d.Buffers) || of.From != nil && (len(of.From) != len(of.Buffers) || len(of.Dictionaries) != 1) {
+			return nil, Path{"dictionary"}.Invalid("%d buffers of one that has %d", len(of.Buffers), len(d.Buffers))
+		}
+		for i, s := range of.Buffers {
+			from, end := int64(0), until[i]
+			if of.From != nil {
+				from = of.From[i]
+			}
+			if (s == payload.Absent) != (d.Buffers[i] == payload.Absent) || from < 0 || from%8 != 0 || from > end || end > total(of, i) {
+				return nil, Path{"dictionary"}.Invalid("buffer %d ends at %d, and begins at %d with %d bytes", i, end, from, s.Length)
+			}
+			if end > from {
+				parts = append(parts, ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from})
+			}
+			until[i] = from
+		}
+		if of.From == nil {
+			return parts, nil
+		}
+	}
+}
+
+// Assemble copies the parts of a dictionary's whole image to dst. bodies returns the extents of the
+// body of a dictionary.
+func Assemble(dst []byte, parts []ChainPart, bodies func(*batch.Descriptor) [][]byte) error {
+	for _, p := range parts {
+		to := dst[p.To:]
+		err := Across(bodies(p.Of), p.From, p.N, func(b []byte) error {
+			to = to[copy(to, b):]
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// InOnePiece returns the whole image of a dictionary in one piece: its own body, or a copy on the Go
+// heap if the dictionary extends another one. bodies returns the extents of a dictionary's body.
+func InOnePiece(d *batch.Descriptor, bodies func(*batch.Descriptor) [][]byte) (*batch.Descriptor, [][]byte, error) {
+	if d.From == nil {
+		return d, bodies(d), nil
+	}
+	whole := Whole(d)
+	parts, err := ChainParts(d, whole)
+	if err != nil {
+		return nil, nil, err
+	}
+	body := make([]byte, whole.Body)
+	return whole, [][]byte{body}, Assemble(body, parts, bodies)
+}
+
+// Begins reports whether the image of d has the same values as the first of the assembled image of
+// whole: it compares the bytes that d itself has, which are in extents, and not those of its base.
+func Begins(d *batch.Descriptor, extents [][]byte, whole *batch.Descriptor, body []byte) bool {
+	sh, ok := shape.Of(d.Schema.Field(0).Type)
+	if !ok || len(sh.Buffers) != len(d.Buffers) || len(d.Buffers) != len(whole.Buffers) || d.Rows > whole.Rows {
+		return false
+	}
+	for i, s := range d.Buffers {
+		w := whole.Buffers[i]
+		if (s == payload.Absent) != (w == payload.Absent) || total(d, i) > w.Length {
+			return false
+		}
+		if s.Length <= 0 {
+			continue
+		}
+		at := w.Offset + total(d, i) - s.Length
+		err := Across(extents, s.Offset, s.Length, func(b []byte) error {
+			n := len(b)
+			if r := sh.Buffers[i].Role; (r == shape.Validity || r == shape.Bits) && d.Rows%8 != 0 {
+				n-- // its other bits belong to the values that follow
+				if (b[n]^body[at+int64(n)])&(1<<(d.Rows%8)-1) != 0 {
+					return errDiffers
+				}
+			}
+			if string(b[:n]) != string(body[at:][:n]) {
+				return errDiffers
+			}
+			at += int64(len(b))
+			return nil
+		})
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+var errDiffers = errors.New("convert: other values")
+
+// First describes the first values of an assembled image: those of d, which Begins it.
+func First(d, whole *batch.Descriptor) *batch.Descriptor {
+	first := *whole
+	first.Rows, first.Nodes, first.Buffers = d.Rows, d.Nodes, slices.Clone(whole.Buffers)
+	for i := range first.Buffers {
+		if first.Buffers[i] != payload.Absent {
+			first.Buffers[i].Length = total(d, i)
+		}
+	}
+	return &first
+}

@@ -1,0 +1,290 @@
+package transfer
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// A dictionary that begins with the values of an earlier one extends it, as the deltas of an Arrow
+// stream do: its image has only the values that its base lacks, see image.Chain. So a space stores
+// the common values once. Each copy has a reference to the copy of its base in the same space.
+//
+// Chains stay short: while the new values fit in a page, a dictionary replaces the last image of the
+// chain in place of extending it, and maxRun images of one level are merged into one of the next.
+// A value is then stored once for each level, of which a chain of n pages has log(n)/log(maxRun).
+//
+// Records in host memory need an array in one piece. It is assembled from the longest chain that is
+// there, and shorter ones are slices of it.
+
+// maxRun is how many images of one level there may be in a chain.
+const maxRun = 16
+
+// family is where extensions of a dictionary are looked for: at the same place in a record, and with
+// the same first bytes.
+type family struct {
+	number int
+	head   xxh3.Uint128
+}
+
+// headSize is how many bytes of a dictionary's last buffer are the head of its family.
+const headSize = 64
+
+// chain returns d after those that it extends.
+func (d *Dictionary) chain() (all []*Dictionary) {
+	for ; d != nil; d = d.base {
+		all = append(all, d)
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// use adds a user of d, which has one already.
+func (s *Dictionaries) use(d *Dictionary) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	d.Users++
+}
+
+// extend makes d, which l has planned, an extension of an earlier dictionary if it begins with that
+// one's values. They are compared by their 128-bit sums with a secret seed, because the earlier
+// array may be gone.
+func (s *Dictionaries) extend(d *Dictionary, l *image.Layout) {
+	bufs := l.Growing()
+	if bufs == nil {
+		return
+	}
+	s.Mu.Lock()
+	if s.Mu.seed == 0 {
+		s.Mu.seed = rand.Uint64() | 1
+	}
+	head := xxh3.NewSeed(s.Mu.seed)
+	tail := bufs[len(bufs)-1].Bytes
+	_, _ = head.WriteString(d.valueType.Fingerprint())
+	_, _ = head.Write(tail[:min(len(tail), headSize)])
+	d.family = family{l.Number() + 1, head.Sum128()}
+	last := s.Mu.Last[d.family]
+	if last != nil {
+		last.Users++
+	}
+	s.Mu.Unlock()
+	chain := last.chain()
+	n := d.match(bufs, chain)
+	if n > 0 {
+		d.choose(l, chain[:n])
+	}
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if last != nil {
+		s.leaveLocked(last)
+	}
+	if longest := s.Mu.Last[d.family]; longest == nil || n == 0 || longest.plan.Rows < d.plan.Rows {
+		if s.Mu.Last == nil {
+			s.Mu.Last = make(map[family]*Dictionary)
+		}
+		s.Mu.Last[d.family] = d
+	}
+}
+
+// match computes the sums of d, and returns how many of chain have fewer values and only those that
+// d begins with.
+func (d *Dictionary) match(bufs []image.Growing, chain []*Dictionary) int {
+	n := 0
+	for n < len(chain) && chain[n].plan.Rows < d.plan.Rows {
+		n++
+	}
+	for i := range bufs {
+		b := &bufs[i]
+		hash := xxh3.NewSeed(d.Store.Mu.seed)
+		at := int64(0)
+		for k, c := range chain[:n] {
+			end := image.Kept(c.plan, i, b.Bits)
+			if (c.plan.Buffers[i] == payload.Absent) != (b.Bytes == nil) || end > int64(len(b.Bytes)) {
+				n = k
+				break
+			}
+			_, _ = hash.Write(b.Bytes[at:end])
+			if at = end; hash.Sum128() != c.sums[i] {
+				n = k
+				break
+			}
+		}
+		_, _ = hash.Write(b.Bytes[at:image.Kept(d.plan, i, b.Bits)])
+		d.sums = append(d.sums, hash.Sum128())
+	}
+	return n
+}
+
+// choose makes d an extension of the last of chain, or of one before it.
+func (d *Dictionary) choose(l *image.Layout, chain []*Dictionary) {
+	n := len(chain)
+	for n > 1 && l.Extension(chain[n-2].plan).Body <= tier.Page {
+		n--
+	}
+	for {
+		run := 0
+		for run < n-1 && chain[n-1-run].level == d.level {
+			run++
+		}
+		if run < maxRun {
+			break
+		}
+		n, d.level = n-run, d.level+1
+	}
+	d.base = chain[n-1]
+	d.plan = l.Extension(d.base.plan)
+	d.Body = d.plan.Body
+	d.Store.use(d.base)
+}
+
+// assembled is the array of an extension in one piece in host memory.
+type assembled struct {
+	dict *Dictionary
+	desc *batch.Descriptor // of body
+	body []byte
+	buf  *tier.Buffer // of body
+}
+
+func (a *assembled) release() error {
+	if a == nil {
+		return nil
+	}
+	return a.buf.Release()
+}
+
+// root returns the copy of the first dictionary of the chain.
+func (c *DictCopy) root() *DictCopy {
+	for c.base != nil {
+		c = c.base
+	}
+	return c
+}
+
+// inPlace returns the memory of a copy's array, its descriptor there, and the end of a lease. The
+// caller has a reference to the copy. An extension is assembled first, unless it is the beginning of
+// an array that is assembled.
+func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
+	s, root := c.Dict.Store, c.root()
+	if root == c {
+		extents, release, err := InPlace(c.buf)
+		return c.Dict.desc, extents, release, err
+	}
+	s.Mu.Lock()
+	if root.longest == nil {
+		root.longest = c
+	}
+	whole, longest := root.whole, root.longest
+	var end func()
+	if whole != nil {
+		end = whole.buf.Lease()
+	}
+	longest.Refs++
+	longest.Dict.Users++
+	s.Mu.Unlock()
+	var old *assembled
+	if whole == nil || !whole.begins(c) {
+		if whole != nil {
+			end()
+		}
+		var err error
+		if whole, err = longest.assemble(); err == nil && !whole.begins(c) { // another array
+			err = whole.release()
+			if err == nil {
+				whole, err = c.assemble()
+			}
+		}
+		if err != nil {
+			return nil, nil, nil, errors.Join(err, longest.Release())
+		}
+		end = whole.buf.Lease()
+		s.Mu.Lock()
+		old = whole
+		if root.longest != nil && (root.whole == nil || root.whole.desc.Rows < whole.desc.Rows) {
+			old, root.whole = root.whole, whole
+			s.Mu.bytes[c.space.ID()] += whole.buf.Charge() - old.charge()
+		}
+		s.Mu.Unlock()
+	}
+	if err := errors.Join(old.release(), longest.Release()); err != nil {
+		end()
+		return nil, nil, nil, err
+	}
+	return image.First(c.Dict.desc, whole.desc), [][]byte{whole.body}, end, nil
+}
+
+func (a *assembled) charge() int64 {
+	if a == nil {
+		return 0
+	}
+	return a.buf.Charge()
+}
+
+// extents returns the memory of the copy of a dictionary in c's chain.
+func (c *DictCopy) extents(d *batch.Descriptor) [][]byte {
+	for ; c != nil; c = c.base {
+		if c.Dict.desc == d {
+			return c.buf.Memory().(tier.HostMemory).Extents()
+		}
+	}
+	return nil
+}
+
+// begins reports whether the array begins with the values of c. It compares only bytes that it does
+// not have from the same copies.
+func (a *assembled) begins(c *DictCopy) bool {
+	chain := a.dict.chain()
+	for ; ; c = c.base {
+		if !image.Begins(c.Dict.desc, c.extents(c.Dict.desc), a.desc, a.body) {
+			return false
+		}
+		if c.base == nil || slices.Contains(chain, c.base.Dict) {
+			return true
+		}
+	}
+}
+
+// assemble copies the array of an extension to memory of its space. If there is no room for it, the
+// memory is Go's, and the space is charged for it beyond its limit: the monitor then evicts others.
+// Beyond the capacity no space can be charged, as for scratch memory.
+func (c *DictCopy) assemble() (*assembled, error) {
+	a := &assembled{dict: c.Dict, desc: image.Whole(c.Dict.desc)}
+	parts, err := image.ChainParts(c.Dict.desc, a.desc)
+	if err != nil {
+		return nil, err
+	}
+	a.buf, err = c.space.DrawNew(a.desc.Body)
+	switch {
+	case err == nil:
+		a.body = a.buf.Memory().(tier.HostMemory).Extents()[0]
+	case errors.Is(err, tier.ErrNoSpace):
+		a.body = make([]byte, a.desc.Body)
+		p, full := c.space.Occupy(c.space.Charge(a.desc.Body))
+		if full != nil {
+			break
+		}
+		a.buf = c.space.Adopt(p, heapMemory(a.body))
+		if err := c.space.Release(p); err != nil {
+			return nil, errors.Join(err, a.buf.Release())
+		}
+	default:
+		return nil, err
+	}
+	if err := image.Assemble(a.body, parts, c.extents); err != nil {
+		return nil, errors.Join(err, a.buf.Release())
+	}
+	return a, nil
+}
+
+// heapMemory is memory of Go's that a space is charged for.
+type heapMemory []byte
+
+func (m heapMemory) Size() int64               { return int64(len(m)) }
+func (m heapMemory) Extents() [][]byte         { return [][]byte{m} }
+func (m heapMemory) GiveBack(reclaimed func()) { reclaimed() }
