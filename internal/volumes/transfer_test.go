@@ -379,8 +379,9 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 				t.Fatalf("a life has only %d operations", total)
 			}
 			t.Logf("%d operations", total)
-			quiet, step := 0, testseed.Rounds(1, 4)
-			for i := 0; i < total; i += step {
+			tries, quiet := 0, 0
+			for i := 0; i < total; i += testseed.Rounds(1, 4) {
+				tries++
 				fds := descriptors(t)
 				fsys := faultfs.New(disk.OS(), 1, append([]faultfs.Rule{{Skip: i, Times: 1, Effect: c.fail}}, c.also...)...)
 				failed := life(t, dir, fsys)
@@ -414,8 +415,8 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 					t.Fatalf("after operation %d failed", i)
 				}
 			}
-			if quiet > total/step/2 {
-				t.Errorf("%d of %d failures were told nobody", quiet, total)
+			if quiet > tries*2/3 { // those of calls that give advice, or give room back
+				t.Errorf("%d of %d failures were not returned", quiet, tries)
 			}
 		})
 	}
