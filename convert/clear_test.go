@@ -78,7 +78,7 @@ func TestClearTriesAgain(t *testing.T) {
 	defer cancel(nil)
 	held, demands := []func(){hold(tier.Page), hold(tier.Page), hold(tier.Page), hold(tier.Page)}, 0
 	release := func() { held[0](); held = held[1:] }
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+	defer m.onWait(func(context.Context, tier.ID, int64) {
 		if demands++; demands > 2 {
 			cancel(errors.New("more was asked for, and there is no more"))
 			return
@@ -113,7 +113,7 @@ func TestClearInASpaceThatShrinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	demands := 0
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+	defer m.onWait(func(context.Context, tier.ID, int64) {
 		if demands++; demands == 1 {
 			if err := errors.Join(disk.SetLimit(room/2), r.Release()); err != nil {
 				t.Error(err)

@@ -144,8 +144,7 @@ var errNeeded = errors.New("convert: nothing is brought ahead where the room is 
 func (t *trip) needed() []*tier.Space { return t.m.needed(t.to, &t.what) }
 
 func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
-	demand, choices := m.cfg.Reservations.Waiting(nil, nil)
-	demand = append(demand, slices.Concat(choices...)...)
+	demand := m.cfg.Reservations.Demand(nil)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
 		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(m.begun)-time.Duration(m.relieved[s.ID()].Load()) < quiet {
