@@ -74,8 +74,8 @@ type Lost struct {
 }
 
 // Events are called as a monitor works; each function may be nil. They are called with no lock
-// held, MoveBegun and MoveEnded on the goroutine that moves and the others on Run's; Unmovable also
-// on those that call Clear. A slow one slows the monitor down.
+// held: MoveBegun, MoveEnded and Unmovable on the goroutines that move, several at once, and the
+// others on Run's. A slow one slows them down.
 type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)

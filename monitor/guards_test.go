@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -83,3 +84,52 @@ func TestWritingAheadComesBack(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestListEnds: a list of moves ends when as much has left the space as it was for, whoever freed it.
+func TestListEnds(t *testing.T) {
+	bubble(t, "a release", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			c.MovesPerEdge = 1
+		})
+		all := w.fillSpace(gpu0, 6, 10*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 40*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := w.reserve(t.Context(), gpu0, 30*kib)
+		time.Sleep(5 * time.Microsecond) // during the first move
+		if err := r.Shrink(30 * kib); err != nil {
+			t.Fatal(err)
+		}
+		o := <-out
+		if o.err != nil || w.moved() != 10*kib {
+			t.Errorf("%v; %d bytes were moved, want one batch", o.err, w.moved())
+		}
+		o.r.Release()
+		r.Release()
+		w.end(all...)
+	})
+}
+
+// TestNextAfterTheMonitor: a waiter that found the monitor at work evicts when that is done.
+func TestNextAfterTheMonitor(t *testing.T) {
+	bubble(t, "at once", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			w.mover.bytesA = 10 * time.Microsecond
+		})
+		w.start()
+		all := w.fillSpace(gpu0, 80, kib)
+		synctest.Wait() // the monitor moves two batches, in 10 µs
+		out := w.reserve(t.Context(), gpu0, 50*kib)
+		begin := time.Now()
+		o := <-out
+		if took := time.Since(begin); o.err != nil || took > tickOfWaiters/2 {
+			t.Errorf("served after %v: %v", took, o.err)
+		}
+		o.r.Release()
+		w.end(all...)
+	})
+}
+
+// tickOfWaiters is how often the reservation manager looks after its oldest waiter.
+const tickOfWaiters = 25 * time.Millisecond

@@ -458,11 +458,11 @@ func TestOutputMoves(t *testing.T) {
 		bubble(t, p.Name(), func(t *testing.T) {
 			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, _ *world) { c.Policy = p })
 			w.start()
+			scan := w.put(gpu0, kib, batch.Place{Plan: 1, Operator: "scan", Seq: 1000})
 			var all []*batch.Batch
 			for i := range 79 {
 				all = append(all, w.put(gpu0, kib, batch.Place{Plan: 1, Operator: "sort", Last: true, Seq: uint64(i)}))
 			}
-			scan := w.put(gpu0, kib/2, batch.Place{Plan: 1, Operator: "scan", Seq: 1000})
 			settle(time.Second)
 			if scan.Info().Space != host0 || w.moved() == 0 {
 				t.Errorf("the scan's batch is in %s, %d bytes were moved", scan.Info().Space, w.moved())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -30,7 +31,12 @@ func unmovables(w *world, above batch.ID) {
 func TestUnmovable(t *testing.T) {
 	told := func(c *Config) *[]Unmovable {
 		var all []Unmovable
-		c.Events.Unmovable = func(u Unmovable) { all = append(all, u) }
+		var mu sync.Mutex
+		c.Events.Unmovable = func(u Unmovable) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, u)
+		}
 		return &all
 	}
 	for _, bad := range []int{1, 2, 20} {
@@ -280,7 +286,14 @@ func unmovableTo(w *world, kind tier.Kind, above batch.ID) map[tier.Kind]int {
 // TestUnmovableToATier: a batch that cannot be converted for the next tier goes past it.
 func TestUnmovableToATier(t *testing.T) {
 	told := 0
-	count := func(c *Config, _ *world) { told = 0; c.Events.Unmovable = func(Unmovable) { told++ } }
+	count := func(c *Config, w *world) {
+		told = 0
+		c.Events.Unmovable = func(Unmovable) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			told++
+		}
+	}
 	bubble(t, "it goes to the one below", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, count)
 		tries := unmovableTo(w, tier.Host, 0)

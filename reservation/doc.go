@@ -33,8 +33,8 @@
 // A request that would not fit any of its candidates even if they were empty is refused at once,
 // and so is one whose candidates are all lost (tier.LostError). Any other joins the line of each
 // candidate, and leaves them all when it is served from one. A wait ends when there is room, with
-// its context, by Close, by a DeadlockError, by a tier.NoSpaceError, or when its last candidate is lost. Grow
-// waits like a new request, last in line. Alloc does not wait for releases.
+// its context, by Close, by a DeadlockError, by a tier.NoSpaceError, or when its last candidate is
+// lost. Grow waits like a new request, last in line. Alloc does not wait for releases.
 //
 // Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
 // fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. After

@@ -198,9 +198,10 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
 // ExceededError, or with a tier.LostError if all candidates are lost. A wait is ended by ctx, with
-// an error that matches its cause and its Err; by Close, with tier.ErrClosed; with a
-// tier.NoSpaceError if batches at rest fill the spaces and none can leave; by a DeadlockError; by limits that were lowered below the request, with an
-// ExceededError; and by the loss of its last candidate. Nothing is reserved then.
+// an error that matches its cause and its Err; by Close, with tier.ErrClosed; by a
+// tier.NoSpaceError if batches at rest fill the spaces and none can leave; by a DeadlockError; by
+// limits that were lowered below the request, with an ExceededError; and by the loss of its last
+// candidate. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }

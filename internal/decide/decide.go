@@ -4,6 +4,7 @@
 package decide
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -198,7 +199,10 @@ func (p *planner) withRoom(first, end int, v *Victim) int {
 		}
 		if best < 0 {
 			best = j
-		} else if c := p.s[j].Pace.Compare(p.s[best].Pace); t.ID.Kind == tier.Disk && (c < 0 || c == 0 && p.given[j] < p.given[best]) {
+			continue
+		}
+		before := cmp.Or(t.Pace.Compare(p.s[best].Pace), cmp.Compare(p.given[j], p.given[best])) < 0
+		if before && t.ID.Kind == tier.Disk {
 			best = j
 		}
 	}

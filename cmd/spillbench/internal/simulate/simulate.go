@@ -371,7 +371,8 @@ func (s *simulation) victims(from int) (victims []decide.Victim) {
 		v := monitor.Victim{ID: batch.ID(n), Bytes: it.Bytes, Key: s.policy.Key(it.Info)}
 		to := -1
 		for i, sp := range s.spaces {
-			if slower := sp.ID.Kind > s.spaces[from].ID.Kind; slower && (to < 0 || it.copies.Has(i) && !it.copies.Has(to)) {
+			first := to < 0 || it.copies.Has(i) && !it.copies.Has(to)
+			if sp.ID.Kind > s.spaces[from].ID.Kind && first {
 				to = i
 			}
 		}
