@@ -36,7 +36,8 @@ type space struct {
 	refusal refusal
 
 	// Run's.
-	gone       bool // the event of the space's loss was sent
+	gone       bool      // the event of the space's loss was sent
+	relieved   time.Time // when it was last tried to evict batches for the pressure
 	stuckSince time.Time
 	stuckFor   string   // the reason that was reported; "" if none was
 	stuckIdle  bool     // and with it batches that could have been moved
@@ -177,6 +178,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	if len(below) == 0 || s.Lost() != nil {
 		return max(0, freed), false
 	}
+	m.stats.add(&m.stats.Steps, 1)
 	m.putBack(time.Now())
 	jobs := make(map[*space]*job)
 	var order []*job

@@ -178,6 +178,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// retryPeriods is after how many periods a space is looked at again from which nothing could leave.
+const retryPeriods = 4
+
 // idlePeriod is the time between two steps while no space needs room: every need wakes the monitor.
 const idlePeriod = time.Second
 
@@ -262,7 +265,9 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 			})
 		}
 		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
-		if m.excess(s) > 0 && !s.relieving.Swap(true) {
+		again := !s.dry.Load() || now.Sub(s.relieved) >= retryPeriods*m.cfg.Period
+		if m.excess(s) > 0 && again && !s.relieving.Swap(true) {
+			s.relieved = now
 			m.working.Add(1)
 			go func() {
 				labels.Move.Set()
@@ -276,7 +281,6 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 		m.writeAhead(ctx, now)
 		return false
 	}
-	m.stats.add(&m.stats.Steps, 1)
 	m.stopWriting(now)
 	return true
 }
@@ -359,7 +363,7 @@ var ErrEnding = errors.New("monitor: the move is not needed any more")
 // Stats are counts since the monitor was made.
 type Stats struct {
 	Looks     int64 // at the spaces: each Config.Period, or each second while nothing is needed
-	Steps     int64 // looks that found something to do
+	Steps     int64 // lists of moves that were looked for, by waiters and at a trigger
 	Moves     int64 // that succeeded
 	Bytes     int64 // that those freed
 	NoRoom    int64 // moves that found no room after all
