@@ -41,7 +41,6 @@ type Engine struct {
 	tasks   atomic.Uint64 // attempts of tasks that events have told of
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
-	base    map[tier.ID]int64     // bytes that staging holds
 	driver  *driver               // nil: nothing has asked for it
 	gpus    []chosen              // what serves each GPU space
 	devices []tier.Device         // the engine's own, to be closed
@@ -92,7 +91,6 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		topo:    cfg.Topology,
 		streams: make(map[tier.ID]*devpool.Streams),
 		staging: make(map[int]*host.Staging),
-		base:    make(map[tier.ID]int64),
 		plans:   make(map[string]*Plan),
 	}
 	e.ahead = aheadOfTasks{e: e, poke: make(chan struct{}, 1)}
@@ -118,8 +116,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Distance: e.topo.Distance,
 		Paired:   e.paired,
 		// No wait begins before there is a monitor.
-		Movable:      func(id tier.ID) bool { return e.monitor.Inside().Movable(id) },
-		Headroom:     func(id tier.ID, need int64) int64 { return e.monitor.Inside().Headroom(id, need) },
+		Evict: func(ctx context.Context, id tier.ID, bytes int64) reservation.Eviction {
+			return e.monitor.Evict(ctx, id, bytes)
+		},
+		Headroom:     func(id tier.ID, need int64) int64 { return e.monitor.Headroom(id, need) },
 		StallTimeout: e.cfg.StallTimeout,
 		Clear:        e.clear,
 		LongWait:     e.warnOfWait,
@@ -161,10 +161,8 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Policy:       e.cfg.Policy,
 		Period:       e.cfg.MonitorPeriod,
 		MovesPerEdge: e.cfg.MovesPerEdge,
-		StallTimeout: e.cfg.StallTimeout,
 		Logger:       e.cfg.Logger,
 		Events:       e.monitorEvents(),
-		Base:         e.held,
 		Speed:        e.mover.Inside().Speed,
 		Changes:      e.registry.Changes,
 		WriteAhead:   e.mover.Inside().WriteAhead,
@@ -296,12 +294,6 @@ func (e *Engine) clear(id tier.ID, enough func() bool) {
 	if e.monitor != nil { // there are no batches before
 		e.monitor.Clear(context.Background(), id, enough)
 	}
-}
-
-// held is what the engine itself keeps in a space. These are no batch's own bytes: only the batches
-// that share a dictionary bring them back when they are released.
-func (e *Engine) held(id tier.ID) int64 {
-	return e.base[id] + e.mover.Inside().DictionaryBytes(id) + e.found.Held(id)
 }
 
 func (e *Engine) streamPool(id tier.ID) (*devpool.Streams, error) {

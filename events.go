@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -87,13 +86,6 @@ func (e *Engine) monitorEvents() monitor.Events {
 				text += fmt.Sprintf(", %s has %d", r.Space, r.Available)
 			}
 			e.say(Event{Kind: events.Stuck, To: s.Space, Bytes: s.Need, Reason: s.Reason, Text: text})
-		},
-		Refused: func(r monitor.Refused) {
-			var full []string
-			for _, id := range r.Spaces {
-				full = append(full, id.String())
-			}
-			e.say(Event{Kind: events.Refused, Text: fmt.Sprintf("%d waiters; full for good: %s", r.Waiters, strings.Join(full, ", "))})
 		},
 		Unmovable: func(u monitor.Unmovable) {
 			e.say(Event{

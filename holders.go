@@ -21,7 +21,7 @@ func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 		return tier.Holdings{}, false
 	}
 	return space.Holdings(func(add func(tier.Holder, any, int64)) {
-		e.monitor.Inside().Each(func(b *batch.Batch) {
+		e.monitor.Each(func(b *batch.Batch) {
 			now := b.Inside().Cut()
 			if now.Space != id || now.Active > 0 || now.State == batch.Released {
 				return

@@ -384,7 +384,6 @@ func (e *Engine) openStaging() error {
 			return err
 		}
 		s.Hold(buf.Charge())
-		e.base[s.ID()] = buf.Charge()
 		e.staging[s.Node()] = host.NewStaging(buf, chunk)
 	}
 	return nil

@@ -107,7 +107,7 @@ func leavesWhileCloned(t *testing.T, tt leaving) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("it takes for ever"))
 	defer cancel()
 	waiting := make(chan struct{}, 16)
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { waiting <- struct{}{} })()
+	defer m.onWait(func(context.Context, tier.ID, int64) { waiting <- struct{}{} })()
 	before, stop := context.WithCancel(ctx)
 	defer stop()
 	size := b.Info().Bytes

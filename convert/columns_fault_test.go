@@ -198,7 +198,7 @@ func TestColumnsWaitForRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := make(chan struct{}, 8)
-	stop := m.reservations.OnEvict(func(context.Context, tier.ID, int64) { asked <- struct{}{} })
+	stop := m.onWait(func(context.Context, tier.ID, int64) { asked <- struct{}{} })
 	defer stop()
 	why := errors.New("why")
 	u := m.start(t, func(ctx context.Context) error { return m.columnsOf(ctx, b, s) })

@@ -536,7 +536,7 @@ func TestDictionaryLeavesWhileRoomIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	waiting := make(chan struct{}, 8)
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { waiting <- struct{}{} })()
+	defer m.onWait(func(context.Context, tier.ID, int64) { waiting <- struct{}{} })()
 	done := make(chan error)
 	go func() { done <- m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)) }()
 	<-waiting

@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -35,6 +37,7 @@ func TestMain(m *testing.M) { testseed.Main(m) }
 type machine struct {
 	spaces       map[tier.Kind]*tier.Space
 	reservations *reservation.Manager
+	waits        atomic.Pointer[func(context.Context, tier.ID, int64)] // see onWait
 	registry     Registry
 	mover        *Mover
 	permits      *permit.Pool
@@ -130,7 +133,13 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		m.spaces[c.ID.Kind] = s
 	}
 	m.reservations, err = reservation.NewManager(reservation.Config{
-		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}, Clear: cfg.clear})
+		Spaces: []*tier.Space{m.spaces[tier.GPU], m.spaces[tier.Host], m.spaces[tier.Disk]}, Clear: cfg.clear,
+		Events: func(e events.Event) {
+			if f := m.waits.Load(); f != nil && e.Kind == events.WaitBegun {
+				(*f)(e.Context, e.To, e.Bytes)
+			}
+		},
+	})
 	check(err)
 	wrapped := dev
 	if cfg.wrap != nil {
@@ -368,4 +377,10 @@ func numbered(n int64, rows int) arrow.RecordBatch {
 		}
 	}
 	return b.NewRecordBatch()
+}
+
+// onWait has f called when a wait for room begins, until cancel is called.
+func (m *machine) onWait(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
+	m.waits.Store(&f)
+	return func() { m.waits.Store(nil) }
 }

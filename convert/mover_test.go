@@ -423,7 +423,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 		}
 	}
 	m.settle()
-	stop := m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+	stop := m.onWait(func(context.Context, tier.ID, int64) {
 		for _, b := range small {
 			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
 				if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {

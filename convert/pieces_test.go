@@ -58,7 +58,7 @@ func inPieces(t *testing.T, cfg machineConfig) *pieces {
 	if gpu.Available() < 2*half {
 		t.Fatalf("%d bytes are free: the test needs %d", gpu.Available(), 2*half)
 	}
-	p.cancel = m.reservations.OnEvict(func(_ context.Context, _ tier.ID, lack int64) { p.begun <- lack })
+	p.cancel = m.onWait(func(_ context.Context, _ tier.ID, lack int64) { p.begun <- lack })
 	return p
 }
 
@@ -191,7 +191,7 @@ func TestMoveSeesWhatWasFreedMeanwhile(t *testing.T) {
 		}
 		return err
 	})
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { t.Error("it waits") })()
+	defer m.onWait(func(context.Context, tier.ID, int64) { t.Error("it waits") })()
 	if err := m.mover.Move(t.Context(), b, toGPU); err != nil || attempts != 2 {
 		t.Errorf("%v after %d attempts", err, attempts)
 	}
@@ -233,7 +233,7 @@ func TestMoveEndsWhenAllIsFree(t *testing.T) {
 			held := []*tier.Buffer{m.draw(t, tier.GPU, tier.Page), m.draw(t, tier.GPU, tier.Page), m.draw(t, tier.GPU, tier.Page)}
 			attempts := 0
 			m.filter(t, func(error) error { attempts++; return c.err })
-			defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+			defer m.onWait(func(context.Context, tier.ID, int64) {
 				if err := held[0].Release(); err != nil {
 					t.Error(err)
 				}
@@ -267,7 +267,7 @@ func TestMoveInASpaceThatShrinks(t *testing.T) {
 		return err
 	})
 	waits := 0
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) {
+	defer m.onWait(func(context.Context, tier.ID, int64) {
 		waits++
 		if err := errors.Join(gpu.SetLimit(gpu.Limit()/2), held.Release()); err != nil {
 			t.Error(err)

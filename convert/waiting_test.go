@@ -34,7 +34,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	ours := errors.New("ours")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	begun := make(chan struct{}, waiting)
-	defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { begun <- struct{}{} })()
+	defer m.onWait(func(context.Context, tier.ID, int64) { begun <- struct{}{} })()
 	var wg sync.WaitGroup
 	for range waiting {
 		wg.Go(func() {
@@ -146,7 +146,7 @@ func TestPanicsOfTheProgramInAMove(t *testing.T) {
 				t.Fatal(err)
 			}
 			waits := make(chan struct{}, 16)
-			defer m.reservations.OnEvict(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
+			defer m.onWait(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
 			moved := make(chan error, 1)
 			go func() { moved <- m.mover.Move(t.Context(), b, to) }()
 			<-waits

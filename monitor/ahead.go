@@ -82,10 +82,10 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		w.cancel = cancel
 		next := w.next
-		m.executors.Add(1)
+		m.working.Add(1)
 		go func() {
 			labels.WriteAhead.Set()
-			defer m.executors.Done()
+			defer m.working.Done()
 			begin.next = next
 			w.ended <- m.copyAhead(ctx, begin, job)
 		}()
@@ -98,11 +98,12 @@ func (m *Monitor) writeAhead(ctx context.Context, now time.Time) {
 func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 	s := m.spaces[i]
 	above := s.PressureBytes() - s.Stop()
-	if above <= 0 || !s.lower.Has(tier.Disk) || m.isLost(s) {
+	if above <= 0 || !s.lower.Has(tier.Disk) || s.Lost() != nil {
 		s.search = search{}
 		return nil, w
 	}
-	disks, sum := m.cfg.Reservations.Spaces().InTier(tier.Disk), m.index.summary(i)
+	sum := m.index.summary(i)
+	disks := slices.DeleteFunc(s.below(m), func(to *space) bool { return to.Kind() != tier.Disk })
 	seen := coverage{version: sum.changes, victims: sum.victims, above: above}
 	for _, to := range disks {
 		u := to.Usage()
@@ -124,7 +125,7 @@ func (m *Monitor) uncopied(i int) (job []Victim, w written) {
 				break
 			}
 			s.search.after, s.search.passed = Victim{ID: v.ID, Key: v.Key}, s.search.passed+v.Bytes
-			onDisk := slices.ContainsFunc(disks, func(to *tier.Space) bool { return v.copied.Has(m.byID[to.ID()]) })
+			onDisk := slices.ContainsFunc(disks, func(to *space) bool { return v.copied.Has(to.place) })
 			if v.not.Has(tier.Disk) || onDisk {
 				continue
 			}
@@ -162,7 +163,7 @@ func (m *Monitor) copyAhead(ctx context.Context, w written, job []Victim) writte
 			w.last = false // it may rise again
 			break
 		}
-		if now := v.Batch.Info(); !m.canLeave(now, s.ID()) {
+		if now := v.Batch.Info(); !canLeave(&now, s) {
 			_ = m.index.note(v.Batch, &now, false) // leases begin without an announcement
 			continue
 		}
@@ -229,7 +230,7 @@ func (m *Monitor) hasWritten(r written) {
 		pause := quiet << min(w.turns-1, 6)
 		w.soon, w.after = pause < idlePeriod, latest(w.after, now.Add(pause))
 	default:
-		w.after = now.Add(backoff(idlePeriod, w.failures+1))
+		w.after = now.Add(backoff(idlePeriod, w.failures+1, backoffMax))
 		w.failures++
 	}
 }

@@ -24,7 +24,7 @@ func aheadWorld(t *testing.T, write func(b *batch.Batch) int64, change ...func(c
 
 // firstVictim is the batch that is to leave the GPU first.
 func (w *world) firstVictim() *batch.Batch {
-	list, _ := w.mon.victims(nil, 0, byKind{}, 1)
+	list, _ := w.mon.victims(w.mon.spaces[0], 1)
 	return list[0].Batch
 }
 
@@ -126,7 +126,7 @@ func TestWrittenWhenPutBack(t *testing.T) {
 			all = append(all, w.put(gpu0, kib, seq(0))) // is no victim before it
 		}
 		settle(time.Second)
-		w.mon.wakeUp()
+		poke(w.mon.wake)
 		settle(time.Second)
 		if tries.Load() > 0 || others.Load() == 0 {
 			t.Errorf("%d tries to copy it, of %d", tries.Load(), others.Load())

@@ -108,47 +108,6 @@ func TestChoiceIsServed(t *testing.T) {
 	})
 }
 
-// TestLingering: bytes that were retired for a period are late. Those that were retired before
-// somebody needed room linger.
-func TestLingering(t *testing.T) {
-	const period = 50 * time.Millisecond
-	var l lingering
-	begin := time.Now()
-	for i, look := range []struct {
-		after        time.Duration
-		retired      int64
-		needed       bool
-		late, before int64
-	}{
-		{1, 10, true, 0, 0}, {40, 10, true, 0, 0}, {52, 15, true, 10, 10}, {90, 15, true, 10, 10},
-		{103, 15, true, 15, 10}, {104, 12, true, 12, 10}, {105, 5, true, 5, 5}, {110, 15, true, 15, 5},
-		{160, 20, true, 5, 5}, {161, 20, false, 0, 0}, {162, 20, true, 0, 0}, {300, 20, true, 20, 20},
-		{301, 0, true, 0, 0}, {302, 30, true, 20, 0},
-	} {
-		late, before := l.note(look.retired, begin.Add(look.after*time.Millisecond), period, look.needed)
-		if late != look.late || before != look.before {
-			t.Errorf("look %d: %d bytes are late and %d linger, want %d and %d",
-				i, late, before, look.late, look.before)
-		}
-	}
-}
-
-// eightWait has eight requests for 8 KiB of any GPU wait.
-func eightWait(t *testing.T, w *world) chan reservation.Reservation {
-	got := make(chan reservation.Reservation, 8)
-	for range 8 {
-		go func() {
-			r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- r
-		}()
-	}
-	synctest.Wait()
-	return got
-}
-
 // TestChoicesShareWhatLeaves: eight requests for any GPU lack 8 KiB each. One batch of 64 KiB is
 // enough for all of them, with eight GPUs too.
 func TestChoicesShareWhatLeaves(t *testing.T) {
@@ -185,4 +144,18 @@ func TestChoicesShareWhatLeaves(t *testing.T) {
 			w.end(all...)
 		})
 	}
+}
+func eightWait(t *testing.T, w *world) chan reservation.Reservation {
+	got := make(chan reservation.Reservation, 8)
+	for range 8 {
+		go func() {
+			r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- r
+		}()
+	}
+	synctest.Wait()
+	return got
 }

@@ -53,7 +53,7 @@ func (costAware) Key(info batch.Info) Key {
 	case info.Uses > 0:
 		return Key{once, descending(signed(info.LastUse))}
 	}
-	k := planKey(info)
+	k := planKey(info, false)
 	if k[0] += unused; info.Place.Operator == "" {
 		k[0] = loose
 	}

@@ -55,13 +55,6 @@ type Room struct {
 	Available int64
 }
 
-// Refused reports that waiters got an error, because nothing that they wait for
-// can ever be freed.
-type Refused struct {
-	Waiters int
-	Spaces  []tier.ID // those that are full for good
-}
-
 // Unmovable reports that a batch could not be converted for any of the slower tiers. It is skipped
 // with growing pauses, and other batches go instead of it. A batch that gets another form is tried
 // at once, as all are when a converter is added or removed.
@@ -81,8 +74,8 @@ type Lost struct {
 }
 
 // Events are called as a monitor works; each function may be nil. They are called with no lock
-// held, MoveBegun and MoveEnded on the goroutine that moves and the others on Run's; Unmovable also
-// on those that call Clear. A slow one slows the monitor down.
+// held: MoveBegun, MoveEnded and Unmovable on the goroutines that move, several at once, and the
+// others on Run's. A slow one slows them down.
 type Events struct {
 	MoveBegun func(Move)
 	MoveEnded func(m Move, took time.Duration, err error)
@@ -90,7 +83,6 @@ type Events struct {
 	// Stuck is called once, until the space has got what it needs or moves again; and once when Resting
 	// has risen from 0.
 	Stuck     func(Stuck)
-	Refused   func(Refused)
 	Unmovable func(Unmovable) // once for each batch and form
 	Lost      func(Lost)      // once for each space
 }
@@ -129,14 +121,6 @@ func (l *eventList) stuck(s Stuck) {
 	for _, e := range l.all {
 		if e.Stuck != nil {
 			l.panics.Do("Events.Stuck", func() { e.Stuck(s) })
-		}
-	}
-}
-
-func (l *eventList) refused(r Refused) {
-	for _, e := range l.all {
-		if e.Refused != nil {
-			l.panics.Do("Events.Refused", func() { e.Refused(r) })
 		}
 	}
 }
@@ -223,14 +207,6 @@ func slogEvents(l *slog.Logger) Events {
 				"batch", u.Batch, "space", u.Space, "to", u.To, "form", u.Form, "bytes", u.Bytes, "error", u.Err)
 		},
 		Lost: func(s Lost) { l.Debug("spillway: a space is lost", "space", s.Space, "error", s.Err) },
-		Refused: func(r Refused) {
-			full := make([]string, len(r.Spaces))
-			for i, id := range r.Spaces {
-				full[i] = id.String()
-			}
-			l.Warn("spillway: waiters were refused: all room is taken by batches at rest, "+
-				"and no tier below has room", "waiters", r.Waiters, "full", strings.Join(full, ", "))
-		},
 	}
 }
 

@@ -40,10 +40,6 @@ func TestKindOf(t *testing.T) {
 
 func TestRefusal(t *testing.T) {
 	start := time.Now()
-	var f refusal
-	if f.bound(start, 100) != 0 {
-		t.Error("nothing was refused")
-	}
 	for _, tt := range []struct {
 		name  string
 		times int
@@ -55,17 +51,20 @@ func TestRefusal(t *testing.T) {
 		{"nothing has changed", 1, 99 * time.Millisecond, 100, 8},
 		{"more is used", 1, 0, 120, 8},
 		{"less is used", 1, 0, 99, 0},
-		{"two periods later", 1, 100 * time.Millisecond, 100, 0},
+		{"when the pause is over", 1, 100 * time.Millisecond, 100, 0},
 		{"less is used, the second time", 2, 0, 99, 8},
-		{"two periods later, the second time", 2, 100 * time.Millisecond, 99, 8},
-		{"four periods later", 2, 200 * time.Millisecond, 99, 0},
 	} {
-		var f refusal
-		for range tt.times {
-			f.note(start, 50*time.Millisecond, 8, 100)
-		}
+		f := refusal{bytes: 8, used: 100, until: start.Add(100 * time.Millisecond), times: tt.times}
 		if got := f.bound(start.Add(tt.after), tt.used); got != tt.want {
 			t.Errorf("%s: %d are refused, want %d", tt.name, got, tt.want)
+		}
+	}
+	if got := new(refusal).bound(start, 100); got != 0 {
+		t.Errorf("%d are refused where nothing was", got)
+	}
+	for n, want := range map[int]time.Duration{0: 2, 1: 2, 2: 4, 6: 64, 100: 64} {
+		if got := backoff(1, n, backoffMax); got != want {
+			t.Errorf("after %d failures there is a pause of %d periods, want %d", n, got, want)
 		}
 	}
 }
@@ -100,12 +99,11 @@ func TestSlogEvents(t *testing.T) {
 	e.Pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
 	e.Stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
 	e.Stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
-	e.Refused(Refused{Waiters: 2, Spaces: []tier.ID{disk0, gpu0}})
 	const want = `level=DEBUG msg="spillway: a move begins" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand
 level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
-level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the monitor is ending: closed"
+level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the move is not needed any more: closed"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="batch 7 cannot be converted: no converter"
 level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=7 space=gpu:0 to=host:0 form=mine bytes=4096 error="batch 7 cannot be converted: no converter"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="moving: lost"
@@ -117,7 +115,6 @@ level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier be
 level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=8 capacity=10 trigger=8 stop=6
 level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
 level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
-level=WARN msg="spillway: waiters were refused: all room is taken by batches at rest, and no tier below has room" waiters=2 full="disk:0, gpu:0"
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", &out, want)

@@ -15,12 +15,18 @@ import (
 // the monitor moves the batch down.
 func Example() {
 	gpu, host := space(tier.GPU), space(tier.Host)
-	res, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{gpu, host}})
+	var m *monitor.Monitor
+	res, err := reservation.NewManager(reservation.Config{
+		Spaces: []*tier.Space{gpu, host},
+		Evict: func(ctx context.Context, id tier.ID, bytes int64) reservation.Eviction {
+			return m.Evict(ctx, id, bytes)
+		},
+	})
 	if err != nil {
 		panic(err)
 	}
 	told := make(chan struct{})
-	m, err := monitor.New(monitor.Config{
+	m, err = monitor.New(monitor.Config{
 		Reservations: res,
 		Mover:        mover{res},
 		Policy:       monitor.LRU(),

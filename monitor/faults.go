@@ -9,73 +9,61 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// After an error things are tried again later: after two periods, then four, and
-// so on up to 64, which is about three seconds by default.
+// After an error things are tried again later: after two periods, then four, and so on up to 64,
+// which is about three seconds by default.
 const (
 	backoffMax = 6 // doublings
-	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by
-	// default. A failed conversion costs processor time each, and there may be many.
+	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by default. A failed
+	// conversion costs processor time each, and there may be many.
 	unmovableMax = 10
-	// giveUp is after how many failures in a row waiting for an edge or a batch is no use. It is
-	// still tried now and then.
+	// giveUp is after how many failures in a row an edge is broken. It is still tried now and then.
 	giveUp = 3
 )
 
-func backoff(period time.Duration, failures int) time.Duration {
-	return period << min(max(1, failures), backoffMax)
+func backoff(period time.Duration, failures, most int) time.Duration {
+	return period << min(max(1, failures), most)
 }
 
-// edge is a way down.
+// edge is a way down. After the second failure in a row nothing is moved there until until: the
+// first may be the batch's own. The index's lock guards it.
 type edge struct {
-	underWay int
 	failures int // in a row
 	until    time.Time
-	last     time.Time // the last failure
-	why      error     // and why
+	why      error // the last failure
 }
 
-// fail notes a failure. The first may be the batch's own, so that it does not
-// block the edge.
-func (e *edge) fail(now time.Time, period time.Duration) {
-	e.last = now
-	if e.failures++; e.failures > 1 {
-		e.until = now.Add(backoff(period, e.failures))
-	}
+// refusal records that a space had no room for a move although its books had: the file system is
+// full, or the room is in pieces. The index's lock guards it.
+type refusal struct {
+	bytes int64
+	used  int64 // at that time
+	until time.Time
+	times int   // in a row
+	why   error // of the last, if it was not the space's own size
 }
 
-func (e *edge) broken() bool { return e.failures >= giveUp }
-
-func (e *edge) state(to int, now time.Time, perEdge int) decide.Edge {
-	joint := jointly
-	if e.failures > 0 {
-		perEdge, joint = 1, decide.Load{} // one try shows whether it works again
+// bound returns how many bytes would still be refused, 0 for none. When less is used than then, it
+// is worth another try at once; but only the first time, because a file system that is full stays
+// so, however often moves to it give back what they took.
+func (f *refusal) bound(now time.Time, used int64) int64 {
+	if !now.Before(f.until) || f.times == 1 && used < f.used {
+		f.bytes = 0
 	}
-	return decide.Edge{
-		To: to, UnderWay: e.underWay, Free: max(0, perEdge-e.underWay), Joint: joint,
-		Blocked: now.Before(e.until), Broken: e.broken(),
-	}
+	return f.bytes
 }
 
-// jointly is what one executor moves at most: several, because to decide on a move and to wait for
-// its end takes longer than to move 4 KiB. To a disk small ones are moved together: 1 MiB of these.
-var jointly = decide.Load{Batches: 256, Bytes: 4 << 20}
-
-// jointlyFor is after which time an executor takes no other batch. So a slow disk does not keep the
-// batches that it would move next from being moved elsewhere.
-const jointlyFor = 2 * time.Millisecond
-
-// fault is what is remembered of a batch whose move went wrong. Until a pause is over, the batch is
-// not moved to the tier that it could not be moved to. The index's lock guards it.
+// fault is what is remembered of a batch whose move went wrong, until it is moved, gets another form
+// or is dropped. Until a pause is over, the batch is not moved to the tier that it could not be moved
+// to. The index's lock guards it.
 type fault struct {
 	form     form
-	tries    [tier.Disk + 1]tries // by the tier of the target
-	why      error                // of the last conversion that failed; nil if none did
-	forget   time.Time
-	reported bool // an Unmovable was sent
+	pauses   [tier.Disk + 1]setback // by the tier of the target
+	why      error                  // of the last conversion that failed; nil if none did
+	reported bool                   // an Unmovable was sent
 }
 
-// tries are moves of one batch to one tier that failed in a row.
-type tries struct {
+// setback follows moves of one batch to one tier that failed in a row.
+type setback struct {
 	failures   int
 	conversion bool // the last one failed because the batch could not be converted
 	until      time.Time
@@ -93,94 +81,84 @@ func formOf(b *batch.Batch) form {
 	return form{now.Space, now.Form, now.Bytes}
 }
 
-// paused returns the tiers that the batch is not to be moved to now, and those of them that it
-// could not be converted for.
-func (f *fault) paused(now time.Time) (all, conversions decide.Kinds) {
-	for k, t := range f.tries {
-		if now.Before(t.until) {
-			all = all.With(tier.Kind(k))
-			if t.conversion {
-				conversions = conversions.With(tier.Kind(k))
-			}
+// pausedLocked returns the tiers that the batch is not to be moved to now, and those of them that it
+// could not be converted for. It makes putBack look at f again when a pause is over.
+func (m *Monitor) pausedLocked(f *fault, now time.Time) (all, conversions decide.Kinds) {
+	for k, p := range f.pauses {
+		if !now.Before(p.until) {
+			continue
+		}
+		all = all.With(tier.Kind(k))
+		if p.conversion {
+			conversions = conversions.With(tier.Kind(k))
+		}
+		if m.due.IsZero() || p.until.Before(m.due) {
+			m.due = p.until
 		}
 	}
 	return all, conversions
 }
 
-// due returns when a pause ends, or when f is to be forgotten.
-func (f *fault) due(now time.Time) time.Time {
-	due := f.forget
-	for _, t := range f.tries {
-		if t.until.After(now) && t.until.Before(due) {
-			due = t.until
-		}
-	}
-	return due
-}
-
-// fault records what went wrong with the batch of r. It returns the tiers that the batch is not to
-// be moved to for a while.
-func (m *Monitor) fault(r result, kind outcome, now time.Time) decide.Kinds {
-	b, from, to, period := r.Victim.Batch, m.spaces[r.From], m.spaces[r.To].ID(), m.cfg.Period
-	is, report := formOf(b), false
+// noteMove notes the end of a move, with the pause that follows an error. It returns what the end
+// means.
+func (m *Monitor) noteMove(v Victim, from, to *space, err error) outcome {
+	kind, now, period := kindOf(err, to.ID()), time.Now(), m.cfg.Period
+	m.stats.count(kind, v.Bytes)
+	is, report := formOf(v.Batch), false
 	m.index.mu.Lock()
-	f := m.faults[b]
-	if f == nil || f.form != is {
-		f = &fault{form: is}
-		m.faults[b] = f
-	}
-	t := &f.tries[to.Kind]
-	switch kind {
-	case busy: // and not only for this tier
-		for k := range f.tries {
-			if again := now.Add(period); from.lower.Has(tier.Kind(k)) && f.tries[k].until.Before(again) {
-				f.tries[k].until = again
-			}
+	e, f := from.edges[to.place], m.faults[v.Batch]
+	switch {
+	case kind == moved:
+		e.failures = 0
+		delete(m.faults, v.Batch)
+		if v.Bytes >= to.refusal.bytes {
+			to.refusal = refusal{}
 		}
-	case failed:
-		e := from.edges[r.To]
-		e.fail(now, period)
-		e.why = r.err
-		t.failures++
-		t.conversion = false
-		t.until = now.Add(backoff(period, t.failures))
-	case unmovable:
-		t.failures++
-		t.conversion, f.why = true, r.err
-		t.until = now.Add(period << min(t.failures, unmovableMax))
+	case kind == noRoom && (to.Available() >= to.Charge(v.Bytes) || causeOf(err) != nil):
+		to.refusal.times++
+		to.refusal.bytes, to.refusal.used, to.refusal.why = v.Bytes, to.Used(), causeOf(err)
+		to.refusal.until = now.Add(backoff(period, to.refusal.times, backoffMax))
+	case kind == busy || kind == failed || kind == unmovable:
+		if f == nil || f.form != is {
+			f = &fault{form: is}
+			m.faults[v.Batch] = f
+		}
+		p := &f.pauses[to.Kind()]
+		switch kind {
+		case busy: // and not only for this tier
+			for k := range f.pauses {
+				if again := now.Add(period); from.lower.Has(tier.Kind(k)) && f.pauses[k].until.Before(again) {
+					f.pauses[k].until = again
+				}
+			}
+		case failed:
+			e.why = err
+			if e.failures++; e.failures > 1 {
+				e.until = now.Add(backoff(period, e.failures, backoffMax))
+			}
+			*p = setback{failures: p.failures + 1, until: now.Add(backoff(period, p.failures+1, backoffMax))}
+		case unmovable:
+			f.why = err
+			*p = setback{p.failures + 1, true, now.Add(backoff(period, p.failures+1, unmovableMax))}
+		}
+		not, conversions := m.pausedLocked(f, now)
+		m.index.excludeLocked(v.Batch, is.kind, not)
+		if conversions == from.lower && !f.reported && is.kind != "" { // else it was dropped meanwhile
+			f.reported, report = true, true
+		}
 	}
-	not, conversions := f.paused(now)
-	if conversions == from.lower && !f.reported && is.kind != "" { // else it was dropped meanwhile
-		f.reported, report = true, true
-	}
-	m.remember(f, now)
-	m.index.excludeLocked(b, is.kind, not)
 	m.index.mu.Unlock()
 	if report {
 		m.events.unmovable(Unmovable{
-			Batch: r.Victim.ID, Place: b.Inside().Cut().Place, Space: is.space, To: to,
-			Form: is.kind, Bytes: is.bytes, Err: r.err,
+			Batch: v.ID, Place: v.Batch.Inside().Cut().Place, Space: is.space, To: to.ID(),
+			Form: is.kind, Bytes: is.bytes, Err: err,
 		})
 	}
-	return not
-}
-
-// remember sets until when f is remembered: for a while after its last pause. It makes putBack look
-// at f in time.
-func (m *Monitor) remember(f *fault, now time.Time) {
-	f.forget = now
-	for _, t := range f.tries {
-		f.forget = latest(f.forget, t.until)
-	}
-	f.forget = f.forget.Add(m.cfg.Period << (backoffMax + 1))
-	if due := f.due(now); m.due.IsZero() || due.Before(m.due) {
-		m.due = due
-	}
+	return kind
 }
 
 // putBack makes batches victims again whose pauses are over, and all that could not be converted if
-// that may be possible now. A batch that cannot be converted is remembered until it is dropped, so
-// that it is reported once.
+// that may be possible now.
 func (m *Monitor) putBack(now time.Time) {
 	changes := uint64(0)
 	if m.cfg.Changes != nil {
@@ -195,69 +173,76 @@ func (m *Monitor) putBack(now time.Time) {
 	}
 	m.due = time.Time{}
 	for b, f := range m.faults {
-		e := m.index.entryLocked(b)
-		if e == nil || changed && f.why != nil || !now.Before(f.forget) && (!f.reported || formOf(b) != f.form) {
+		entry := m.index.entryLocked(b)
+		if entry == nil || formOf(b) != f.form || changed && f.why != nil {
 			m.index.excludeLocked(b, "", 0)
 			delete(m.faults, b)
 			continue
 		}
-		for to, edge := range m.spaces[e.in.place].edges {
-			k := m.spaces[to].Kind()
-			t := &f.tries[k]
+		for to, e := range m.spaces[entry.in.place].edges {
 			// Another batch, if there is one, shows first whether the edge works.
-			if over := !now.Before(t.until); over && t.failures > 0 && !t.conversion && edge.failures > 0 &&
-				e.in.smallestLocked()[k] > 0 {
-				t.until = now.Add(backoff(m.cfg.Period, t.failures))
+			p := &f.pauses[m.spaces[to].Kind()]
+			over := p.failures > 0 && !p.conversion && !now.Before(p.until)
+			if over && e.failures > 0 && entry.in.victims.Len() > 0 {
+				p.until = now.Add(backoff(m.cfg.Period, p.failures, backoffMax))
 			}
 		}
-		not, _ := f.paused(now)
+		not, _ := m.pausedLocked(f, now)
 		m.index.excludeLocked(b, f.form.kind, not)
-		m.remember(f, now)
 	}
 }
 
-// aside counts, for each space, the victims that the monitor does not move to some tier now, but
-// will try again.
-func (m *Monitor) aside() []int {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	n := make([]int, len(m.spaces))
-	for b, f := range m.faults {
-		e := m.index.entryLocked(b)
-		if e == nil {
-			continue
-		}
-		for to, edge := range m.spaces[e.in.place].edges {
-			t := f.tries[m.spaces[to].Kind()]
-			if m.last.Before(t.until) && t.failures < giveUp && (t.conversion || !edge.broken()) {
-				n[e.in.place]++
-				break
-			}
-		}
-	}
-	return n
-}
+// refuseHint is part of the error of refused waiters.
+const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
+	"consume or drop some, or make the slower tiers larger"
 
-// cannotMove returns which batches of space i cannot be converted for some tier, and why; "" if
-// there are none.
-func (m *Monitor) cannotMove(i int) string {
+// whyDry returns why no batch can leave a space, for errors, and whether that is because moves to the
+// only disks fail: a consumer cannot repair those.
+func (m *Monitor) whyDry(s *space) (hint string, broken bool) {
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
 	var n, bytes int64
-	var why error
+	var cannot, why error
+	now := time.Now()
 	for b, f := range m.faults {
-		_, conversions := f.paused(m.last)
-		if e := m.index.entryLocked(b); e != nil && conversions != 0 && e.in.place == i {
-			n++
-			bytes += f.form.bytes
-			why = f.why
+		if _, conversions := m.pausedLocked(f, now); conversions != 0 && f.form.space == s.ID() &&
+			m.index.entryLocked(b) != nil {
+			n, bytes, cannot = n+1, bytes+f.form.bytes, f.why
 		}
 	}
-	switch n {
-	case 0:
-		return ""
-	case 1:
-		return fmt.Sprintf("a batch of %d bytes cannot be converted (%v)", bytes, why)
+	disks := 0
+	for _, from := range append([]*space{s}, s.below(m)...) { // what cannot leave a slower space is in the way
+		for i, t := range m.spaces {
+			e := from.edges[i]
+			switch {
+			case e == nil || t.Lost() != nil || why != nil && from != s:
+				continue
+			case e.failures > 0:
+				why = e.why
+			case t.refusal.bytes > 0 && t.refusal.why != nil:
+				why = t.refusal.why
+			}
+			if from == s && t.Kind() == tier.Disk && e.failures < giveUp {
+				disks++
+			}
+		}
 	}
-	return fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, why)
+	broken = why != nil && disks == 0
+	unmovable := ""
+	if n > 0 {
+		unmovable = fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, cannot)
+	}
+	switch {
+	case n > 0 && m.index.mu.spaces[s.place].victims.Len() == 0:
+		return "all that is left there at rest cannot be moved: " + unmovable +
+			": register a converter, or consume or drop them", broken
+	case why != nil:
+		hint = fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", why)
+	default:
+		hint = refuseHint
+	}
+	if unmovable != "" {
+		hint += "; " + unmovable
+	}
+	return hint, broken
 }

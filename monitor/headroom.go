@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -10,7 +9,7 @@ import (
 // consumers can bring batches there when all tiers are full of batches at rest. That is room for
 // the largest batch elsewhere, of those that take at most half of the space. Nothing is brought to
 // a disk. A reservation.Config needs it.
-func (m inside) Headroom(id tier.ID, need int64) int64 {
+func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	i, known := m.byID[id]
 	if !known {
 		return 0
@@ -20,11 +19,14 @@ func (m inside) Headroom(id tier.ID, need int64) int64 {
 	if n == 0 {
 		return 0
 	}
-	at := decide.Space{
-		Limit: s.Ceiling(), Used: s.Used(), Rest: m.index.resting(i),
-		Arriving: m.cfg.Reservations.Arriving(id), Headroom: n,
-	}
-	return at.Keep(need)
+	return max(0, min(n, m.spare(s)-need))
+}
+
+// spare returns how many bytes of a space would be free if no batch were at rest there. Bytes that
+// will soon be in batches at rest count as free, too.
+func (m *Monitor) spare(s *space) int64 {
+	rest := m.index.summary(s.place).rest + m.cfg.Reservations.Arriving(s.ID())
+	return s.Ceiling() - max(0, s.Used()-rest)
 }
 
 // headroom returns what the largest batch of the other spaces would take in s, of those that take

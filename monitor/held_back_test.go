@@ -75,7 +75,7 @@ func TestHeadroomUnderQuota(t *testing.T) {
 		w.build(w.headroom, nil)
 		b := w.put(disk0, 10*kib, seq(0))
 		w.start()
-		if n := w.mon.Inside().Headroom(host0, 15*kib); n > 5*kib {
+		if n := w.mon.Headroom(host0, 15*kib); n > 5*kib {
 			t.Errorf("a request for 15 KiB of the 20 that are left is to leave %d", n)
 		}
 		r, err := w.res.Reserve(t.Context(), specific(host0), 15*kib, reservation.Incoming())
@@ -97,8 +97,8 @@ func TestBrokenDiskRefuses(t *testing.T) {
 			name = "batches that have been used before"
 		}
 		bubble(t, name, func(t *testing.T) {
-			w := newWorld(t, sizes{host0: 800 * kib, disk0: 6400 * kib}, func(c *Config, _ *world) {
-				c.StallTimeout = 30 * time.Second
+			w := newWorld(t, sizes{host0: 800 * kib, disk0: 6400 * kib}, func(_ *Config, w *world) {
+				w.stall = 30 * time.Second
 			})
 			w.mover.fault = func(_ *batch.Batch, _, _ tier.ID) error { return errors.New("the disk is broken") }
 			all := w.fillSpace(host0, 200, 4*kib)
@@ -126,8 +126,8 @@ func TestBrokenDiskRefuses(t *testing.T) {
 // refused as soon as others are. A consumer still gets the headroom.
 func TestBrokenDiskKeepsHeadroom(t *testing.T) {
 	bubble(t, "batches on the disk can still be read", func(t *testing.T) {
-		w := newWorldWithHeadroom(t, sizes{host0: 64 * kib, disk0: 640 * kib}, func(c *Config, _ *world) {
-			c.StallTimeout = 30 * time.Second
+		w := newWorldWithHeadroom(t, sizes{host0: 64 * kib, disk0: 640 * kib}, func(_ *Config, w *world) {
+			w.stall = 30 * time.Second
 		})
 		w.mover.fault = func(_ *batch.Batch, _, _ tier.ID) error { return errors.New("the disk is broken") }
 		all := append(w.fillSpace(disk0, 2, 8*kib), w.fillSpace(host0, 14, 4*kib)...)
@@ -157,8 +157,8 @@ func TestBrokenDiskKeepsHeadroom(t *testing.T) {
 func TestOneDiskOfTwo(t *testing.T) {
 	bubble(t, "a consumer of the healthy disk", func(t *testing.T) {
 		disk1 := tier.ID{Kind: tier.Disk, Ordinal: 1}
-		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib, disk1: 64 * kib}, func(c *Config, _ *world) {
-			c.StallTimeout = 30 * time.Second
+		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib, disk1: 64 * kib}, func(_ *Config, w *world) {
+			w.stall = 30 * time.Second
 		})
 		w.mover.fault = func(_ *batch.Batch, _, to tier.ID) error {
 			if to == disk0 {

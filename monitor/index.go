@@ -28,7 +28,7 @@ type index struct {
 	policy Policy
 	panics guard.Log // of the policy
 	ids    []tier.ID // of the spaces; immutable
-	gained func()    // called with no lock held when there is a new victim; immutable
+	gained func(int) // called with the place of a new victim's space and no lock held; immutable
 
 	mu struct {
 		lockrank.Mutex[lockrank.Monitor]
@@ -56,18 +56,24 @@ type standing struct {
 	rest   bool  // it is not being read, moved, leased or dropped
 	idle   bool  // and has no subscribers
 	victim bool  // it could be evicted unless it is skipped
+	moving bool  // it is in transit
 
-	// The monitor sets these when it moves the batch.
-	aside bool         // a move is in progress
-	not   decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
+	not decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
 }
 
-// resting returns how a batch is counted that is at rest and may be evicted, now or later.
-func (s *standing) resting() (c sized, is bool) {
-	if s.in == nil || s.aside || !s.rest || s.bytes == 0 || s.not&s.in.lower == s.in.lower {
-		return c, false
+// isListed reports whether the batch is among the victims: it could be evicted, and to some tier now.
+func (s *standing) isListed() bool {
+	return s.in != nil && s.victim && s.not&s.in.lower != s.in.lower
+}
+
+// fits reports whether a tier that the batch may go to has room for it.
+func (s *standing) fits(room byKind) bool {
+	for k, n := range room {
+		if s.bytes <= n && !s.not.Has(tier.Kind(k)) {
+			return true
+		}
 	}
-	return sized{s.bytes, s.not, s.victim}, true
+	return false
 }
 
 func (e *entry) asVictim() Victim {
@@ -77,27 +83,20 @@ func (e *entry) asVictim() Victim {
 // byKind has a number of bytes for each tier.
 type byKind [tier.Disk + 1]int64
 
-// inEach returns n bytes for each tier.
-func inEach(n int64) (all byKind) {
-	for k := range all {
-		all[k] = n
-	}
-	return all
-}
-
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
 	place   int          // in spaces
 	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
-	victims victimTree   // without those that are being moved
-	resting sizeTree     // batches that could be evicted, also those with subscribers
+	victims victimTree
+	small   sizeTree     // the victims by size
 	sizes   sizeTree     // all batches, by their sizes as images
 	largest atomic.Int64 // the largest of sizes, to be read without the lock
 	count   int          // batches
 	bytes   int64        // of all batches
 	rest    int64        // of those at rest
 	idle    int64        // of those at rest without subscribers
-	changes uint64       // rises with each change of a batch but the monitor's failed tries to move it
+	moving  int64        // of those in transit
+	changes uint64       // rises with each change of a batch
 }
 
 // add adds an entry to the sums, or with a sign of -1 takes it out.
@@ -109,6 +108,9 @@ func (s *spaceIndex) add(of *standing, sign int64) {
 	}
 	if of.idle {
 		s.idle += sign * of.bytes
+	}
+	if of.moving {
+		s.moving += sign * of.bytes
 	}
 }
 
@@ -129,30 +131,17 @@ func (l listed) compare(other listed) int {
 type sizeTree struct{ *btree.BTreeG[sizeCount] }
 
 type sizeCount struct {
-	sized
+	bytes int64
 	count int
 }
 
-// sized is what batches that are counted together have in common.
-type sized struct {
-	bytes  int64
-	not    decide.Kinds
-	victim bool
+func newSizeTree() sizeTree {
+	return sizeTree{btree.NewG(32, func(a, b sizeCount) bool { return a.bytes < b.bytes })}
 }
 
-// fits reports whether a tier that such a batch may go to has room for it.
-func (c sized) fits(room byKind) bool {
-	for _, k := range tier.Kinds() {
-		if c.bytes <= room[k] && !c.not.Has(k) {
-			return true
-		}
-	}
-	return false
-}
-
-func (t sizeTree) add(c sized, by int) {
-	now, _ := t.Get(sizeCount{sized: c})
-	now.sized, now.count = c, now.count+by
+func (t sizeTree) add(bytes int64, by int) {
+	now, _ := t.Get(sizeCount{bytes: bytes})
+	now.bytes, now.count = bytes, now.count+by
 	if now.count == 0 {
 		t.Delete(now)
 	} else {
@@ -160,22 +149,15 @@ func (t sizeTree) add(c sized, by int) {
 	}
 }
 
-// newIndex returns an index of the spaces with these ids.
-func newIndex(policy Policy, ids []tier.ID, lower func(i int) decide.Kinds, gained func()) *index {
-	x := &index{policy: policy, ids: ids, gained: gained}
+// newIndex returns an index of spaces.
+func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
+	x := &index{policy: policy, gained: gained}
 	x.mu.entries = make(map[batch.ID]*entry)
-	x.mu.spaces = make([]spaceIndex, len(ids))
-	newSizes := func() sizeTree {
-		return sizeTree{btree.NewG(32, func(a, b sizeCount) bool {
-			if a.bytes != b.bytes {
-				return a.bytes < b.bytes
-			}
-			return a.not < b.not || a.not == b.not && !a.victim && b.victim
-		})}
-	}
-	for i := range ids {
+	x.mu.spaces = make([]spaceIndex, len(spaces))
+	for i, of := range spaces {
+		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
-		s.place, s.lower, s.resting, s.sizes = i, lower(i), newSizes(), newSizes()
+		s.place, s.lower, s.small, s.sizes = i, of.lower, newSizeTree(), newSizeTree()
 		s.victims = victimTree{btree.NewG(16, func(a, b listed) bool { return a.compare(b) < 0 })}
 	}
 	return x
@@ -190,18 +172,11 @@ func (x *index) largest(place int, atMost int64) (bytes int64) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s.sizes.DescendLessOrEqual(sizeCount{sized: sized{bytes: atMost}}, func(c sizeCount) bool {
+	s.sizes.DescendLessOrEqual(sizeCount{bytes: atMost}, func(c sizeCount) bool {
 		bytes = c.bytes
 		return false
 	})
 	return bytes
-}
-
-// resting returns how many bytes of a space are of batches at rest.
-func (x *index) resting(place int) int64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.mu.spaces[place].rest
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
@@ -246,7 +221,7 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	gained, err := x.noteLocked(b, now, place, key, isNew)
 	x.mu.Unlock()
 	if gained {
-		x.gained()
+		x.gained(place)
 	}
 	return err
 }
@@ -287,6 +262,7 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	next.in, next.bytes, next.size = s, now.Bytes, now.Bytes
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
+	next.moving = now.State == batch.InTransit
 	next.victim = movable(now) && !now.Leased && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
@@ -303,7 +279,7 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 		s.changes++
 	case moved, next == e.standing && newer && movable(now) && !next.victim: // its key may be another
 		s.changes++
-	case next != e.standing && !e.aside, newForm:
+	case next != e.standing, newForm:
 		s.changes++
 	}
 	if e.not != 0 && (moved || newForm) {
@@ -326,29 +302,21 @@ func (e *entry) become(next standing) {
 	if next.in != nil {
 		next.in.add(&next, 1)
 	}
-	stays := was.in == next.in
-	if !stays || was.size != next.size {
+	if stays := was.in == next.in; !stays || was.size != next.size {
 		was.in.countSize(was.size, -1)
 		next.in.countSize(next.size, 1)
 	}
-	old, oldIs := was.resting()
-	now, nowIs := next.resting()
-	if same := stays && old == now && oldIs == nowIs; !same {
-		if oldIs {
-			was.in.resting.add(old, -1)
-		}
-		if nowIs {
-			next.in.resting.add(now, 1)
-		}
+	old, now := was.isListed(), next.isListed()
+	if old == now && was.in == next.in && was.key == next.key && was.bytes == next.bytes {
+		return
 	}
-	oldIs, nowIs = oldIs && was.victim, nowIs && next.victim
-	if same := stays && was.key == next.key && oldIs == nowIs; !same {
-		if oldIs {
-			was.in.victims.Delete(listed{key: was.key, id: e.id})
-		}
-		if nowIs {
-			next.in.victims.ReplaceOrInsert(listed{next.key, e.id, e})
-		}
+	if old {
+		was.in.victims.Delete(listed{key: was.key, id: e.id})
+		was.in.small.add(was.bytes, -1)
+	}
+	if now {
+		next.in.victims.ReplaceOrInsert(listed{next.key, e.id, e})
+		next.in.small.add(next.bytes, 1)
 	}
 }
 
@@ -357,21 +325,10 @@ func (s *spaceIndex) countSize(bytes int64, by int) {
 	if s == nil {
 		return
 	}
-	s.sizes.add(sized{bytes: bytes}, by)
+	s.sizes.add(bytes, by)
 	largest, _ := s.sizes.Max()
 	if s.largest.Load() != largest.bytes {
 		s.largest.Store(largest.bytes)
-	}
-}
-
-// setAside takes b out of the victims until it is put back.
-func (x *index) setAside(b *batch.Batch, aside bool) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if e := x.entryLocked(b); e != nil {
-		next := e.standing
-		next.aside = aside
-		e.become(next)
 	}
 }
 
@@ -387,38 +344,20 @@ func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide
 
 // summary is a cut through one space's part of the index.
 type summary struct {
-	count    int
-	bytes    int64
-	rest     int64
-	idle     int64
-	smallest byKind // bytes of the smallest batch that could go to a tier; 0 if there is none
-	victims  int    // without those that are set aside
-	changes  uint64
+	count   int
+	bytes   int64
+	rest    int64
+	idle    int64
+	moving  int64
+	victims int
+	changes uint64
 }
 
 func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	return summary{
-		count: s.count, bytes: s.bytes, rest: s.rest, idle: s.idle, smallest: s.smallestLocked(),
-		victims: s.victims.Len(), changes: s.changes,
-	}
-}
-
-func (s *spaceIndex) smallestLocked() (bytes byKind) {
-	left := tier.Kinds()
-	open := left[:]
-	s.resting.Ascend(func(c sizeCount) bool {
-		open = slices.DeleteFunc(open, func(k tier.Kind) bool {
-			if !c.not.Has(k) {
-				bytes[k] = c.bytes
-			}
-			return !c.not.Has(k)
-		})
-		return len(open) > 0
-	})
-	return bytes
+	return summary{s.count, s.bytes, s.rest, s.idle, s.moving, s.victims.Len(), s.changes}
 }
 
 // from returns the victims of a space that come after one, or the first ones if that is the zero
@@ -435,27 +374,26 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 	return list
 }
 
-// victims appends limit victims of a space to dst, those with the smallest keys first, and reports
-// whether there are more. With CostAware, some that are stale follow. With a limit of shortlistMax,
-// if none of the first ones is at most as large as fit has for a tier, some that are follow: a tier
-// below that is nearly full must not be the end while there is a batch that it could take.
-func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int64) (_ []Victim, more bool) {
+// victims returns limit victims of a space, those with the smallest keys first, and reports whether
+// there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
+// of the first ones is at most as large as fit has for a tier, some that are follow: a tier below
+// that is nearly full must not be the end while there is a batch that it could take.
+func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Victim, more bool) {
 	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s, begin, fitting := &x.mu.spaces[place], len(dst), false
+	s, fitting := &x.mu.spaces[place], false
 	var last listed
 	add := func(l listed) {
-		dst = append(dst, l.e.asVictim())
-		c, _ := l.e.resting()
-		fitting = fitting || c.fits(fit)
+		list = append(list, l.e.asVictim())
+		fitting = fitting || l.e.fits(fit)
 	}
 	s.victims.Ascend(func(l listed) bool {
 		add(l)
 		last = l
-		return len(dst)-begin < limit
+		return len(list) < limit
 	})
 	if _, aware := x.policy.(costAware); aware && last.e != nil {
 		// Stale ones are among the last that were used more than once.
@@ -471,26 +409,19 @@ func (x *index) victims(dst []Victim, place int, fit byKind, limit int, now int6
 			return true
 		})
 	}
-	more = more && s.victims.Len() > len(dst)-begin
-	if fitting || more || last.e == nil {
-		return dst, more
+	more = more && s.victims.Len() > len(list)
+	if smallest, _ := s.small.Min(); fitting || more || last.e == nil || smallest.bytes > slices.Max(fit[:]) {
+		return list, more
 	}
-	most, some := slices.Max(fit[:]), false
-	s.resting.Ascend(func(c sizeCount) bool {
-		some = c.victim && c.fits(fit)
-		return c.bytes <= most && !some
+	found := 0
+	s.victims.AscendGreaterOrEqual(last, func(l listed) bool {
+		if l.id != last.id && l.e.fits(fit) {
+			add(l)
+			found++
+		}
+		return found < smallMax
 	})
-	if some {
-		found := 0
-		s.victims.AscendGreaterOrEqual(last, func(l listed) bool {
-			if c, _ := l.e.resting(); c.fits(fit) {
-				add(l)
-				found++
-			}
-			return found < smallMax
-		})
-	}
-	return dst, more
+	return list, more
 }
 
 // order has the policy arrange a shortlist.

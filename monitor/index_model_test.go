@@ -25,7 +25,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 		s := &x.mu.spaces[place]
 		var sum spaceIndex
 		victims := make(map[listed]bool)
-		resting, all := make(map[sized]int), make(map[sized]int)
+		small, all := make(map[int64]int), make(map[int64]int)
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Inside().Cut()
 			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
@@ -41,15 +41,10 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 				t.Errorf("the entry of %+v is %+v", now, e)
 			}
 			sum.add(&e.standing, 1)
-			all[sized{bytes: e.size}]++
-			if e.aside || e.not&s.lower == s.lower {
-				continue
-			}
-			if e.victim {
+			all[e.size]++
+			if e.victim && e.not&s.lower != s.lower {
 				victims[listed{e.key, e.id, e}] = true
-			}
-			if e.rest && e.bytes > 0 {
-				resting[sized{e.bytes, e.not, e.victim}]++
+				small[e.bytes]++
 			}
 		}
 		largest, _ := s.sizes.Max()
@@ -59,7 +54,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle,
 				sum.count, largest.bytes)
 		}
-		verifySizes(t, s.resting, resting)
+		verifySizes(t, s.small, small)
 		verifySizes(t, s.sizes, all)
 		if s.victims.Len() != len(victims) {
 			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
@@ -73,14 +68,14 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 }
 
 // verifySizes checks that a tree has just these counts.
-func verifySizes(t *testing.T, tree sizeTree, want map[sized]int) {
+func verifySizes(t *testing.T, tree sizeTree, want map[int64]int) {
 	t.Helper()
 	if tree.Len() != len(want) {
 		t.Errorf("a tree has %d sizes, want %d", tree.Len(), len(want))
 	}
 	for c, n := range want {
-		if got, _ := tree.Get(sizeCount{sized: c}); got.count != n {
-			t.Errorf("a tree has %d batches of %+v, want %d", got.count, c, n)
+		if got, _ := tree.Get(sizeCount{bytes: c}); got.count != n {
+			t.Errorf("a tree has %d batches of %d bytes, want %d", got.count, c, n)
 		}
 	}
 }
@@ -121,7 +116,9 @@ func TestIndexModel(t *testing.T) {
 			case 4: // also to where it is, in another size
 				w.replace(b, w.image([]tier.ID{gpu0, host0, disk0}[r.IntN(3)], r.Int64N(5)*kib))
 			case 5:
-				x.setAside(b, r.IntN(2) == 0)
+				x.mu.Lock()
+				x.excludeLocked(b, "", 0)
+				x.mu.Unlock()
 			case 6:
 				x.mu.Lock()
 				x.excludeLocked(b, "another", decide.Kinds(0).With(tier.Host).With(tier.Disk))
@@ -148,7 +145,7 @@ func TestIndexModel(t *testing.T) {
 				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
 					t.Errorf("after the first of %v come %v", list, next)
 				}
-				few, more := x.victims(nil, 0, inEach(0), 2, 0)
+				few, more := x.victims(0, byKind{}, 2, 0)
 				if more != (len(list) > len(few)) {
 					t.Errorf("%d of %d victims are listed, and more is %t", len(few), len(list), more)
 				}
@@ -216,7 +213,7 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	gained := 0
-	w.mon.index.gained = func() { gained++ }
+	w.mon.index.gained = func(int) { gained++ }
 	changes := func(what string, in []tier.ID, f func()) {
 		t.Helper()
 		before := make(map[tier.ID]summary)
@@ -236,22 +233,11 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	changes("the same", none, func() { w.mon.BatchChanged(b, b.Info()) })
 	changes("a use", gpu, func() { w.use(b) })
 	changes("a move", both, func() { w.replace(b, w.image(host0, kib)) })
-	w.mon.index.setAside(other, true)
-	changes("a move that fails", none, func() {
-		tr, err := other.TryTransit()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tr.Abort(); err != nil {
-			t.Fatal(err)
-		}
-	})
 	skip := func(b *batch.Batch) {
 		w.mon.index.mu.Lock()
 		defer w.mon.index.mu.Unlock()
 		w.mon.index.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Host).With(tier.Disk))
 	}
-	w.mon.index.setAside(other, false)
 	skip(other)
 	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
 	skip(b)
@@ -286,16 +272,17 @@ func TestIndexRemembersFailures(t *testing.T) {
 		return x.entryLocked(b).standing
 	}
 	fail(disk)
-	if s := w.index(gpu0).smallest; s[tier.Host] != kib || s[tier.Disk] != 2*kib {
-		t.Errorf("the smallest batches have %v bytes", s)
+	if e := now(); e.not != disk || !e.isListed() {
+		t.Errorf("after a failure the entry is %+v", e)
 	}
 	fail(disk.With(tier.Host))
-	x.setAside(b, true) // a move begins
-	w.replace(b, w.image(host0, kib))
-	if e := now(); !e.aside || e.not != 0 {
-		t.Errorf("during a move the entry is %+v", e)
+	if e := now(); e.isListed() {
+		t.Error("it is a victim that can go nowhere")
 	}
-	x.setAside(b, false)
+	w.replace(b, w.image(host0, kib))
+	if e := now(); e.not != 0 {
+		t.Errorf("after a move the entry is %+v", e)
+	}
 	x.mu.Lock()
 	x.excludeLocked(b, "another form", disk)
 	x.mu.Unlock()
@@ -310,35 +297,24 @@ func TestIndexRemembersFailures(t *testing.T) {
 func TestFaultsEndWithAMove(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
 	b, m := w.put(host0, kib, seq(1)), w.mon
-	r := result{choice: choice{
-		Victim: Victim{Batch: b, ID: b.ID(), Bytes: kib}, From: m.byID[host0], To: m.byID[disk0],
-	}}
-	end := func(err error) {
-		r.err = err
-		m.spaces[r.From].edges[r.To].underWay++
-		m.spaces[r.From].leaving += kib
-		m.spaces[r.From].moving++
-		m.spaces[r.To].moving++
-		m.finish([]result{r})
+	end := func(err error, want outcome) {
+		t.Helper()
+		v := Victim{Batch: b, ID: b.ID(), Bytes: kib}
+		if got := m.noteMove(v, m.spaces[m.byID[host0]], m.spaces[m.byID[disk0]], err); got != want {
+			t.Errorf("%v means %d, want %d", err, got, want)
+		}
 	}
-	end(errors.New("the disk is broken"))
-	end(&batch.StateError{Batch: b.ID()})
-	if aside := m.aside(); len(m.faults) != 1 || !slices.Equal(aside, []int{0, 1, 0}) {
-		t.Errorf("%d faults, and batches that are skipped: %v", len(m.faults), aside)
+	end(errors.New("the disk is broken"), failed)
+	end(&batch.StateError{Batch: b.ID()}, busy)
+	end(&batch.UnmovableError{Batch: b.ID()}, unmovable)
+	if len(m.faults) != 1 || len(w.victims(host0, 0)) != 0 {
+		t.Errorf("%d faults, and the batch is a victim: %v", len(m.faults), w.victims(host0, 0))
 	}
-	end(&batch.UnmovableError{Batch: b.ID()})
-	if aside := m.aside(); aside[1] != 1 {
-		t.Errorf("after two failures the batch is not waited for: %v", aside)
-	}
-	end(&batch.UnmovableError{Batch: b.ID()})
-	if aside := m.aside(); aside[1] != 0 {
-		t.Errorf("after %d failures the batch is waited for: %v", giveUp, aside)
-	}
-	end(nil)
+	end(nil, moved)
 	if len(m.faults) != 0 {
 		t.Errorf("%d faults after a move", len(m.faults))
 	}
-	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 2}) {
+	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 1}) {
 		t.Errorf("the stats are %+v", s)
 	}
 	w.end(b)
@@ -351,7 +327,7 @@ func TestEachHoldsNoLock(t *testing.T) {
 		w.put(gpu0, kib, seq(i))
 	}
 	n := 0
-	w.mon.Inside().Each(func(b *batch.Batch) {
+	w.mon.Each(func(b *batch.Batch) {
 		n++
 		if !w.mon.index.mu.TryLock() {
 			t.Fatal("called under the lock")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -17,8 +18,29 @@ func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byI
 
 // shortlist returns the longest shortlist of the i-th space.
 func (w *world) shortlist(i int, fit byKind) []Victim {
-	v, _ := w.mon.victims(nil, i, fit, shortlistMax)
+	now := time.Now().UnixNano()
+	v, _ := w.mon.index.victims(i, fit, shortlistMax, now)
+	w.mon.index.order(now, v)
 	return v
+}
+
+// inEach returns n bytes for each tier.
+func inEach(n int64) (all byKind) {
+	for k := range all {
+		all[k] = n
+	}
+	return all
+}
+
+// exclude keeps a batch from being a victim, or ends that.
+func (w *world) exclude(b *batch.Batch, is bool) {
+	w.mon.index.mu.Lock()
+	defer w.mon.index.mu.Unlock()
+	not := decide.Kinds(0)
+	if is {
+		not = not.With(tier.Host).With(tier.Disk)
+	}
+	w.mon.index.excludeLocked(b, b.Inside().Cut().Form, not)
 }
 
 func (w *world) victims(id tier.ID, fit int64) []batch.ID {
@@ -58,9 +80,6 @@ func TestIndexFollowsABatch(t *testing.T) {
 	}
 	cancel := b.Subscribe()
 	victim("subscribed", false, 30)
-	if s := w.index(gpu0); s.smallest[host0.Kind] != 10*kib {
-		t.Errorf("the smallest is %d", s.smallest)
-	}
 	cancel()
 	victim("no more", true, 30)
 	must(b.TryCreateTask())
@@ -93,27 +112,6 @@ func TestIndexFollowsABatch(t *testing.T) {
 		t.Errorf("the lowest tier has %+v", s)
 	}
 	w.end(a, b, low)
-}
-
-func TestIndexSetAside(t *testing.T) {
-	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
-	a := w.put(gpu0, 10*kib, seq(1))
-	w.mon.index.setAside(a, true)
-	a.SetPlace(seq(2)) // changes do not put it back
-	if v := w.victims(gpu0, 0); len(v) != 0 {
-		t.Errorf("victims are %v", v)
-	}
-	w.mon.index.setAside(a, false)
-	if v := w.victims(gpu0, 0); len(v) != 1 {
-		t.Errorf("victims are %v", v)
-	}
-	b := w.put(gpu0, 10*kib, seq(1))
-	w.mon.index.setAside(b, true)
-	w.end(a, b)
-	w.mon.index.setAside(b, false) // of a batch that is gone
-	if v := w.victims(gpu0, 0); len(v) != 0 {
-		t.Errorf("victims are %v", v)
-	}
 }
 
 // asking is an image that calls back when it is asked for its form or its leases.
@@ -152,12 +150,10 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	}
 	b.SetPlace(seq(1))
 	now := time.Now()
-	res := result{
-		choice: choice{Victim: Victim{Batch: b, ID: 1}, From: w.mon.byID[gpu0], To: w.mon.byID[disk0]},
-		err:    errors.New("refused"),
-	}
-	if w.mon.fault(res, unmovable, now) == 0 {
-		t.Error("a batch that cannot be converted is a victim still")
+	from, to := w.mon.spaces[w.mon.byID[gpu0]], w.mon.spaces[w.mon.byID[disk0]]
+	w.mon.noteMove(Victim{Batch: b, ID: 1}, from, to, batch.ErrUnmovable)
+	if len(w.victims(gpu0, 0)) != 0 {
+		t.Error("a batch that cannot be converted is still a victim")
 	}
 	w.mon.putBack(now.Add(time.Hour)) // which looks whether its form is the same
 	if w.mon.faults[b] == nil || asked == 0 {
@@ -272,7 +268,7 @@ func TestIndexOfFewOfMany(t *testing.T) {
 		b := w.put(gpu0, int64(1+r.IntN(3))*kib, seq(i))
 		all = append(all, b)
 		if r.IntN(10) == 0 {
-			x.setAside(b, true)
+			w.exclude(b, true)
 			aside[b] = true
 		}
 	}
@@ -306,7 +302,7 @@ func TestIndexOfFewOfMany(t *testing.T) {
 	}
 	check("few are left")
 	for b := range aside {
-		x.setAside(b, false)
+		w.exclude(b, false)
 		delete(aside, b)
 	}
 	check("none is aside")
@@ -425,7 +421,7 @@ func TestBatchInTwoIndexes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.mon.index.setAside(b, true)
+	w.exclude(b, true)
 	w.use(b)
 	if here, there := w.victims(gpu0, 0), other.victims(gpu0, 0); len(here) != 0 || len(there) != 1 {
 		t.Errorf("the victims are %v and %v, want the batch in the other index alone", here, there)

@@ -29,8 +29,8 @@ func TestLostSpace(t *testing.T) {
 		if len(told) != 1 || told[0].Space != gpu0 || !errors.Is(told[0].Err, tier.ErrLost) || !errors.Is(told[0].Err, errGone) {
 			t.Errorf("told: %+v", told)
 		}
-		if w.mon.Inside().Movable(gpu0) {
-			t.Error("something could be moved from there, it says")
+		if e := w.mon.Evict(t.Context(), gpu0, kib); e.Moved != 0 || e.Coming {
+			t.Errorf("from the lost space %+v is evicted", e)
 		}
 		all = append(all, w.fillSpace(host0, 95, kib)...)
 		settle(5 * time.Minute)

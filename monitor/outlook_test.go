@@ -3,7 +3,6 @@ package monitor
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/reservation"
@@ -80,7 +79,7 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		out2 := b.ask(gpu0, 4*kib)
 		waits(t, out)
 		waits(t, out2)
-		settle(4 * time.Minute)
+		settle(7 * time.Minute) // one evicts after the other
 		oa, ob := got(t, out, nil), got(t, out2, nil)
 		for _, r := range []reservation.Reservation{ra, rb, oa.r, ob.r} {
 			r.Release()
@@ -129,7 +128,7 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		ob := b.ask(gpu0, 8*kib)
 		got(t, ob, reservation.ErrDeadlock)
 		if len(w.gone) > 0 {
-			t.Errorf("the monitor refused %+v", w.gone)
+			t.Errorf("refused: %+v", w.gone)
 		}
 		rb.Release()
 		got(t, oa, nil).r.Release()
@@ -141,39 +140,6 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		oa, ob := a.ask(gpu0, 8*kib), b.ask(host0, 8*kib)
 		got(t, oa, tier.ErrNoSpace)
 		got(t, ob, tier.ErrNoSpace)
-		w.end(all...)
-	})
-}
-
-// The monitor knows nothing while it does not run, nor of other spaces; and what
-// changed since it looked may help.
-func TestMovable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, all := fullWorld(t, func(_ *Config, w *world) {})
-		if w.mon.Inside().Movable(disk1) {
-			t.Error("a space that it does not have")
-		}
-		end := lockOne(t, all[0]) // so that no waiter is refused
-		out := w.reserve(t.Context(), gpu0, 8*kib)
-		settle(time.Second)
-		if w.mon.Inside().Movable(gpu0) {
-			t.Error("it has looked and found nothing")
-		}
-		all[len(all)-1].SetPlace(seq(1000))
-		if !w.mon.Inside().Movable(gpu0) {
-			t.Error("a batch has changed since it looked")
-		}
-		settle(time.Second)
-		if w.mon.Inside().Movable(gpu0) {
-			t.Error("it has looked again")
-		}
-		end()
-		got(t, out, tier.ErrNoSpace)
-		w.stop()
-		w.stop = nil
-		if w.mon.Inside().Movable(gpu0) {
-			t.Error("it has ended")
-		}
 		w.end(all...)
 	})
 }

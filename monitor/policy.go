@@ -80,27 +80,37 @@ func signed(v int64) uint64 { return uint64(v) ^ 1<<63 }
 // unsigned is the int64 that signed was given.
 func unsigned(v uint64) int64 { return int64(v ^ 1<<63) }
 
-// PlanOrder moves first what a plan needs last. Three classes follow each other:
-// batches that no task asked for; of those, the ones in a plan's output
-// repository; the inputs of tasks that are queued. Within each the youngest plan
-// gives first, so that the oldest can finish. Within a plan the classes of
-// batches without tasks go from the repository nearest to the output towards the
-// scans, the newest batch first: what is near a scan is consumed next, in the
-// order of arrival. Inputs of tasks, of whatever plan, go from the back of the queue: the task that
-// was created last comes last. RunTask creates one for each of its inputs before it waits.
-func PlanOrder() Policy { return ordered{"plan-order", planKey} }
+// PlanOrder moves first what a plan needs last. Three classes follow each other: batches that no task
+// asked for; of those, the ones in a plan's output repository; the inputs of tasks that are queued.
+// Within each the youngest plan gives first, so that the oldest can finish. Within a plan the batches
+// without tasks go from the repository nearest to the output towards the scans, the newest batch
+// first: what is near a scan is consumed next, in the order of arrival. Inputs of tasks, of whatever
+// plan, go from the back of the queue: the task that was created last comes last. RunTask creates one
+// for each of its inputs before it waits.
+func PlanOrder() Policy {
+	return ordered{"plan-order", func(info batch.Info) Key { return planKey(info, false) }}
+}
 
-func planKey(info batch.Info) Key {
+// PlanOrderFromScans is PlanOrder the other way round: within a plan batches go from the scans towards
+// the output. It is for plans that consume what is near the output first, and can read what was
+// scanned again later.
+func PlanOrderFromScans() Policy {
+	return ordered{"plan-order-from-scans", func(info batch.Info) Key { return planKey(info, true) }}
+}
+
+func planKey(info batch.Info, fromScans bool) Key {
 	p := info.Place
-	plan, seq := descending(p.Plan), descending(p.Seq)
+	plan, rank, seq := descending(p.Plan), signed(int64(p.Rank)), descending(p.Seq)
+	if !fromScans {
+		rank = descending(rank)
+	}
 	switch {
 	case info.Pending > 0:
 		return Key{2, descending(info.Task)}
 	case p.Last:
 		return Key{1, plan, seq}
-	default:
-		return Key{0, plan, descending(signed(int64(p.Rank))), seq}
 	}
+	return Key{0, plan, rank, seq}
 }
 
 // LRU moves first what was used least recently, by batch.Info.LastUse.
@@ -114,10 +124,12 @@ func LargestFirst() Policy {
 }
 
 // policies lists the policies of ByName, the default first.
-func policies() []Policy { return []Policy{CostAware(), PlanOrder(), LRU(), LargestFirst()} }
+func policies() []Policy {
+	return []Policy{CostAware(), PlanOrder(), PlanOrderFromScans(), LRU(), LargestFirst()}
+}
 
-// ByName returns the policy of that name: "plan-order", "lru",
-// "largest-first" or "cost-aware". The empty name means the default, CostAware.
+// ByName returns the policy of that name, which is one of Names. The empty name means the default,
+// CostAware.
 func ByName(name string) (Policy, error) {
 	all := policies()
 	if name == "" {

@@ -42,6 +42,10 @@ func TestPolicyOrder(t *testing.T) {
 			place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1),
 		}},
 		{"ranks below zero", PlanOrder(), []batch.Info{place(1, 0, false, 0), place(1, -1, false, 5)}},
+		{"from the scans towards the output", PlanOrderFromScans(), []batch.Info{
+			place(1, -1, false, 5), place(1, 0, false, 20), place(1, 0, false, 3), place(1, 3, false, 9),
+			place(1, 0, true, 30), queued(2, place(1, 0, false, 7)),
+		}},
 		{"least recently used", LRU(), []batch.Info{used(-5), used(0), used(7), used(1 << 60)}},
 		{"largest", LargestFirst(), []batch.Info{sized(1 << 40), sized(4096), sized(1), sized(0)}},
 	} {
@@ -148,7 +152,7 @@ func TestStaleVictims(t *testing.T) {
 		for _, b := range all[10:] {
 			w.use(b)
 		}
-		list, _ := w.mon.victims(nil, 0, byKind{}, 50)
+		list, _ := w.mon.victims(w.mon.spaces[0], 50)
 		for i, v := range list {
 			if is := slices.Contains(stale, v.Batch); is != (i < len(stale)) {
 				t.Errorf("number %d of %d is stale: %v", i, len(list), is)
@@ -180,7 +184,7 @@ func TestStaleVictimsOnce(t *testing.T) {
 		}
 		all[5].Hint(batch.Stay)
 		time.Sleep(time.Hour)
-		list, _ := w.mon.victims(nil, 0, byKind{}, 50)
+		list, _ := w.mon.victims(w.mon.spaces[0], 50)
 		seen := map[batch.ID]int{}
 		for _, v := range list {
 			if seen[v.ID]++; seen[v.ID] > 1 {
@@ -222,7 +226,7 @@ func TestStaleBehindALateOne(t *testing.T) {
 			for _, b := range all[10:1999] {
 				w.use(b) // again in some hundred seconds
 			}
-			list, _ := w.mon.victims(nil, 0, [4]int64{}, 50)
+			list, _ := w.mon.victims(w.mon.spaces[0], 50)
 			n := 0
 			for _, v := range list {
 				if slices.Contains(stale, v.Batch) {

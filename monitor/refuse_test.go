@@ -19,8 +19,16 @@ import (
 )
 
 // fullWorld is a world in which nothing can go anywhere.
+// refusedAfter is the StallTimeout of tests with refusals.
+const refusedAfter = 500 * time.Millisecond
+
 func fullWorld(t *testing.T, change func(*Config, *world)) (*world, []*batch.Batch) {
-	w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, change)
+	w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, func(c *Config, w *world) {
+		w.stall = refusedAfter
+		if change != nil {
+			change(c, w)
+		}
+	})
 	var all []*batch.Batch
 	for _, id := range []tier.ID{disk0, host0, gpu0} {
 		all = append(all, w.fillSpace(id, 16, 4*kib)...)
@@ -32,7 +40,6 @@ func fullWorld(t *testing.T, change func(*Config, *world)) (*world, []*batch.Bat
 func TestRefuse(t *testing.T) {
 	bubble(t, "everything is full", func(t *testing.T) {
 		w, all := fullWorld(t, nil)
-		first := true
 		for id := range w.spaces {
 			begin := time.Now()
 			o := <-w.reserve(t.Context(), id, 8*kib)
@@ -40,11 +47,9 @@ func TestRefuse(t *testing.T) {
 			if !errors.As(o.err, &full) || full.Space != id || full.Requested != 8*kib || full.Hint != refuseHint {
 				t.Errorf("%s: the outcome is %v", id, o.err)
 			}
-			// Not before it was full for a period; the later ones have that behind them.
-			if d := time.Since(begin); d > 3*defaultPeriod || first && d < defaultPeriod {
+			if d := time.Since(begin); d < refusedAfter || d > refusedAfter+100*time.Millisecond {
 				t.Errorf("%s: refused after %v", id, d)
 			}
-			first = false
 		}
 		_, err := w.res.Reserve(t.Context(), reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), kib)
 		if !errors.Is(err, tier.ErrNoSpace) {
@@ -156,12 +161,12 @@ func TestRefuse(t *testing.T) {
 		name  string
 		batch int
 	}{{"here", 40}, {"in host", 20}, {"on disk", 3}} {
-		bubble(t, "while something changes "+tt.name, func(t *testing.T) {
+		bubble(t, "while a batch is used "+tt.name, func(t *testing.T) {
 			w, all := fullWorld(t, nil)
 			out := w.reserve(t.Context(), gpu0, 4*kib)
-			for i := range 100 {
+			for range 100 {
 				settle(defaultPeriod - time.Millisecond)
-				all[tt.batch].SetPlace(seq(1000 + i))
+				w.use(all[tt.batch])
 			}
 			if len(out) > 0 {
 				t.Errorf("the wait has ended: %v", (<-out).err)
@@ -171,22 +176,6 @@ func TestRefuse(t *testing.T) {
 			w.end(all...)
 		})
 	}
-	bubble(t, "the engine's own bytes do not count", func(t *testing.T) {
-		w := newWorld(t, sizes{host0: 64 * kib}, func(c *Config, _ *world) {
-			c.Base = func(tier.ID) int64 { return 16 * kib }
-		})
-		w.start()
-		r, err := w.res.TryReserve(specific(host0), 16*kib)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := w.fillSpace(host0, 12, 4*kib)
-		if o := <-w.reserve(t.Context(), host0, kib); !errors.Is(o.err, tier.ErrNoSpace) {
-			t.Errorf("the outcome is %v", o.err)
-		}
-		r.Release()
-		w.end(all...)
-	})
 }
 
 func lockOne(t *testing.T, b *batch.Batch) (release func()) {
@@ -271,7 +260,7 @@ func TestFailures(t *testing.T) {
 		w.end(all...)
 	})
 	bubble(t, "a file system that is fuller than the books say", func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(_ *Config, w *world) { w.stall = refusedAfter })
 		w.pools[disk0].refuse.Store(1)
 		w.start()
 		all := w.fillSpace(gpu0, 10, 7*kib)

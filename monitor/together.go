@@ -20,53 +20,41 @@ type joiner interface {
 	RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error
 }
 
-// small is below what size batches are moved together: a copy to a pinned chunk takes less than a
-// request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It is
-// less than what is worth a thought about compression (payload.FrameSize).
-const small = 192 << 10
+const (
+	// small is below what size batches are moved together: a copy to a pinned chunk takes less than
+	// a request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It
+	// is less than what is worth a thought about compression (payload.FrameSize).
+	small = 192 << 10
+	// togetherMax bounds how many batches are moved together.
+	togetherMax = 256
+)
 
 // errTogether is matched by the error of a move that does not concern the batch: several were
 // moved together, and that was not possible, or its error is that of another batch. Each is moved
 // alone then, or later.
 var errTogether = errors.New("monitor: the batch was not moved together with others")
 
-// countTogether returns how many batches of a job, from the first on, can be moved together. A batch
-// with a copy on the disk moves no bytes, and ends them: the batches leave in order, and it may be
-// enough.
-func (m *Monitor) countTogether(mover joiner, job []choice) int {
-	var all []*batch.Batch
-	for _, c := range job {
-		if c.Victim.Bytes >= small || c.Victim.copied.Has(c.To) {
-			break
-		}
-		all = append(all, c.Victim.Batch)
+// countTogether returns how many of these batches, from the first on, can be moved together.
+func (m *Monitor) countTogether(mover joiner, list []Victim, to *space) (n int) {
+	if len(list) < 2 {
+		return 1
 	}
-	if len(all) < 2 {
-		return 0
+	all := make([]*batch.Batch, len(list))
+	for i, v := range list {
+		all[i] = v.Batch
 	}
-	from, to := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID()
-	n := 0
 	var err error
-	func() {
-		defer guard.Error(&err, "the mover") // it will panic again when it moves the first
-		n = mover.Together(all, to)
-	}()
-	for i, b := range all[:n] {
-		if !m.canLeave(b.Info(), from) {
-			return i
-		}
-	}
-	return n
+	defer guard.Error(&err, "the mover") // it will panic again when it moves the first
+	return mover.Together(all, to.ID())
 }
 
-// moveTogether moves all batches of a job together, and returns the error of each.
-func (m *Monitor) moveTogether(ctx context.Context, mover joiner, job []choice) []error {
-	from, to, reason := m.spaces[job[0].From].ID(), m.spaces[job[0].To].ID(), job[0].Reason
-	moves, all := make([]Move, len(job)), make([]*batch.Batch, len(job))
-	for i, c := range job {
-		v := c.Victim
+// moveTogether moves batches of a job together, and returns the error of each.
+func (m *Monitor) moveTogether(ctx context.Context, mover joiner, list []Victim, j *job) []error {
+	to := j.to.ID()
+	moves, all := make([]Move, len(list)), make([]*batch.Batch, len(list))
+	for i, v := range list {
 		all[i] = v.Batch
-		moves[i] = Move{Batch: v.ID, From: from, To: to, Bytes: v.Bytes, Reason: reason}
+		moves[i] = Move{Batch: v.ID, From: j.from.ID(), To: to, Bytes: v.Bytes, Reason: j.reason}
 		m.events.moveBegun(moves[i])
 	}
 	start := time.Now()
@@ -74,7 +62,7 @@ func (m *Monitor) moveTogether(ctx context.Context, mover joiner, job []choice) 
 	var panicked error
 	func() {
 		defer guard.Error(&panicked, "the mover")
-		errs = mover.RelieveTogether(ctx, all, to, reason)
+		errs = mover.RelieveTogether(ctx, all, to, j.reason)
 	}()
 	took, reported := time.Since(start), false
 	for i := range errs {

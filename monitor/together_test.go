@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
@@ -139,83 +140,73 @@ func TestMovesTogether(t *testing.T) {
 	}
 }
 
-// TestCopiesAreNotMovedTogether: a batch with a copy on the disk moves no bytes. So it goes by
+// TestCopiesAreNotMovedTogether: a batch with a clean image on the disk moves no bytes. So it goes by
 // itself and in its place in the order.
 func TestCopiesAreNotMovedTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		mover := &joiningMover{most: 100}
-		w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
-			mover.slowMover, cfg.Mover = w.mover, mover
-		})
-		var all []*batch.Batch
-		job := make([]choice, 10)
-		for i := range job {
-			b := w.put(host0, 4*kib, seq(i))
-			all = append(all, b)
-			job[i] = choice{Victim: Victim{Batch: b, Bytes: 4 * kib}, From: w.mon.byID[host0], To: w.mon.byID[disk0]}
+	w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, nil)
+	var all []*batch.Batch
+	from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
+	j := &job{m: w.mon, from: from, to: to}
+	for i := range 10 {
+		b := w.put(host0, 4*kib, seq(i))
+		all = append(all, b)
+		j.left = append(j.left, Victim{Batch: b, Bytes: 4 * kib})
+	}
+	j.left[4].copied = j.left[4].copied.With(to.place)
+	h, err := all[7].Open(t.Context(), host0, false) // it stays
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{4, 1, 4, 0} {
+		if got := j.next(t.Context(), true); len(got) != want {
+			t.Errorf("%d go together, want %d", len(got), want)
 		}
-		job[4].Victim.copied = job[4].Victim.copied.With(job[4].To)
-		for i, want := range []int{4, 3, 2, 0, 0, 5, 4, 3, 2, 0} {
-			if got := w.mon.countTogether(mover, job[i:]); got != want {
-				t.Errorf("from the %d-th on %d go together, want %d", i, got, want)
-			}
-		}
-		h, err := all[7].Open(t.Context(), host0, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := w.mon.countTogether(mover, job[5:]); got != 2 {
-			t.Errorf("%d go together before one that is in use", got)
-		}
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-		w.end(all...)
-	})
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	w.end(all...)
 }
 
-// TestExecutorGoesOnAlone: after an error in a group the rest of a job is moved alone, and a batch that
-// is in use by then is given back, which is no failure.
-func TestExecutorGoesOnAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // where no time passes: an executor stops after a while
-		mover := &joiningMover{most: 2}
-		w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
-			mover.slowMover, cfg.Mover = w.mover, mover
+// TestFailedTogether: after an error in a group those that failed are moved alone, and the others
+// together. After one that fails alone none follows.
+func TestFailedTogether(t *testing.T) {
+	for _, breaks := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) { // where no time passes: a list ends after a while
+			mover := &joiningMover{most: 2}
+			w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
+				mover.slowMover, cfg.Mover = w.mover, mover
+			})
+			var all []*batch.Batch
+			j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], until: time.Now().Add(time.Hour)}
+			for i := range 6 {
+				b := w.put(host0, 4*kib, seq(i))
+				all = append(all, b)
+				j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
+			}
+			mover.fail = func(b *batch.Batch) error {
+				if b == all[1] {
+					return errors.New("injected")
+				}
+				return nil
+			}
+			if breaks {
+				mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { return errors.New("broken") }
+			}
+			mover.bytesA = 0
+			j.reason = decide.Trigger
+			j.work(t.Context())
+			groups, moved := 3, int64(6)
+			if breaks {
+				groups, moved = 1, 0
+			}
+			if len(mover.groups) != groups || len(mover.alone) == 0 || !breaks && mover.alone[0] != all[1] {
+				t.Errorf("%d groups, and alone %v", len(mover.groups), mover.alone)
+			}
+			if j.freed != moved*4*kib {
+				t.Errorf("%d bytes were freed", j.freed)
+			}
+			w.end(all...)
 		})
-		var all []*batch.Batch
-		job := make([]choice, 6)
-		for i := range job {
-			b := w.put(host0, 4*kib, seq(i))
-			all = append(all, b)
-			job[i] = choice{
-				Victim: Victim{Batch: b, Bytes: 4 * kib}, From: w.mon.byID[host0], To: w.mon.byID[disk0],
-				Reason: decide.Trigger,
-			}
-		}
-		mover.fail = func(b *batch.Batch) error {
-			if b == all[1] {
-				return errors.New("injected")
-			}
-			return nil
-		}
-		h, err := all[4].Open(t.Context(), host0, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		mover.bytesA = 0
-		w.mon.executors.Add(1)
-		w.mon.execute(t.Context(), job)
-		if len(mover.groups) != 1 || len(mover.alone) == 0 || mover.alone[0] != all[1] {
-			t.Errorf("%d groups, and alone %v", len(mover.groups), mover.alone)
-		}
-		for i, r := range <-w.mon.ended {
-			if i < 2 && r.err != nil || i > 3 && r.err != errGivenBack {
-				t.Errorf("batch %d: %v", i, r.err)
-			}
-		}
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-		w.end(all...)
-	})
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -30,7 +31,12 @@ func unmovables(w *world, above batch.ID) {
 func TestUnmovable(t *testing.T) {
 	told := func(c *Config) *[]Unmovable {
 		var all []Unmovable
-		c.Events.Unmovable = func(u Unmovable) { all = append(all, u) }
+		var mu sync.Mutex
+		c.Events.Unmovable = func(u Unmovable) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, u)
+		}
 		return &all
 	}
 	for _, bad := range []int{1, 2, 20} {
@@ -155,18 +161,17 @@ func TestUnmovable(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) { cannot = told(c) })
 		for _, dropped := range []bool{false, true} {
 			b := w.put(host0, 4*kib, seq(1))
-			mv := result{
-				choice: choice{Victim: Victim{Batch: b, ID: b.ID()}, From: w.mon.byID[host0], To: w.mon.byID[disk0]},
-				err:    batch.ErrUnmovable,
+			fail := func() {
+				w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
 			}
 			if dropped {
 				if err := b.Drop(); err != nil {
 					t.Fatal(err)
 				}
-				w.mon.fault(mv, unmovable, time.Now())
+				fail()
 				continue
 			}
-			w.mon.fault(mv, unmovable, time.Now())
+			fail()
 			defer w.end(b)
 		}
 		if len(*cannot) != 1 {
@@ -281,7 +286,14 @@ func unmovableTo(w *world, kind tier.Kind, above batch.ID) map[tier.Kind]int {
 // TestUnmovableToATier: a batch that cannot be converted for the next tier goes past it.
 func TestUnmovableToATier(t *testing.T) {
 	told := 0
-	count := func(c *Config, _ *world) { told = 0; c.Events.Unmovable = func(Unmovable) { told++ } }
+	count := func(c *Config, w *world) {
+		told = 0
+		c.Events.Unmovable = func(Unmovable) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			told++
+		}
+	}
 	bubble(t, "it goes to the one below", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, count)
 		tries := unmovableTo(w, tier.Host, 0)
@@ -301,7 +313,10 @@ func TestUnmovableToATier(t *testing.T) {
 	})
 	// Full must not take host memory, which has room, for a way out.
 	bubble(t, "that is full", func(t *testing.T) {
-		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 256 * kib, disk0: 4 * kib}, count)
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 256 * kib, disk0: 4 * kib}, func(c *Config, w *world) {
+			count(c, w)
+			w.stall = refusedAfter
+		})
 		tries := unmovableTo(w, tier.Host, 0)
 		all := w.fillSpace(gpu0, 12, 4*kib)
 		w.start()
@@ -362,14 +377,10 @@ func TestUnmovableToATier(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
-		mv := result{
-			choice: choice{
-				Victim: Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}, From: w.mon.byID[gpu0], To: w.mon.byID[host0],
-			},
-			err: batch.ErrUnmovable,
-		}
-		if not := w.mon.fault(mv, unmovable, time.Now()); not != decide.Kinds(0).With(tier.Host) {
-			t.Errorf("it is not to go to %b", not)
+		v := Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}
+		w.mon.noteMove(v, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
+		if list := w.shortlist(0, inEach(0)); len(list) != 1 || list[0].not != decide.Kinds(0).With(tier.Host) {
+			t.Errorf("the victims are %+v", list)
 		}
 		if err := w.mover.Relieve(t.Context(), b, disk0, decide.Demand); err != nil {
 			t.Fatal(err)
@@ -378,9 +389,9 @@ func TestUnmovableToATier(t *testing.T) {
 		if err := w.mover.Relieve(t.Context(), b, gpu0, decide.Demand); err != nil {
 			t.Fatal(err)
 		}
-		v := w.shortlist(w.mon.byID[gpu0], inEach(0))
-		if len(v) != 1 || v[0].not != 0 || tries[tier.Disk] != 1 {
-			t.Errorf("the victims are %+v", v)
+		list := w.shortlist(0, inEach(0))
+		if len(list) != 1 || list[0].not != 0 || tries[tier.Disk] != 1 {
+			t.Errorf("the victims are %+v", list)
 		}
 		w.end(b)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/loss"
@@ -79,9 +81,11 @@ type world struct {
 	failed []error
 	stuck  []Stuck
 	press  []Pressure
-	gone   []Refused
-	now    map[[2]tier.ID]int // moves under way on an edge
-	most   map[[2]tier.ID]int
+	gone   []string // of refused waiters
+	stall  time.Duration
+
+	now  map[[2]tier.ID]int // moves under way on an edge
+	most map[[2]tier.ID]int
 }
 
 // fewer is a number of rounds, less in a build that checks every lock.
@@ -113,7 +117,7 @@ func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, rea
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
 	info := b.Info()
-	r, err := m.w.res.TryReserve(specific(to), info.Bytes)
+	r, err := m.w.res.TryReserve(specific(to), info.Bytes, reservation.Moving())
 	if err != nil {
 		return err
 	}
@@ -168,14 +172,14 @@ func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *
 	return w
 }
 
-func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Inside().Headroom(id, need) }
+func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
 
 // worldOf makes the spaces of a world.
 func worldOf(t testing.TB, s sizes) *world {
 	t.Helper()
 	w := &world{
 		t: t, spaces: make(map[tier.ID]*tier.Space), pools: make(map[tier.ID]*phantomPool),
-		now: make(map[[2]tier.ID]int), most: make(map[[2]tier.ID]int),
+		now: make(map[[2]tier.ID]int), most: make(map[[2]tier.ID]int), stall: reservation.StallTimeout,
 	}
 	for id, n := range s {
 		w.pools[id] = &phantomPool{}
@@ -194,18 +198,30 @@ func worldOf(t testing.TB, s sizes) *world {
 // build makes the manager and the monitor of w's spaces.
 func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, *world)) {
 	w.t.Helper()
-	var err error
-	if w.res, err = reservation.NewManager(reservation.Config{
-		Spaces: slices.Collect(maps.Values(w.spaces)), Headroom: headroom,
-		Movable: func(id tier.ID) bool { return w.mon.Inside().Movable(id) },
-	}); err != nil {
-		w.t.Fatal(err)
-	}
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-	cfg := Config{Reservations: w.res, Mover: w.mover, Events: w.events(), StallTimeout: defaultPeriod}
+	cfg := Config{Mover: w.mover, Events: w.events()}
 	if change != nil {
 		change(&cfg, w)
 	}
+	var err error
+	if w.res, err = reservation.NewManager(reservation.Config{
+		Spaces: slices.Collect(maps.Values(w.spaces)), Headroom: headroom,
+		Evict: func(ctx context.Context, id tier.ID, bytes int64) reservation.Eviction {
+			return w.mon.Evict(ctx, id, bytes)
+		},
+		StallTimeout: w.stall,
+		Events: func(e events.Event) {
+			if e.Kind == events.Refused {
+				w.mu.Lock()
+				w.gone = append(w.gone, e.Text)
+				w.mu.Unlock()
+			}
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	cfg.Reservations = w.res
 	if w.mon, err = New(cfg); err != nil {
 		w.t.Fatal(err)
 	}
@@ -233,7 +249,6 @@ func (w *world) events() Events {
 		},
 		Pressure: func(p Pressure) { w.mu.Lock(); w.press = append(w.press, p); w.mu.Unlock() },
 		Stuck:    func(s Stuck) { w.mu.Lock(); w.stuck = append(w.stuck, s); w.mu.Unlock() },
-		Refused:  func(r Refused) { w.mu.Lock(); w.gone = append(w.gone, r); w.mu.Unlock() },
 	}
 }
 
@@ -273,7 +288,7 @@ func (w *world) end(batches ...*batch.Batch) {
 		}
 	}
 	for i := range w.mon.spaces {
-		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.smallest != (byKind{}) {
+		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.victims != 0 {
 			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
 		}
 	}

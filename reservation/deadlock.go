@@ -1,16 +1,20 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/books"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // progress is what the oldest waiter saw of a line when it last looked for deadlocks.
@@ -25,15 +29,17 @@ const lookShare = 20
 // unclaimedGrace is added to Config.StallTimeout where nobody is known to hold anything.
 const unclaimedGrace = 500 * time.Millisecond
 
-// watch is called by the head of a line at each tick. It reports long waits, and ends the wait of a
-// request that is part of a deadlock.
+// watch is called by the head of a line at each tick. It reports long waits, and ends waits that
+// nobody can serve any more.
 //
-// A deadlock is a lack of progress: nothing has changed in the spaces that are waited for, and
-// nobody is left who could free anything there. That is so for a space if all that hold some of it
-// wait themselves, or have no owner and did nothing for Config.StallTimeout; if no batch can be
-// evicted; and if no memory is left that could be reclaimed. An owner that runs may release
-// something at any time, however slow it is. So may one that has begun or ended a wait within
-// Config.Grace. Each space is looked at by itself, so that a busy one hides no deadlock in another.
+// That is a lack of progress: nothing has changed in the spaces that are waited for, and nobody is
+// left who could free anything there. That is so for a space if no batch can be evicted, no memory is
+// left that could be reclaimed, and all that hold some of it wait themselves, or have no owner and
+// did nothing for Config.StallTimeout. An owner that runs may release something at any time, however
+// slow it is. So may one that has begun or ended a wait within Config.Grace. Each space is looked at
+// by itself, so that a busy one hides no deadlock in another. Where somebody holds bytes, one request
+// at a time fails, with a DeadlockError. Where nobody does, batches at rest fill the space, and all
+// requests for them fail, with a tier.NoSpaceError.
 func (m *Manager) watch(w *waiter) {
 	lockrank.AssertNone("waiters are looked at")
 	m.reportLong(w)
@@ -50,14 +56,19 @@ func (m *Manager) watch(w *waiter) {
 		if p.changes != changes || l.nextLocked() != nil { // a waiter that is about to be served is progress
 			*p = progress{changes, now}
 		}
-		lines[l] = &holders{changes: changes, still: now.Sub(p.since)}
-		still = still || l.queue.Len() > 0 && lines[l].still >= m.config.Grace
+		h := &holders{changes: changes, still: now.Sub(p.since), eviction: l.eviction}
+		h.frees = l.queue.Len() > 0 && (!l.dry || l.eviction.Busy)
+		lines[l] = h
+		still = still || l.queue.Len() > 0 && h.still >= m.config.Grace
 	}
 	if !still || now.Before(m.mu.nextLook) {
 		m.mu.Unlock()
 		return
 	}
-	stuck := m.allLocked()
+	var waiting []*waiter
+	for e := range m.mu.waiters.All() {
+		waiting = append(waiting, e.Value)
+	}
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
@@ -68,10 +79,11 @@ func (m *Manager) watch(w *waiter) {
 		h.find(l, now)
 	}
 	// Begin with all, and take those out for which somebody can still free room, until none is left.
-	ownerless := false
+	stuck, ownerless := waiting, false
+	var full []*waiter
 	served := make(map[*Owner]bool) // owners that have a wait which can still be served
 	for before := -1; before != len(stuck); {
-		before, ownerless = len(stuck), false
+		before, ownerless, full = len(stuck), false, nil
 		for _, h := range lines {
 			h.runs = false
 			for o := range h.owners {
@@ -79,23 +91,30 @@ func (m *Manager) watch(w *waiter) {
 			}
 		}
 		stuck = slices.DeleteFunc(stuck, func(w *waiter) bool {
-			is, without := m.isStuck(w, lines)
-			ownerless = ownerless || without
-			if !is && w.owner != nil {
+			is := m.isStuck(w, lines)
+			switch {
+			case is == waits && w.owner != nil:
 				served[w.owner] = true
+			case is == stuckOwnerless:
+				ownerless = true
+			case is == stuckFull:
+				full = append(full, w)
 			}
-			return !is
+			return is == waits
 		})
 	}
-	if len(stuck) > 0 {
+	switch {
+	case len(full) > 0:
+		m.endFull(full, lines)
+	case len(stuck) > 0:
 		m.endDeadlock(stuck, lines, ownerless)
 	}
 }
 
 // changesLocked returns a number that grows with each change of l's waiters and of what its space
-// holds.
+// holds, other than by moves that fail.
 func (l *line) changesLocked() uint64 {
-	return l.joined + l.space.Books().Now().Changes
+	return l.joined + l.space.Books().Now().Progress
 }
 
 // holders are those that hold bytes of a space.
@@ -104,17 +123,18 @@ type holders struct {
 	still     time.Duration    // how long nothing has changed
 	owners    map[*Owner]int64 // bytes by owner
 	ownerless int64            // bytes of reservations, handles and records without one
+	occupied  int64            // bytes that were in use before the space was made
 	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
 	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
 	wanted    bool             // somebody waits for the space, or for room to evict batches to
+	eviction  Eviction         // the last one from the space
 }
 
 // find looks up who holds bytes of l's space.
 func (h *holders) find(l *line, now time.Time) {
 	h.owners = make(map[*Owner]int64)
-	u := l.space.Usage()
-	h.frees = u.Retired > l.space.Unsure()
+	h.frees = h.frees || l.space.Usage().Retired > l.space.Unsure()
 	add := func(owner any, bytes int64) {
 		if o, _ := owner.(*Owner); o != nil {
 			h.owners[o] += bytes
@@ -123,9 +143,12 @@ func (h *holders) find(l *line, now time.Time) {
 		}
 	}
 	for _, p := range l.space.Books().Promises() {
-		if p.Moves {
+		switch {
+		case p.Moves:
 			h.frees = true // a move ends by itself
-		} else if p.Promised > 0 {
+		case p.Owner == books.Occupied:
+			h.occupied += p.Promised
+		case p.Promised > 0:
 			add(p.Owner, p.Promised)
 		}
 	}
@@ -154,60 +177,123 @@ func (l *line) atRest() (bytes int64) {
 	return bytes
 }
 
-// isStuck reports whether nobody can free room for w, after nothing has changed for so long, and
-// whether holders without an owner are among those that keep it. Where batches are at rest, those
-// that hold slower spaces count, too: with room there the batches could leave.
-func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) (stuck, ownerless bool) {
-	patience, still := m.config.Grace, time.Duration(math.MaxInt64)
+// outlook is what a waiter may expect.
+type outlook uint8
+
+const (
+	waits          outlook = iota // somebody may still free room for it
+	stuckOwners                   // it is in a deadlock of owners
+	stuckOwnerless                // the same, and others hold some of what it waits for
+	stuckFull                     // batches at rest fill its spaces, and none can leave
+)
+
+// isStuck reports whether nobody can free room for w, after nothing has changed for long enough.
+// Where batches are at rest, those that hold slower spaces count, too: with room there the batches
+// could leave.
+func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) outlook {
+	patience, still, is := m.config.Grace, time.Duration(math.MaxInt64), stuckFull
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		if !c.fits(c.line.space.Room()) { // it can never be served there
 			continue
 		}
-		owners, without := 0, int64(0)
+		at := lines[c.line]
+		owners, without, occupied := 0, int64(0), int64(0)
 		for _, l := range m.lines {
 			h := lines[l]
-			below := lines[c.line].rest > 0 && l.space.Kind() > c.line.space.Kind()
+			below := at.rest > 0 && l.space.Kind() > c.line.space.Kind()
 			if l != c.line && !below {
 				continue
 			}
 			if !h.wanted {
 				h.wanted = true
-				h.frees = h.frees || m.movable(l) || m.reclaimable(l, h.rest > 0)
+				h.frees = h.frees || m.reclaimable(l, h.rest > 0)
 			}
 			if h.frees || h.runs {
-				return false, false
+				return waits
 			}
 			owners += len(h.owners)
 			without += h.ownerless
+			occupied += h.occupied
 			still = min(still, h.still)
 		}
-		if without > 0 || owners == 0 {
-			ownerless = true
-			after := m.config.StallTimeout
-			// In an engine others may consume what is at rest. If nobody is left who could, the monitor
-			// refuses the request.
-			consumed := m.config.Movable != nil && c.need <= c.line.space.Available()+lines[c.line].rest
+		if owners > 0 || m.config.Evict == nil {
+			without += occupied
+		}
+		after := m.config.StallTimeout
+		switch {
+		case owners == 0 && without == 0 && m.config.Evict != nil:
+			least := c.need
+			if at.eviction.Broken && after > m.config.Grace {
+				after, least = m.config.Grace, c.need+c.spared()
+			}
+			if least <= c.line.space.Available() || after < 0 { // before long it leaves no headroom
+				return waits
+			}
+			patience = max(patience, after)
+			continue
+		case without > 0 || owners == 0:
+			// In an engine others may consume what is at rest.
+			consumed := m.config.Evict != nil && c.need <= c.line.space.Available()+at.rest
 			if after < 0 || consumed {
-				return false, false
+				return waits
 			}
 			if without == 0 {
 				after += unclaimedGrace
 			}
 			patience = max(patience, after)
+			is = stuckOwnerless
+		case is == stuckFull:
+			is = stuckOwners
 		}
 	}
-	return still >= patience, still >= patience && ownerless
+	if still < patience {
+		return waits
+	}
+	return is
 }
 
-// movable asks Config.Movable whether batches may leave a space. If that panics they may.
-func (m *Manager) movable(l *line) (movable bool) {
-	if m.config.Movable == nil {
-		return false
+// endFull ends the waits of requests in whose spaces batches at rest have all room.
+func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
+	m.mu.Lock()
+	waiters, full := 0, make(map[*line]bool)
+	for _, w := range all {
+		if !w.waits.Waits() {
+			continue
+		}
+		for i := range w.candidates {
+			for _, l := range m.lines {
+				from := w.candidates[i].line
+				full[l] = full[l] || l == from || lines[from].rest > 0 && l.space.Kind() > from.space.Kind()
+			}
+		}
+		err := w.noRoom()
+		err.Hint = cmp.Or(lines[w.candidates[0].line].eviction.Hint, err.Hint) + notGiven(w.passedLocked())
+		m.failLocked(w, err)
+		waiters++
 	}
-	movable = true
-	m.panics.Do("Config.Movable", func() { movable = m.config.Movable(l.space.ID()) })
-	return movable
+	m.mu.Unlock()
+	if waiters == 0 {
+		return
+	}
+	m.refused.Add(int64(waiters))
+	var spaces []string
+	for _, l := range slices.Backward(m.lines) { // slower spaces first
+		if full[l] {
+			spaces = append(spaces, l.space.ID().String())
+		}
+	}
+	text := strings.Join(spaces, ", ")
+	guard.Logger(m.config.Logger).Warn("spillway: waiters were refused: all room is taken by batches at rest, "+
+		"and no tier below has room", "waiters", waiters, "full", text)
+	if m.config.Events != nil {
+		m.panics.Do("Config.Events", func() {
+			m.config.Events(events.Event{
+				Kind: events.Refused, At: time.Now(), Context: context.Background(),
+				Text: fmt.Sprintf("%d waiters; full for good: %s", waiters, text),
+			})
+		})
+	}
 }
 
 // endDeadlock ends the wait of one of the stuck waiters, if nothing has changed since they were
@@ -314,16 +400,6 @@ func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 	}
 }
 
-// Requested returns how many bytes requests that wait for a space lack.
-func (m *Manager) Requested(id tier.ID) (bytes int64) {
-	for _, d := range m.Demand(nil) {
-		if sp, ok := m.spaces.ByID(id); ok && d.Space == id {
-			bytes = max(0, d.Bytes-sp.Available())
-		}
-	}
-	return bytes
-}
-
 // nextReclaimerLocked returns the largest reservation that w can ask for memory in a space; nil if
 // there is none. If batches are at rest there, which can leave when there is room for them, and the
 // space has no such reservation, it is one in a slower space. A Grow does not ask its own.
@@ -352,20 +428,18 @@ func (m *Manager) reclaimable(l *line, atRest bool) bool {
 		(head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l, atRest) != nil)
 }
 
-// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, if w
-// heads lines and no batch can be evicted for it. It does not wait: what is given back wakes w. It
-// reports whether w heads a line.
-func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
+// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
+// heads the lines of these candidates, and for which no batch can be evicted. It does not wait: what
+// is given back wakes w.
+func (m *Manager) reclaimFor(ctx context.Context, w *waiter, heads []*candidate) {
 	m.mu.Lock()
 	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
 		w.passed, w.asked = append(w.passed, w.asked), nil
 	}
-	heads := w.headsLocked()
-	waits := w.asked != nil || len(m.mu.reclaim) == 0 ||
-		slices.ContainsFunc(heads, func(c *candidate) bool { return c.lack() <= 0 })
+	idle := w.asked != nil || len(m.mu.reclaim) == 0
 	m.mu.Unlock()
-	if waits || slices.ContainsFunc(heads, func(c *candidate) bool { return m.movable(c.line) }) {
-		return len(heads) > 0
+	if idle {
+		return
 	}
 	atRest := make(map[*line]int64)
 	for _, c := range heads {
@@ -388,9 +462,8 @@ func (m *Manager) reclaimFor(ctx context.Context, w *waiter) (isHead bool) {
 			})
 		default: // it was asked for another request: see reclaim
 		}
-		break
+		return
 	}
-	return len(heads) > 0
 }
 
 // reclaim asks r for memory for w. When r has returned, it wakes w and those that found r busy: they

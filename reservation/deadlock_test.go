@@ -327,7 +327,7 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 	})
 }
 
-// Bytes that can be evicted are worth waiting for. Movable is called without locks.
+// Bytes that can be evicted are worth waiting for. Evict is called without locks.
 func TestNoDeadlockWhileSomethingIsMovable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var movable atomic.Bool
@@ -335,13 +335,13 @@ func TestNoDeadlockWhileSomethingIsMovable(t *testing.T) {
 		var asked atomic.Int64
 		m = managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
-			Movable: func(id tier.ID) bool {
+			Evict: func(_ context.Context, id tier.ID, _ int64) reservation.Eviction {
 				m.Demand(nil) // would hang, or panic in an invariants build
 				if id != gpu0 {
-					t.Errorf("asked about %s", id)
+					t.Errorf("evicting from %s", id)
 				}
 				asked.Add(1)
-				return movable.Load()
+				return reservation.Eviction{Coming: movable.Load()}
 			},
 		})
 		movable.Store(true)
@@ -357,7 +357,7 @@ func TestNoDeadlockWhileSomethingIsMovable(t *testing.T) {
 		n := asked.Load()
 		time.Sleep(long)
 		if asked.Load() != n {
-			t.Error("Movable is called although nobody waits")
+			t.Error("Evict is called although nobody waits")
 		}
 		release(t, got, ra)
 	})

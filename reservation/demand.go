@@ -1,9 +1,8 @@
 package reservation
 
 import (
-	"cmp"
+	"context"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -15,84 +14,58 @@ type Demand struct {
 	Space    tier.ID
 	Bytes    int64 // sum of what waits, or the largest int64 if that is more
 	Smallest int64 // the least that one of them needs
-	Headroom int64 // the most that one of them leaves free besides; only Waiting sets it
 	Waiters  int
 }
 
-// add adds another request for the same space.
-func (d *Demand) add(other Demand) {
-	if d.Waiters == 0 {
-		*d = other
-		return
-	}
-	d.Waiters += other.Waiters
-	d.Smallest = min(d.Smallest, other.Smallest)
-	d.Headroom = max(d.Headroom, other.Headroom)
-	d.Bytes += min(other.Bytes, math.MaxInt64-d.Bytes)
-}
-
 // Demand appends to dst one entry for each space with waiters, ordered by kind and ordinal, and
-// returns it. Bytes are counted as the space charges them, and of ReserveUpTo the least; the
-// headroom that a waiter leaves free is added. A waiter with several candidates counts in each of
-// them, though it will be served from one.
+// returns it. Bytes are counted as the space charges them, and of ReserveUpTo the least. The headroom
+// that waiters leave free is added once. A waiter with several candidates counts in each of them,
+// though it will be served from one.
 func (m *Manager) Demand(dst []Demand) []Demand {
+	if m.waiting.Load() == 0 {
+		return dst
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
-		var sum Demand
-		for e := range l.queue.All() {
-			d := e.Value.demand()
-			d.Bytes += d.Headroom
-			d.Smallest, d.Headroom = d.Bytes, 0
-			sum.add(d)
-		}
-		if sum.Waiters > 0 {
-			dst = append(dst, sum)
+		if l.queue.Len() > 0 {
+			dst = append(dst, l.demandLocked(false))
 		}
 	}
 	return dst
 }
 
-// demand returns what c's request needs.
-func (c *candidate) demand() Demand {
-	return Demand{Space: c.line.space.ID(), Bytes: c.need, Smallest: c.need, Headroom: c.spared(), Waiters: 1}
+// demandLocked sums up what waits in the line; with first, only requests for which it is the first
+// line that they wait in.
+func (l *line) demandLocked(first bool) Demand {
+	d := Demand{Space: l.space.ID(), Smallest: math.MaxInt64}
+	var headroom int64
+	for e := range l.queue.All() {
+		c := e.Value
+		if first && c != c.waiter.firstLocked() {
+			continue
+		}
+		if first && (d.Waiters == mostTogether || d.Bytes > l.space.Room()) {
+			break
+		}
+		spared := c.spared()
+		d.Waiters++
+		d.Bytes += min(c.need, math.MaxInt64-d.Bytes)
+		d.Smallest = min(d.Smallest, c.need+spared)
+		headroom = max(headroom, spared)
+	}
+	d.Bytes += min(headroom, math.MaxInt64-d.Bytes)
+	return d
 }
 
-// Choice is a request that any of several spaces may serve: what it needs in each, in the order of
-// its strategy.
-type Choice []Demand
-
-// Waiting is Demand for the monitor. Requests that any of several spaces may serve are not in the
-// sums. Waiting appends them to any, the oldest first, because they need room in one of the spaces
-// only. Headroom is not in Bytes, because the requests need it once together.
-func (m *Manager) Waiting(dst []Demand, any []Choice) ([]Demand, []Choice) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	alone := make(map[*line]Demand)
-	for e := range m.mu.waiters.All() {
-		var choice Choice
-		var last *line
-		for i := range e.Value.candidates {
-			if c := &e.Value.candidates[i]; c.entry.Waits() {
-				choice, last = append(choice, c.demand()), c.line
-			}
-		}
-		switch len(choice) {
-		case 0:
-		case 1:
-			sum := alone[last]
-			sum.add(choice[0])
-			alone[last] = sum
-		default:
-			any = append(any, choice)
+// Requested returns how many bytes requests that wait for a space lack.
+func (m *Manager) Requested(id tier.ID) (bytes int64) {
+	for _, d := range m.Demand(nil) {
+		if sp, ok := m.spaces.ByID(id); ok && d.Space == id {
+			bytes = max(0, d.Bytes-sp.Available())
 		}
 	}
-	for _, l := range m.lines {
-		if sum, ok := alone[l]; ok {
-			dst = append(dst, sum)
-		}
-	}
-	return dst, any
+	return bytes
 }
 
 // Arriving returns how many bytes of a space belong to reservations that left its headroom free.
@@ -104,96 +77,76 @@ func (m *Manager) Arriving(id tier.ID) int64 {
 	return 0
 }
 
-// Reconsider, called while there are waiters, asks Config.Headroom how much headroom those leave
-// free now that do. A wait of more than Config.StallTimeout leaves none any more: consumers have had
-// their time. It must be called with no lock held.
-func (m *Manager) Reconsider() {
-	if m.config.Headroom == nil {
+// An Eviction is the outcome of Config.Evict.
+type Eviction struct {
+	Moved  int64 // bytes that have left the space
+	Coming bool  // others evict from the space, or bytes of it will be free by themselves
+	Busy   bool  // batches of the space, or of slower ones, are in transit: no request is refused now
+	// Hint is why no batch can leave, for the error of a refused request. Broken is set if that is
+	// because moves fail where only a repair helps: then requests are refused after Config.Grace.
+	Hint   string
+	Broken bool
+}
+
+// Wake makes the oldest waiter for a space look again, because there may be something to evict.
+func (m *Manager) Wake(id tier.ID) {
+	l := m.line(id)
+	if m.waiting.Load() == 0 || l == nil {
 		return
 	}
-	var all []*candidate
 	m.mu.Lock()
-	for _, l := range m.lines {
-		for e := range l.queue.All() {
-			if e.Value.keeps {
-				all = append(all, e.Value)
-			}
-		}
-	}
+	defer m.mu.Unlock()
+	l.wakeHeadLocked()
+}
+
+const (
+	// mostTogether bounds for how many requests of a line batches are evicted together.
+	mostTogether = 256
+	// retryEvict is after how long Evict is called again for a waiter although nothing has woken it:
+	// a pause after a failed move may be over.
+	retryEvict = 4 * tick
+	// comingFor is how long a request waits for what is coming in one space before batches are
+	// evicted from another that may serve it.
+	comingFor = 50 * time.Millisecond
+)
+
+// makeRoom works for a waiter that heads lines: it has batches evicted in the first of its spaces
+// where that helps, and where it helps in none it asks for memory that is not in batches. woken is
+// set if something may have changed. It reports whether batches have left, and whether w heads a line.
+func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (moved, isHead bool) {
+	lockrank.AssertNone("batches are evicted")
+	m.mu.Lock()
+	heads := w.headsLocked()
 	m.mu.Unlock()
-	for _, c := range all {
-		keeps, spare := m.config.StallTimeout < 0 || time.Since(c.waiter.begun) < m.config.StallTimeout, int64(0)
-		if keeps {
-			spare = m.headroom(c.line.space.ID(), c.need)
-		}
+	coming := false
+	for _, c := range heads {
+		l := c.line
 		m.mu.Lock()
-		c.keeps, c.spare = keeps, spare
+		has := c.lack() <= 0
+		lack := min(l.demandLocked(true).Bytes, l.space.Room()) - l.space.Available()
+		lack = max(lack, c.lack())
+		skip := !woken && l.dry && time.Since(l.tried) < retryEvict
 		m.mu.Unlock()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, l := range m.lines {
-		l.wakeLocked()
-	}
-}
-
-// Refuse, called when nothing can be evicted any more, ends the waits whose candidates are all
-// full, with a tier.NoSpaceError that carries hint, and returns how many those were. full is called
-// once for each space with waiters, with no lock held. Waiters that came after that, or fit by now,
-// keep waiting. So do those that fit into the headroom, which they may take after
-// Config.StallTimeout, unless full returns early as well: then nobody waits so long there.
-func (m *Manager) Refuse(full func(tier.ID) (full, early bool), hint string) (refused int) {
-	m.mu.Lock()
-	waiting := m.allLocked()
-	m.mu.Unlock()
-	lockrank.AssertNone("full is asked")
-	early := make(map[*line]bool)
-	for _, l := range m.lines {
-		if !slices.ContainsFunc(waiting, func(w *waiter) bool { return w.in(l) != nil }) {
+		if has {
+			return false, true
+		}
+		if skip || m.config.Evict == nil {
 			continue
 		}
-		if is, soon := full(l.space.ID()); is {
-			early[l] = soon
+		var e Eviction
+		m.panics.Do("Config.Evict", func() { e = m.config.Evict(ctx, l.space.ID(), lack) })
+		m.mu.Lock()
+		l.tried, l.dry, l.eviction = time.Now(), e.Moved == 0 && !e.Coming, e
+		m.mu.Unlock()
+		if e.Moved > 0 {
+			return true, true
+		}
+		if coming = coming || e.Coming; e.Coming && time.Since(w.begun) < comingFor {
+			break
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, w := range waiting {
-		if !w.waits.Waits() || !w.isStuckLocked(early) {
-			continue
-		}
-		err := w.noRoom()
-		err.Hint = cmp.Or(hint, err.Hint) + notGiven(w.passedLocked())
-		m.failLocked(w, err)
-		refused++
+	if !coming && len(heads) > 0 {
+		m.reclaimFor(ctx, w, heads)
 	}
-	return refused
-}
-
-// allLocked returns all that wait, the oldest first.
-func (m *Manager) allLocked() (all []*waiter) {
-	for e := range m.mu.waiters.All() {
-		all = append(all, e.Value)
-	}
-	return all
-}
-
-// isStuckLocked reports whether each line that w is in is one of early, and has no room for it. The
-// headroom that w leaves is room where early is false: before long w leaves none, see Reconsider.
-func (w *waiter) isStuckLocked(early map[*line]bool) bool {
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if !c.entry.Waits() {
-			continue
-		}
-		soon, full := early[c.line]
-		least := c.need
-		if soon {
-			least += c.spared()
-		}
-		if !full || c.line.space.Available() >= least {
-			return false
-		}
-	}
-	return true
+	return false, len(heads) > 0
 }

@@ -12,7 +12,7 @@
 //	wait.go          requests that wait, and their lines; Grow
 //	reservation.go   Reservation: Alloc, Shrink, Release
 //	policy.go        options: what happens when a reservation is used up; where its bytes come from
-//	demand.go        what is waited for, for the monitor
+//	demand.go        what is waited for; makeRoom: the oldest waiter has batches evicted
 //	owner.go         tasks that hold and wait; deadlock.go: deadlocks, and memory to reclaim
 //	report.go        long waits, and figures; oom.go: WithOutOfMemory
 //
@@ -33,8 +33,8 @@
 // A request that would not fit any of its candidates even if they were empty is refused at once,
 // and so is one whose candidates are all lost (tier.LostError). Any other joins the line of each
 // candidate, and leaves them all when it is served from one. A wait ends when there is room, with
-// its context, by Close, by Refuse, by a DeadlockError, or when its last candidate is lost. Grow
-// waits like a new request, last in line. Alloc does not wait for releases.
+// its context, by Close, by a DeadlockError, by a tier.NoSpaceError, or when its last candidate is
+// lost. Grow waits like a new request, last in line. Alloc does not wait for releases.
 //
 // Each space serves its line in the order of arrival. While the head, its oldest waiter, does not
 // fit, up to Config.Bypass other requests that fit may be served before it, waiting or new. After
@@ -47,9 +47,17 @@
 // goroutine to be scheduled before each use of the bytes. Taking room on the waiter's goroutine also
 // keeps quotas and clean images, which take time, away from the goroutine that releases.
 //
-// A request that begins to wait has batches evicted (OnEvict). When no batch can be, the head of a
-// line asks for memory that is not in batches (OnReclaim), in its space before slower ones and the
-// largest first. Each has a second.
+// The head of a line makes room on its own goroutine. It calls Config.Evict for what its line lacks,
+// again and again as long as that moves batches. A request that heads several lines does so for the
+// first of its candidates where that helps. When no batch can be evicted, the head asks for memory
+// that is not in batches (OnReclaim), in its space before slower ones and the largest first. Each has
+// a second. Then it sleeps until bytes are freed in its space or in a slower one, or until Wake.
+// While it is served from what others free, it may still be at work in Evict for as long as a move
+// takes.
+//
+// A request of which nothing and nobody can make room is refused after Config.StallTimeout with a
+// tier.NoSpaceError: all used bytes of its spaces are those of batches at rest, or the engine's own,
+// and no batch can leave.
 //
 // # Deadlocks
 //

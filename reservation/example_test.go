@@ -13,7 +13,10 @@ import (
 
 // newExample returns a manager of one GPU of 1000 bytes and one host arena. An
 // engine has one of all its spaces.
-func newExample() *reservation.Manager {
+func newExample() *reservation.Manager { return newExampleOf(nil) }
+
+// newExampleOf is newExample with a function that evicts batches.
+func newExampleOf(evict func(context.Context, tier.ID, int64) reservation.Eviction) *reservation.Manager {
 	var spaces []*tier.Space
 	for _, id := range []tier.ID{{Kind: tier.GPU}, {Kind: tier.Host}} {
 		s, err := tier.NewSpace(tier.SpaceConfig{
@@ -24,7 +27,7 @@ func newExample() *reservation.Manager {
 		}
 		spaces = append(spaces, s)
 	}
-	m, err := reservation.NewManager(reservation.Config{Spaces: spaces})
+	m, err := reservation.NewManager(reservation.Config{Spaces: spaces, Evict: evict})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -58,24 +61,25 @@ func Example() {
 
 // What can never fit is refused at once; what does not fit now waits.
 func ExampleManager_Reserve() {
-	m := newExample()
+	var first reservation.Reservation
+	m := newExampleOf(func(_ context.Context, space tier.ID, bytes int64) reservation.Eviction { // spill something
+		fmt.Printf("%s lacks %d bytes\n", space, bytes)
+		first.Release()
+		return reservation.Eviction{Moved: 900}
+	})
 	defer m.Close()
 	gpu := reservation.AnyInTier(tier.GPU)
 
 	_, err := m.Reserve(context.Background(), gpu, 2000)
 	fmt.Println(errors.Is(err, reservation.ErrExceeded), err)
 
-	first, _ := m.Reserve(context.Background(), gpu, 900)
-	m.OnEvict(func(context.Context, tier.ID, int64) { // there are waiters: spill something
-		fmt.Printf("%+v\n", m.Demand(nil))
-		first.Release()
-	})
+	first, _ = m.Reserve(context.Background(), gpu, 900)
 	second, err := m.Reserve(context.Background(), gpu, 400)
 	fmt.Println(second.Bytes(), err)
 	second.Release()
 	// Output:
 	// true gpu:0: 2000 bytes exceed what may be had: 1000 available of 1000 (set GPUMemory)
-	// [{Space:gpu:0 Bytes:400 Smallest:400 Headroom:0 Waiters:1}]
+	// gpu:0 lacks 300 bytes
 	// 400 <nil>
 }
 

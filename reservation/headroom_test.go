@@ -177,10 +177,10 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 		a, b := startAs(m, 10, reservation.Incoming()), startAs(m, 5, reservation.Incoming())
 		a.waiting(t)
 		b.waiting(t)
-		got, choices := m.Waiting(nil, nil)
-		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 15, Smallest: 5, Headroom: 30, Waiters: 2}
-		if len(got) != 1 || got[0] != want || len(choices) != 0 {
-			t.Errorf("%+v %+v, want %+v", got, choices, want)
+		got := m.Demand(nil)
+		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 45, Smallest: 35, Waiters: 2}
+		if len(got) != 1 || got[0] != want {
+			t.Errorf("%+v, want %+v", got, want)
 		}
 		release(t, full)
 		release(t, a.served(t), b.served(t))
@@ -232,51 +232,13 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 		first := startAs(m, 20, reservation.Incoming())
 		first.waiting(t)
 		n.Store(0) // the largest batch elsewhere was dropped
-		m.Reconsider()
+		time.Sleep(time.Second)
 		synctest.Wait()
 		if !first.over() {
 			t.Error("20 bytes still wait, with 40 free and no headroom to leave")
 		}
 		release(t, held)
 		release(t, first.served(t))
-	})
-}
-
-// countedQuota counts how often it is asked what is left.
-type countedQuota struct {
-	brokenQuota
-	asked atomic.Int64
-}
-
-func (q *countedQuota) Remaining() int64 {
-	q.asked.Add(1)
-	return q.room
-}
-
-// TestReconsiderOfManyWaiters looks for the next waiter of a line once, not once for each waiter.
-func TestReconsiderOfManyWaiters(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := &countedQuota{brokenQuota: brokenQuota{room: 100}}
-		m := underQuotas(t, q)
-		held := mustTry(t, m, onGPU0, 100)
-		ctx, cancel := context.WithCancel(t.Context())
-		var all []*call
-		for range 200 {
-			all = append(all, start(func() (reservation.Reservation, error) {
-				return m.Reserve(ctx, onGPU0, 10, reservation.Incoming())
-			}))
-		}
-		synctest.Wait()
-		q.asked.Store(0)
-		m.Reconsider()
-		if n := q.asked.Load(); n > 2000 {
-			t.Errorf("for 200 waiters the quota was asked %d times", n)
-		}
-		cancel()
-		for _, c := range all {
-			_ = c.failed(t, context.Canceled)
-		}
-		release(t, held)
 	})
 }
 
@@ -294,9 +256,7 @@ func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 		}
 		return r, err
 	})
-	for !limits.over() {
-		m.Reconsider()
-	}
+	<-limits.done
 	release(t, held)
 	<-c.done
 	if err := errors.Join(c.err, limits.err); err != nil {
@@ -312,10 +272,8 @@ func TestHeadroomEnds(t *testing.T) {
 		held := mustTry(t, m, onGPU0, 60)
 		w := startAs(m, 20, reservation.Incoming())
 		time.Sleep(reservation.StallTimeout - time.Second)
-		m.Reconsider()
 		w.waiting(t)
-		time.Sleep(time.Second)
-		m.Reconsider()
+		time.Sleep(2 * time.Second)
 		release(t, w.served(t), held)
 	})
 }
@@ -423,10 +381,7 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		producer := startAs(m, 45, reservation.Incoming())
-		for range 10 * 60 * 20 {
-			time.Sleep(50 * time.Millisecond)
-			m.Reconsider()
-		}
+		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if !producer.over() {
 			t.Error("after 10 minutes, and 18,000 consumers that came later, a producer of 45 of 100 bytes waits still")
@@ -471,29 +426,37 @@ func TestArriving(t *testing.T) {
 	}
 }
 
-// TestRefuseBesideHeadroom: a Put that fits into the headroom is refused only where nobody waits
-// for Config.StallTimeout.
+// TestRefuseBesideHeadroom: a Put that fits into the headroom is refused only where moves fail:
+// elsewhere it may take the headroom after Config.StallTimeout.
 func TestRefuseBesideHeadroom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := withHeadroom(t, 30)
-		full := mustTry(t, m, onGPU0, 80)
-		producer := startAs(m, 20, reservation.Incoming())
-		producer.waiting(t)
-		refuse := func(early bool, want int) {
-			t.Helper()
-			if n := m.Refuse(func(tier.ID) (bool, bool) { return true, early }, "hint"); n != want {
-				t.Errorf("%d were refused, want %d", n, want)
+		for _, broken := range []bool{false, true} {
+			m := managerOf(t, reservation.Config{
+				Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100), spaceOf(t, "disk:0", 100)},
+				Headroom: func(tier.ID, int64) int64 { return 30 },
+				Evict: func(context.Context, tier.ID, int64) reservation.Eviction {
+					return reservation.Eviction{Hint: "hint", Broken: broken}
+				},
+			})
+			full := mustTry(t, m, onGPU0, 80)
+			rest := mustAlloc(t, full, 80)
+			release(t, full)
+			producer := startAs(m, 20, reservation.Incoming())
+			producer.waiting(t)
+			time.Sleep(time.Second)
+			if !broken {
+				producer.waiting(t)
+				time.Sleep(reservation.StallTimeout)
+				release(t, producer.served(t), rest)
+				continue
 			}
+			var e *tier.NoSpaceError
+			err := producer.failed(t, tier.ErrNoSpace)
+			if !errors.As(err, &e) || e.Available != 20 || e.Hint != "hint" ||
+				!strings.Contains(err.Error(), "kept for batches that consumers bring") {
+				t.Errorf("%+v", err)
+			}
+			release(t, rest)
 		}
-		refuse(false, 0)
-		producer.waiting(t)
-		refuse(true, 1)
-		var e *tier.NoSpaceError
-		err := producer.failed(t, tier.ErrNoSpace)
-		if !errors.As(err, &e) || e.Available != 20 || e.Hint != "hint" ||
-			!strings.Contains(err.Error(), "kept for batches that consumers bring") {
-			t.Errorf("%+v", err)
-		}
-		release(t, full)
 	})
 }

@@ -53,9 +53,11 @@ type Config struct {
 	// StallTimeout is the same where reservations, handles or records without an owner hold some of
 	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
 	StallTimeout time.Duration
-	// Movable reports whether bytes of a space may become free because batches are evicted. It is
-	// called with no lock held, and must not call Close. Nil means that nothing can be evicted.
-	Movable func(tier.ID) bool
+	// Evict moves batches out of a space for requests that lack bytes there. It is called by the
+	// oldest waiter, on its goroutine and with no lock held, and again as long as it moves something.
+	// It must return soon after ctx has ended, and must not wait for a release of the caller. Nil
+	// means that nothing can be evicted. An engine sets Monitor.Evict.
+	Evict func(ctx context.Context, space tier.ID, bytes int64) Eviction
 	// Clear is called when promised bytes cannot be allocated because the free room is in pieces
 	// (tier.NoSpaceError.Largest). It may evict batches from the space, and calls enough after each
 	// until enough returns true. It runs on the goroutine that allocates, with no lock held, and
@@ -104,6 +106,7 @@ type Manager struct {
 	closed  atomic.Bool  // set under mu
 	waiting atomic.Int64 // how many wait, so that a release without waiters takes no lock
 	growing atomic.Int64 // Grow calls that wait
+	refused atomic.Int64 // requests that failed because batches at rest fill their spaces
 	looking atomic.Bool  // a wait that has ended looks up the holders of what it waited for
 
 	reporting atomic.Bool    // a call of Config.LongWait is under way
@@ -112,7 +115,6 @@ type Manager struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
 		waiters  fairqueue.Queue[*waiter] // all, in order of arrival
-		evict    []*evictFunc
 		reclaim  []*reclaimer
 		nextLook time.Time // for deadlocks
 		blocked  waitsByName
@@ -134,6 +136,9 @@ type line struct {
 	room     int64                       // Space.Room when the queue was last filled
 	joined   uint64                      // how often a waiter has joined or left
 	progress progress
+	dry      bool      // the last call of Evict moved nothing, and nothing was coming
+	tried    time.Time // when that was
+	eviction Eviction  // and its outcome
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -160,7 +165,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
-		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room()}
+		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room(), dry: cfg.Evict == nil}
 		l.queue.Bypass = max(0, cfg.Bypass)
 		l.upward.Bypass = math.MaxInt
 		m.lines = append(m.lines, l)
@@ -193,9 +198,10 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
 // ExceededError, or with a tier.LostError if all candidates are lost. A wait is ended by ctx, with
-// an error that matches its cause and its Err; by Close, with tier.ErrClosed; by Refuse, with a
-// tier.NoSpaceError; by a DeadlockError; by limits that were lowered below the request, with an
-// ExceededError; and by the loss of its last candidate. Nothing is reserved then.
+// an error that matches its cause and its Err; by Close, with tier.ErrClosed; by a
+// tier.NoSpaceError if batches at rest fill the spaces and none can leave; by a DeadlockError; by
+// limits that were lowered below the request, with an ExceededError; and by the loss of its last
+// candidate. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, bytes, bytes, opts)
 }
@@ -524,6 +530,11 @@ func (m *Manager) spaceChanged(l *line) {
 		m.refillLocked(l)
 	}
 	l.wakeLocked()
+	for _, faster := range m.lines {
+		if faster.dry && faster.space.Kind() < l.space.Kind() { // its batches may have room now
+			faster.wakeHeadLocked()
+		}
+	}
 }
 
 // wakeLocked wakes the waiter that can be served next. When it has taken its room, or has left, it
@@ -547,7 +558,7 @@ func (m *Manager) refillLocked(l *line) {
 		w := e.Value
 		if c := w.in(l); c != nil && c.fits(l.room) {
 			c.joinLocked()
-		} else if c != nil && !w.isInLine() {
+		} else if c != nil && w.firstLocked() == nil {
 			m.failLocked(w, c.exceeded())
 		}
 	}
@@ -577,6 +588,25 @@ func (m *Manager) addHeadroom(w *waiter, o origin) {
 		if o == early {
 			c.spare = max(c.spare, sp.Limit()-sp.Stop()+sp.Foreign())
 		}
+	}
+}
+
+// keepHeadroom asks again how much headroom a waiter leaves free, because that changes with the
+// batches and with what is at work. A wait of more than Config.StallTimeout leaves none any more:
+// consumers have had their time.
+func (m *Manager) keepHeadroom(w *waiter) {
+	for i := range w.candidates {
+		c := &w.candidates[i]
+		if !c.keeps {
+			continue
+		}
+		keeps, spare := m.config.StallTimeout < 0 || time.Since(w.begun) < m.config.StallTimeout, int64(0)
+		if keeps {
+			spare = m.headroom(c.line.space.ID(), c.need)
+		}
+		m.mu.Lock()
+		c.keeps, c.spare = keeps, spare
+		m.mu.Unlock()
 	}
 }
 

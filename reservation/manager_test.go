@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -183,14 +184,11 @@ func TestReserveUpTo(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := spaceAt(t, "gpu:0", 100, test.granule, 0)
-			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
-			held := mustTry(t, m, onGPU0, test.held)
-			defer release(t, held)
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			if test.wantUnavailable {
-				m.OnEvict(func(context.Context, tier.ID, int64) { cancel() }) // it waits
-			}
+			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Events: func(events.Event) { cancel() }}) // it waits
+			held := mustTry(t, m, onGPU0, test.held)
+			defer release(t, held)
 			r, err := m.ReserveUpTo(ctx, onGPU0, test.least, test.most)
 			if test.wantUnavailable {
 				if !errors.Is(err, context.Canceled) {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -93,12 +94,12 @@ func TestAnyNumberOfBytes(t *testing.T) {
 			math.MaxInt64 - 256, math.MaxInt64 - 255, math.MaxInt64 - 1, math.MaxInt64,
 		} {
 			s := spaceAt(t, "gpu:0", 1000, 256, 0)
-			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
-			r := mustTry(t, m, onGPU0, 256)
 			ctx, cancel := context.WithCancel(t.Context())
-			m.OnEvict(
-				func(context.Context, tier.ID, int64) { cancel() },
-			) // a request that begins to wait need not wait long
+			m := managerOf(t, reservation.Config{
+				Spaces: []*tier.Space{s},
+				Events: func(events.Event) { cancel() }, // a request that begins to wait need not wait long
+			})
+			r := mustTry(t, m, onGPU0, 256)
 			err := f(ctx, m, r, n)
 			cancel()
 			got := done

@@ -100,6 +100,7 @@ type WaitStats struct {
 	Within  map[time.Duration]int64
 	Waiting int64         // that are not over
 	Oldest  time.Duration // how long the oldest of them has taken so far
+	Refused int64         // that ended because batches at rest filled the spaces, and none could leave
 }
 
 // Waits returns how long finished waits took, and how many are not over.
@@ -112,7 +113,7 @@ func (m *Manager) Waits() WaitStats {
 		P99:    sum.P99,
 		P999:   sum.P999,
 		Max:    sum.Max,
-		Within: sum.Within,
+		Within: sum.Within, Refused: m.refused.Load(),
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

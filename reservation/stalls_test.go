@@ -1,11 +1,9 @@
 package reservation_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -390,14 +388,14 @@ func TestNoDeadlockDuringAMove(t *testing.T) {
 }
 
 // Buffers that outlive their reservations have no holder. In an engine they are batches that others
-// may consume, and the monitor decides how long to wait for that. Otherwise a wait for them ends
-// somewhat later than one for bytes that somebody holds.
+// may consume, and a wait for them is refused. Otherwise it ends somewhat later than one for bytes
+// that somebody holds.
 func TestWaitForBytesOfNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, engine := range []bool{true, false} {
 			cfg := reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}}
 			if engine {
-				cfg.Movable = func(tier.ID) bool { return false }
+				cfg.Evict = func(context.Context, tier.ID, int64) (e reservation.Eviction) { return e }
 			}
 			m := managerOf(t, cfg)
 			r := mustTry(t, m, onGPU0, 80)
@@ -405,16 +403,15 @@ func TestWaitForBytesOfNobody(t *testing.T) {
 			release(t, r)
 			c := startReserve(t.Context(), m, onGPU0, 50)
 			if engine {
-				c.left(t)
+				c.waiting(t)
+				time.Sleep(reservation.StallTimeout + time.Second)
+				_ = c.failed(t, tier.ErrNoSpace)
 			} else {
 				time.Sleep(reservation.StallTimeout + 400*time.Millisecond)
 				c.waiting(t)
 				c.deadlockedBy(t, time.Second)
 			}
 			release(t, b)
-			if engine {
-				release(t, c.served(t))
-			}
 		}
 	})
 }
@@ -502,71 +499,6 @@ func TestNoDeadlockDuringReclaim(t *testing.T) {
 		cb.waiting(t)
 		release(t, ca.served(t))
 		release(t, cb.served(t), ra, rb)
-	})
-}
-
-// forReclaim reports whether Movable is called for a head that asks for memory, and not in the look
-// for deadlocks.
-func forReclaim() bool {
-	stack := make([]byte, 1<<16)
-	return bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("reclaimFor"))
-}
-
-// Looking for deadlocks takes little of the time, however long each look takes.
-func TestLooksForDeadlocksAreRare(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var looks atomic.Int64
-		m := managerOf(
-			t,
-			reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
-				if !forReclaim() {
-					looks.Add(1)
-					time.Sleep(time.Second)
-				}
-				return true
-			}},
-		)
-		a := newTask(t, m, "a")
-		held, rest := a.hold(gpu0, 50), newTask(t, m, "b").hold(gpu0, 50)
-		c := a.ask(onGPU0, 50)
-		time.Sleep(time.Minute)
-		if n := looks.Load(); n < 1 || n > 4 {
-			t.Errorf("it looked %d times within a minute", n)
-		}
-		release(t, rest)
-		time.Sleep(2 * time.Second)
-		release(t, c.served(t), held)
-	})
-}
-
-// A request gets no DeadlockError if bytes were freed while the manager looked for deadlocks.
-func TestNoDeadlockIfBytesAreFreedMeanwhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var looked atomic.Bool
-		var ra reservation.Reservation
-		m := managerOf(
-			t,
-			reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Movable: func(tier.ID) bool {
-				if !forReclaim() && !looked.Swap(true) {
-					if err := ra.Shrink(50); err != nil {
-						t.Error(err)
-					}
-				}
-				return false
-			}},
-		)
-		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra = a.hold(gpu0, 50)
-		rb := b.hold(gpu0, 50)
-		ca, cb := a.ask(onGPU0, 50), b.ask(onGPU0, 50)
-		time.Sleep(time.Second)
-		if !looked.Load() {
-			t.Error("Movable was not called")
-		}
-		got := ca.served(t)
-		cb.left(t)
-		release(t, got, ra)
-		release(t, cb.served(t), rb)
 	})
 }
 
@@ -726,8 +658,8 @@ func TestCloseBeforeReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		proceed := make(chan struct{})
 		m, err := reservation.NewManager(reservation.Config{
-			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
-			Movable: func(tier.ID) bool { <-proceed; return false },
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict:  func(context.Context, tier.ID, int64) (e reservation.Eviction) { <-proceed; return e },
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -750,8 +682,14 @@ func TestCloseBeforeReclaim(t *testing.T) {
 // The error of a refused request names the memory that gave too little, and has some left.
 func TestRefusalNamesPassedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, 0)
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict: func(context.Context, tier.ID, int64) reservation.Eviction {
+				return reservation.Eviction{Hint: "enlarge it"}
+			},
+		})
 		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		batch := mustAlloc(t, work, 10) // at rest when it is all that is left
 		shrink := func(r reservation.Reservation, n int64) func(context.Context, int64) {
 			return func(context.Context, int64) {
 				if err := r.Shrink(n); err != nil {
@@ -763,14 +701,12 @@ func TestRefusalNamesPassedMemory(t *testing.T) {
 		defer m.OnReclaim(reservation.Reclaimer{Reservation: gone, Name: "joining", Reclaim: shrink(gone, 60)})()
 		c := startReserve(t.Context(), m, onGPU0, 80)
 		c.waiting(t)
-		if n := m.Refuse(func(tier.ID) (bool, bool) { return true, false }, "enlarge it"); n != 1 {
-			t.Fatalf("%d waiters were refused", n)
-		}
-		err := c.failed(t, tier.ErrNoSpace)
-		want := "(enlarge it; too little was given back in time by sorting, which has 30 bytes)"
+		time.Sleep(reservation.StallTimeout + time.Second)
+		err := c.failed(t, reservation.ErrDeadlock)
+		want := "too little was given back in time by sorting, which has 30 bytes"
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not contain %q", err, want)
 		}
-		release(t, work, gone)
+		release(t, work, gone, batch)
 	})
 }

@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"math"
 	exec "runtime/trace"
-	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/fairqueue"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -142,9 +140,14 @@ func (w *waiter) headsLocked() (heads []*candidate) {
 	return heads
 }
 
-// isInLine reports whether w waits in a line; under Manager.mu.
-func (w *waiter) isInLine() bool {
-	return slices.ContainsFunc(w.candidates, func(c candidate) bool { return c.entry.Waits() })
+// firstLocked returns the first candidate of w that waits in a line; nil if none does.
+func (w *waiter) firstLocked() *candidate {
+	for i := range w.candidates {
+		if w.candidates[i].entry.Waits() {
+			return &w.candidates[i]
+		}
+	}
+	return nil
 }
 
 // wakeUp makes w look again. It never blocks.
@@ -167,11 +170,8 @@ func (w *waiter) String() string {
 const tick = 25 * time.Millisecond
 
 // wait waits until one of w's candidates has room, takes it, and returns the candidate and how much
-// it took; or the error that ended the wait.
-//
-// A request has batches evicted (OnEvict) when it begins to wait. The head of a line has more to do
-// on its own goroutine: it asks for memory that is not in batches (reclaimFor), and looks for
-// deadlocks (watch).
+// it took; or the error that ended the wait. The head of a line makes room on this goroutine: see
+// makeRoom. It also looks for deadlocks (watch).
 func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, err error) {
 	if w.owner == nil {
 		w.owner = OwnerOf(ctx)
@@ -195,10 +195,10 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		m.countBlocked(w.owner, took)
 		m.emit(ctx, w, events.WaitEnded, took, err)
 	}()
-	m.evict(ctx, &w.candidates[0])
 	var ticks <-chan time.Time
-	for {
-		if m.reclaimFor(ctx, w) && ticks == nil {
+	for woken := true; ; {
+		moved, isHead := m.makeRoom(ctx, w, woken)
+		if isHead && ticks == nil {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
 			ticks = ticker.C
@@ -207,14 +207,18 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		if w.refused { // or what the quota credits when it refuses would wake w again and again
 			wake, retry = nil, time.After(tick)
 		}
-		select {
-		case <-wake:
-		case <-retry:
-		case <-ticks:
-			m.watch(w)
-		case <-ctx.Done():
-			return nil, 0, m.giveUp(ctx, w)
+		if woken = true; !moved {
+			select {
+			case <-wake:
+			case <-retry:
+			case <-ticks:
+				woken = false
+				m.watch(w)
+			case <-ctx.Done():
+				return nil, 0, m.giveUp(ctx, w)
+			}
 		}
+		m.keepHeadroom(w)
 		if at, n, err := m.takeAny(w); at != nil || err != nil {
 			return at, n, err
 		}
@@ -273,7 +277,7 @@ func (m *Manager) join(w *waiter) error {
 	switch {
 	case w.grows != nil && !(Reservation{w.grows}).IsOpen(): // later a Release finds w: see changed
 		m.failLocked(w, errReleased("grow"))
-	case !w.isInLine(): // a limit was lowered just now
+	case w.firstLocked() == nil: // a limit was lowered just now
 		m.failLocked(w, w.candidates[0].exceeded())
 	}
 	return w.err
@@ -306,35 +310,6 @@ func (m *Manager) failLocked(w *waiter, err error) {
 	}
 	m.leaveLocked(w)
 	w.wakeUp()
-}
-
-// OnEvict registers a function that evicts batches from a space for a request that begins to wait.
-// It gets the bytes that the request lacks, runs on the goroutine that waits, with no lock held, and may
-// return before anything is evicted. Its panics are logged. The returned function unregisters it; a
-// call that has begun may still be running when that returns.
-func (m *Manager) OnEvict(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.mu.evict = append(m.mu.evict, &f)
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.mu.evict = slices.DeleteFunc(slices.Clone(m.mu.evict), func(o *evictFunc) bool { return o == &f })
-	}
-}
-
-type evictFunc = func(ctx context.Context, space tier.ID, bytes int64)
-
-// evict calls the registered functions for a waiter.
-func (m *Manager) evict(ctx context.Context, c *candidate) {
-	lockrank.AssertNone("batches are evicted")
-	m.mu.Lock()
-	all := m.mu.evict[:len(m.mu.evict):len(m.mu.evict)]
-	lack := max(0, c.lack())
-	m.mu.Unlock()
-	for _, f := range all {
-		m.panics.Do("the function of OnEvict", func() { (*f)(ctx, c.line.space.ID(), lack) })
-	}
 }
 
 // Grow promises n bytes more, rounded as the space charges them, and waits for

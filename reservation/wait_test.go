@@ -271,55 +271,95 @@ func TestCloseEndsAllWaits(t *testing.T) {
 	})
 }
 
-func TestDemandIsAnnounced(t *testing.T) {
+// The oldest waiter evicts, on its goroutine, as long as that moves something; the others do not.
+func TestHeadEvicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, 0)
-		var a, b int
-		cancelA := m.OnEvict(func(context.Context, tier.ID, int64) {
-			a++
-			if len(m.Demand(nil)) != 1 { // no lock is held: this must not deadlock
-				t.Error("demand was announced before it was there")
-			}
+		var m *reservation.Manager
+		var calls []int64
+		var parts []reservation.Reservation
+		m = managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict: func(_ context.Context, id tier.ID, bytes int64) reservation.Eviction {
+				if len(m.Demand(nil)) != 1 { // no lock is held: this must not deadlock
+					t.Error("evicting for a request that does not wait")
+				}
+				if calls = append(calls, bytes); len(parts) == 0 {
+					return reservation.Eviction{Coming: true}
+				}
+				release(t, parts[0])
+				parts = parts[1:]
+				return reservation.Eviction{Moved: 20}
+			},
 		})
-		m.OnEvict(func(context.Context, tier.ID, int64) { b++ })
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 60)
+		parts = append(parts, mustTry(t, m, onGPU0, 20), mustTry(t, m, onGPU0, 20))
 		if _, err := m.TryReserve(onGPU0, 1); err == nil {
 			t.Error("a full space had room")
 		}
-		if a != 0 || b != 0 {
-			t.Errorf("announced %d and %d times though nobody waits", a, b)
+		if calls != nil {
+			t.Error("evicted though nobody waits")
 		}
-		c := startReserve(t.Context(), m, onGPU0, 60)
+		c := startReserve(t.Context(), m, onGPU0, 50)
 		c.waiting(t)
-		d := startReserve(t.Context(), m, onGPU0, 30)
-		d.waiting(t)
-		if a != 2 || b != 2 {
-			t.Errorf("announced %d and %d times; want 2", a, b)
+		if want := []int64{50, 30, 10}; !slices.Equal(calls[:3], want) {
+			t.Errorf("evicted %d bytes, want %d first", calls, want)
 		}
-		cancelA()
-		e := startReserve(t.Context(), m, onGPU0, 40)
+		d := startReserve(t.Context(), m, onGPU0, 70)
+		d.waiting(t)
+		e := startReserve(t.Context(), m, onGPU0, 65)
 		e.waiting(t)
 		got := m.Demand(make([]reservation.Demand, 1))
-		if want := (reservation.Demand{Space: gpu0, Bytes: 130, Smallest: 30, Waiters: 3}); len(got) != 2 || got[1] != want {
+		if want := (reservation.Demand{Space: gpu0, Bytes: 185, Smallest: 50, Waiters: 3}); len(got) != 2 || got[1] != want {
 			t.Errorf("demand is %+v; want %+v after an empty one", got, want)
 		}
 		release(t, held)
-		release(t, c.served(t), d.served(t))
+		release(t, c.served(t))
+		release(t, d.served(t))
 		release(t, e.served(t))
-		if a != 2 || b != 3 {
-			t.Errorf("announced %d and %d times; want 2 and 3", a, b)
-		}
 	})
 }
 
-// A subscriber that panics, and a listener of the space that does, end no wait and keep no waiter
-// from being served, now or later.
+// A wait whose context ends while it evicts is over when Evict returns, and the next head evicts.
+func TestCancelledEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := make(chan struct{}, 16)
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict: func(ctx context.Context, _ tier.ID, _ int64) reservation.Eviction {
+				begun <- struct{}{}
+				<-ctx.Done() // a move is aborted
+				return reservation.Eviction{}
+			},
+		})
+		held := mustTry(t, m, onGPU0, 100)
+		ctx, cancel := context.WithCancel(t.Context())
+		first := startReserve(ctx, m, onGPU0, 50)
+		<-begun
+		next, stop := context.WithCancel(t.Context())
+		second := startReserve(next, m, onGPU0, 50)
+		second.waiting(t)
+		if len(begun) != 0 {
+			t.Error("two requests evict from one space")
+		}
+		cancel()
+		_ = first.failed(t, context.Canceled)
+		<-begun
+		stop()
+		_ = second.failed(t, context.Canceled)
+		release(t, held)
+	})
+}
+
+// A panic of Evict, and of a listener of the space, ends no wait and keeps no waiter from being
+// served, now or later.
 func TestPanickingListenersWedgeNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spaceOf(t, "gpu:0", 100)
 		var log bytes.Buffer
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		defer m.OnEvict(func(context.Context, tier.ID, int64) { panic("subscriber") })()
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{s}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			Evict: func(context.Context, tier.ID, int64) reservation.Eviction { panic("subscriber") },
+		})
 		defer s.Subscribe(func(bool) { panic("listener") })()
 		held := mustTry(t, m, onGPU0, 100)
 		c := startReserve(t.Context(), m, onGPU0, 60)
@@ -352,43 +392,38 @@ type broken struct{}
 func (broken) Candidates(*reservation.Spaces, []*tier.Space) []*tier.Space { panic("no idea") }
 func (broken) String() string                                              { return "broken" }
 
+// restingIn fills bytes of a space with a buffer that nobody holds, as that of a batch at rest.
+func restingIn(t *testing.T, m *reservation.Manager, id tier.ID, bytes int64) *tier.Buffer {
+	t.Helper()
+	r := mustTry(t, m, reservation.Specific(id), bytes)
+	b := mustAlloc(t, r, bytes)
+	release(t, r)
+	return b
+}
+
+// Where batches at rest fill the spaces of a request and none can leave, it is refused after
+// StallTimeout, with the reason. One that may be served elsewhere waits.
 func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, spaces := machine(t)
-		a, b := mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 950)
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 1000), spaceOf(t, "gpu:1", 1000)},
+			Evict: func(_ context.Context, id tier.ID, _ int64) (e reservation.Eviction) {
+				if id == gpu0 {
+					e.Hint = "use a larger disk"
+				}
+				return e
+			},
+		})
+		a, b := restingIn(t, m, gpu0, 1000), mustTry(t, m, reservation.Specific(gpu1), 950)
 		stuck := startReserve(t.Context(), m, onGPU0, 100)
 		stuck2 := startReserve(t.Context(), m, onGPU0, 5)
 		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 100)
+		time.Sleep(reservation.StallTimeout - time.Second)
 		other := startReserve(t.Context(), m, reservation.Specific(gpu1), 100)
 		for _, c := range []*call{stuck, stuck2, either, other} {
 			c.waiting(t)
 		}
-		var asked []string
-		full := func(ids ...string) func(tier.ID) (bool, bool) {
-			return func(id tier.ID) (full, early bool) {
-				m.Demand(nil) // no lock is held: this must not deadlock
-				asked = append(asked, id.String())
-				return slices.Contains(ids, id.String()), false
-			}
-		}
-		if n := m.Refuse(full(), "hint"); n != 0 {
-			t.Errorf("%d were refused though nothing is full", n)
-		}
-		if want := []string{"gpu:0", "gpu:1"}; !slices.Equal(asked, want) {
-			t.Errorf("asked about %v; want %v", asked, want)
-		}
-		var late *call
-		n := m.Refuse(func(id tier.ID) (full, early bool) {
-			if late == nil { // comes too late to be refused
-				late = startReserve(t.Context(), m, onGPU0, 7)
-				late.waiting(t)
-			}
-			return id == gpu0, false
-		}, "use a larger disk")
-		if n != 2 {
-			t.Errorf("%d were refused; want 2", n)
-		}
-		late.waiting(t)
+		time.Sleep(2 * time.Second)
 		err := stuck.failed(t, tier.ErrNoSpace)
 		stuck2.failed(t, tier.ErrNoSpace)
 		var e *tier.NoSpaceError
@@ -397,35 +432,34 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 		}
 		either.waiting(t)
 		other.waiting(t)
-		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 3 {
-			t.Errorf("%d were refused; want 3", n)
+		if n := m.Waits().Refused; n != 2 {
+			t.Errorf("%d were refused; want 2", n)
 		}
-		late.failed(t, tier.ErrNoSpace)
+		rest := mustAlloc(t, b, 950)
+		release(t, b)
+		time.Sleep(reservation.StallTimeout + time.Second)
 		either.failed(t, tier.ErrNoSpace)
 		err = other.failed(t, tier.ErrNoSpace)
-		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint != "enlarge gpu:1" {
+		if !errors.As(err, &e) || e.Space != gpu1 || e.Available != 50 || e.Hint == "use a larger disk" {
 			t.Errorf("%+v", err)
 		}
-		if n := m.Refuse(full("gpu:0", "gpu:1"), ""); n != 0 {
-			t.Errorf("%d were refused; want none", n)
-		}
-		release(t, a, b)
-		wantUsage(t, spaces["gpu:0"], 0, 0, 0)
+		release(t, a, rest)
 	})
 }
 
 // The large one is refused; the one behind it, for which there is room, is not.
 func TestRefuseServesThoseBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, _ := one(t, 100, -1)
-		held := mustTry(t, m, onGPU0, 50)
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1,
+			Evict: func(context.Context, tier.ID, int64) (e reservation.Eviction) { return e },
+		})
+		held := restingIn(t, m, gpu0, 50)
 		large := startReserve(t.Context(), m, onGPU0, 90)
 		large.waiting(t)
 		small := startReserve(t.Context(), m, onGPU0, 40)
 		small.waiting(t)
-		if n := m.Refuse(func(tier.ID) (full, early bool) { return true, false }, ""); n != 1 {
-			t.Errorf("%d were refused; want 1", n)
-		}
+		time.Sleep(reservation.StallTimeout + time.Second)
 		large.failed(t, tier.ErrNoSpace)
 		release(t, small.served(t), held)
 	})

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spillway-db/spillway"
@@ -101,11 +102,15 @@ func (badEstimator) Observe(string, admission.Measured) { panic("no estimate") }
 func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	log := new(syncBuffer)
 	pressed := make(chan struct{})
+	var waits atomic.Pointer[context.CancelFunc]
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
 		c.Policy = badPolicy{monitor.PlanOrder()}
 		c.Events = func(e spillway.Event) {
 			if e.Kind == events.PressureRose {
 				close(pressed)
+			}
+			if cancel := waits.Load(); cancel != nil && e.Kind == events.WaitBegun {
+				(*cancel)()
 			}
 			panic(e.Kind)
 		}
@@ -116,7 +121,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe", "the function of OnEvict"}
+	want := []string{"Policy.Key", "Config.Events", "Estimator.Observe"}
 	nothing := func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil }
 	if err := eng.RunTask(t.Context(), spillway.Task{Operator: "sort", Output: 4096}, nothing); err != nil {
 		t.Error(err)
@@ -141,11 +146,10 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	}
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
-	unsubscribe := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { cancel(); panic("demand") })
+	waits.Store(&cancel)
 	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
-	unsubscribe()
 	if err := errors.Join(eng.Quota().SetLimit(4096), all.Release()); err != nil {
 		t.Error(err)
 	}
@@ -198,18 +202,19 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 	opened, waits, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	first := true
 	eng, err := callbackEngine(t, func(c *spillway.Config) {
-		c.Events = on(events.PressureRose, func(spillway.Event) { // on the monitor's goroutine
-			if !first {
+		c.Events = func(e spillway.Event) { // on the monitor's goroutine
+			if e.Kind == events.WaitBegun {
+				close(waits)
+			}
+			if e.Kind != events.PressureRose || !first {
 				return
 			}
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			cancel := eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { close(waits) })
-			defer cancel()
 			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
 			ended <- errors.Join(err, r.Release())
-		})
+		}
 	})
 	if err != nil {
 		t.Fatal(err)

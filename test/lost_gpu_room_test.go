@@ -26,7 +26,7 @@ func (l *losable) waiting(t *testing.T) waiting {
 	var cancel func()
 	w.ctx, cancel = context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("it takes for ever"))
 	t.Cleanup(cancel)
-	t.Cleanup(l.eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { w.begun <- struct{}{} }))
+	l.begun.Store(&w.begun)
 	return w
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,12 +37,13 @@ var (
 
 // losable is an engine over simulated GPUs that can be lost.
 type losable struct {
-	t    *testing.T
-	eng  *spillway.Engine
-	repo *repository.Repository
-	gpus []*faultdev.Device
-	told chan spillway.Event
-	log  *syncBuffer
+	begun atomic.Pointer[chan struct{}] // gets one for each wait for room that begins
+	t     *testing.T
+	eng   *spillway.Engine
+	repo  *repository.Repository
+	gpus  []*faultdev.Device
+	told  chan spillway.Event
+	log   *syncBuffer
 }
 
 // syncBuffer is a log that may be read while it is written.
@@ -81,7 +83,14 @@ func openLosable(t *testing.T, gpus int, memory int64, rules ...faultdev.Rule) *
 	cfg := spillway.Config{
 		HostMemory: spillway.Bytes(2 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}, MonitorPeriod: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(l.log, nil)),
-		Events: on(events.Lost, func(lost spillway.Event) { l.told <- lost }),
+		Events: func(e spillway.Event) {
+			switch begun := l.begun.Load(); {
+			case e.Kind == events.Lost:
+				l.told <- e
+			case e.Kind == events.WaitBegun && begun != nil:
+				*begun <- struct{}{}
+			}
+		},
 	}
 	for range gpus {
 		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(memory), Wrap: func(dev tier.Device) (tier.Device, error) {
@@ -289,7 +298,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("it takes for ever"))
 	defer cancel()
 	waits := make(chan struct{}, 16)
-	defer l.eng.Reservations().OnEvict(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
+	l.begun.Store(&waits)
 	take := func(k tier.Kind, part int64) reservation.Reservation {
 		s := l.eng.Reservations().Spaces().InTier(k)[0]
 		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.Available()/part/tier.Page*tier.Page)

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -30,12 +31,19 @@ type refuser struct {
 	repo  *repository.Repository
 	gpus  []*faultdev.Device
 	files []*faultfs.FS
+	begun chan struct{} // a wait for room has begun
 }
 
 func openRefuser(t *testing.T, gpus, disks int, codec convert.Codec) *refuser {
 	t.Helper()
-	r := &refuser{gpus: make([]*faultdev.Device, gpus)}
+	r := &refuser{gpus: make([]*faultdev.Device, gpus), begun: make(chan struct{}, 1)}
 	cfg := spillway.Config{HostMemory: spillway.Bytes(4 << 20), Codec: codec, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	cfg.Events = on(events.WaitBegun, func(spillway.Event) {
+		select {
+		case r.begun <- struct{}{}:
+		default:
+		}
+	})
 	for i := range r.gpus {
 		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: spillway.Bytes(4 << 20), Wrap: func(d tier.Device) (tier.Device, error) {
 			r.gpus[i] = faultdev.New(d, 1)
@@ -160,13 +168,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		demand := make(chan struct{}, 1)
-		defer r.Reservations().OnEvict(func(context.Context, tier.ID, int64) {
-			select {
-			case demand <- struct{}{}:
-			default:
-			}
-		})()
+		demand := r.begun
 		put := make(chan error, 1)
 		go func() {
 			put <- r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words),

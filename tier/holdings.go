@@ -227,7 +227,7 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 	}
 	for _, p := range s.books.Promises() {
 		switch {
-		case p.Owner == occupied:
+		case p.Owner == books.Occupied:
 		case p.Moves:
 			a.Others += p.Promised
 		default:

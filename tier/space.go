@@ -363,11 +363,8 @@ func (s *Space) Promise(n int64) (*books.Promise, error) {
 // outlived a process, or that is lent to the space. The limit does not count, because the bytes are
 // there; more than the capacity is a NoSpaceError.
 func (s *Space) Occupy(n int64) (*books.Promise, error) {
-	return s.promise(n, -s.cfg.Capacity, occupied)
+	return s.promise(n, -s.cfg.Capacity, books.Occupied)
 }
-
-// occupied is the owner of what Occupy promises.
-var occupied any = struct{ name string }{"memory that was there before"}
 
 // promise charges the quota, and tries to reserve n bytes for as long as clean images are in the
 // way. spare is that of books.Reserve.

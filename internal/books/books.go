@@ -48,6 +48,9 @@ type State struct {
 	Usage
 	Marks
 	Changes uint64 // grows with each change of the books
+	// Progress grows with each change that may lead to room for a waiter, and is the same after a
+	// move to the space that has failed.
+	Progress uint64
 }
 
 // Books are the counts of one space. They are safe for concurrent use.
@@ -92,6 +95,7 @@ func (b *Books) SetMarks(m Marks) {
 	}
 	b.now.Marks = m
 	b.now.Changes++
+	b.now.Progress++
 }
 
 // ResetPeak makes the present use the peak.
@@ -151,6 +155,9 @@ func (b *Books) move(n int64, from, to *int64) {
 	b.takeLocked(n, from)
 	if to != nil {
 		*to += n
+	}
+	if to != &b.now.Retired {
+		b.now.Progress++
 	}
 }
 

@@ -368,6 +368,33 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// TestProgress: a move that fails is no progress, and all else that may lead to room is.
+func TestProgress(t *testing.T) {
+	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
+	move := func(well bool) {
+		p, _ := promise(b, 10, 0, nil, true)
+		if p.Draw(10, 0, false); !well {
+			b.Retire(10)
+			p.Reclaim(10)
+		}
+		p.Release()
+	}
+	before := b.Now().Progress
+	if move(false); b.Now().Progress != before {
+		t.Error("a move that has failed is progress")
+	}
+	p, _ := promise(b, 10, 0, nil, false)
+	for name, f := range map[string]func(){
+		"a move": func() { move(true) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
+		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "release": func() { p.Release() },
+	} {
+		before := b.Now().Progress
+		if f(); b.Now().Progress <= before {
+			t.Errorf("%s is no progress", name)
+		}
+	}
+}
+
 // TestMarks: a limit alone leaves the other marks. After a limit of 0 none changes.
 func TestMarks(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})

@@ -55,6 +55,7 @@ func (h *Hold) Begin(b *Books, v HoldView) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.now.Changes++
+	b.now.Progress++
 	v.begun = b.now.Changes
 	h.books, h.view = b, v
 	b.holds[h] = struct{}{}
@@ -66,6 +67,7 @@ func (h *Hold) SetOwner(owner any) {
 	defer h.books.mu.Unlock()
 	h.view.Owner = owner
 	h.books.now.Changes++
+	h.books.now.Progress++
 }
 
 // Owner returns the owner.
@@ -84,4 +86,5 @@ func (h *Hold) End() {
 	defer h.books.mu.Unlock()
 	delete(h.books.holds, h)
 	h.books.now.Changes++
+	h.books.now.Progress++
 }

@@ -27,6 +27,9 @@ type By struct {
 	Stack invariants.Trace // where it was made, in an invariants build
 }
 
+// Occupied is the owner of promises for memory that was in use before its space was made.
+var Occupied any = struct{ name string }{"memory that was there before"}
+
 // PromiseView is a promise at one moment, or the sum of several.
 type PromiseView struct {
 	By
@@ -58,6 +61,9 @@ func (b *Books) TryOpen(p *Promise, n int64, owner any, moves bool) (ok bool, us
 // addLocked adds n promised bytes to a sum of open promises.
 func (b *Books) addLocked(by By, n int64) {
 	b.now.Changes++
+	if !by.Moves {
+		b.now.Progress++
+	}
 	switch {
 	case by.Owner != nil || invariants.Enabled:
 		if b.owned[by] += n; b.owned[by] == 0 {
@@ -124,6 +130,9 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
 	}
 	b.now.Changes++
+	if !p.by.Moves || p.released && (drawn != 0 || p.drawn > 0) { // a move counts once it has ended well
+		b.now.Progress++
+	}
 	if promised != 0 {
 		b.addLocked(p.by, promised)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -183,13 +184,10 @@ func TestAloneWaitsForRoom(t *testing.T) {
 		if d := w.m.Demand(nil); len(d) != 1 || d[0].Bytes != 1000 {
 			t.Fatalf("the demand is %+v", d)
 		}
-		full := func(tier.ID) (full, early bool) { return true, false }
-		if n := w.m.Refuse(full, "nothing can be moved"); n != 1 {
-			t.Fatalf("%d were refused", n)
-		}
-		var noSpace *tier.NoSpaceError
-		err = c.fails(tier.ErrNoSpace)
-		if !errors.As(err, &noSpace) || noSpace.Available != 700 || noSpace.Hint == "" {
+		time.Sleep(reservation.StallTimeout + time.Second) // nobody releases anything
+		var stuck *reservation.DeadlockError
+		err = c.fails(reservation.ErrDeadlock)
+		if !errors.As(err, &stuck) || stuck.Available != 700 || stuck.Held != 0 {
 			t.Errorf("refused with %v", err)
 		}
 		c = w.admit(exactly(5000))
@@ -273,7 +271,7 @@ func TestAloneInAFullSpace(t *testing.T) {
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		w.m.Refuse(func(id tier.ID) (full, early bool) { return id == idle, false }, "nothing can be moved")
+		time.Sleep(reservation.StallTimeout / 2)
 		c.waits()
 		w.end(one)
 		w.end(c.runs())

@@ -50,6 +50,14 @@ type item struct {
 	ends   time.Duration // when the last move ends
 }
 
+// space is one space of the simulated engine. All sizes are bytes.
+type space struct {
+	ID                   tier.ID
+	Limit, Trigger, Stop int64
+	Used, Waiting        int64 // Waiting is what the put or the use at hand needs
+	Base                 int64 // used bytes of no batch
+}
+
 // simulation is one engine and its clock. It is sequential: each put and each use happens at its
 // recorded time, or when those before it have ended. Meanwhile decide.Decide, with the victims in the
 // policy's order, moves batches to slower tiers, one at a time on each edge.
@@ -58,7 +66,7 @@ type simulation struct {
 	bandwidth map[Edge]float64 // in bytes a second
 	start     int64            // unix nanoseconds at the clock's zero
 	now       time.Duration
-	spaces    []decide.Space
+	spaces    []space
 	live      []*item  // in the order of their puts
 	moving    []*item  // by the ends of their moves
 	origins   []Origin // of plans and repositories, in the order of their first puts
@@ -119,7 +127,7 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 	missing := maps.Clone(set.Capacity)
 	for _, of := range t.Spaces {
 		delete(missing, of.ID.Kind)
-		sp := decide.Space{
+		sp := space{
 			ID: of.ID, Limit: of.Limit, Trigger: of.Trigger, Stop: of.Stop, Used: of.Held, Base: of.Held,
 		}
 		if want := set.Capacity[of.ID.Kind]; want > 0 && of.Capacity > 0 {
@@ -151,7 +159,7 @@ func newSimulation(t *Trace, set Setting) (*simulation, error) {
 }
 
 func (s *simulation) indexOf(id tier.ID) int {
-	return slices.IndexFunc(s.spaces, func(sp decide.Space) bool { return sp.ID == id })
+	return slices.IndexFunc(s.spaces, func(sp space) bool { return sp.ID == id })
 }
 
 // duration returns how long the move of so many bytes takes.
@@ -295,51 +303,92 @@ func (s *simulation) runUntil(t time.Duration) {
 	s.now = max(s.now, t)
 }
 
-// decide begins the moves that decide.Decide wants.
+// decide begins the moves that decide.Decide wants: for the put or use that waits, and for spaces that
+// are above their triggers.
 func (s *simulation) decide() {
-	if !slices.ContainsFunc(s.spaces, func(sp decide.Space) bool { return sp.Waiting > 0 || sp.Used >= sp.Trigger }) {
+	for i := len(s.spaces) - 1; i >= 0; i-- { // what leaves slower spaces makes room for the others
+		sp := &s.spaces[i]
+		if sp.Waiting > 0 {
+			s.evict(i, sp.Used+sp.Waiting-sp.Limit-s.leaving(i), decide.Demand)
+		}
+		if i+1 < len(s.spaces) {
+			s.evict(i, decide.Excess(sp.Used, sp.Trigger, sp.Stop)-s.leaving(i), decide.Trigger)
+		}
+	}
+}
+
+// leaving returns how many bytes of a space are being moved out of it.
+func (s *simulation) leaving(from int) (bytes int64) {
+	for _, it := range s.moving {
+		if it.at == from {
+			bytes += it.Bytes
+		}
+	}
+	return bytes
+}
+
+// evict begins moves of batches out of a space, as far as its edges are free. A batch for which room
+// must be made in a slower space leaves after that.
+func (s *simulation) evict(from int, need int64, reason string) {
+	if need <= 0 {
 		return
 	}
-	for i := range s.spaces {
-		sp := &s.spaces[i]
-		sp.Leaving, sp.Down, sp.Victims = 0, nil, nil
-		for j, to := range s.spaces {
-			if to.ID.Kind <= sp.ID.Kind {
-				continue
-			}
-			edge := decide.Edge{To: j, Free: 1}
-			for _, it := range s.moving {
-				if it.at == i && it.to == j {
-					sp.Leaving += it.Bytes
-					edge.UnderWay, edge.Free = 1, 0
-				}
-			}
-			sp.Down = append(sp.Down, edge)
+	var state decide.Snapshot
+	var places []int
+	for i, sp := range s.spaces {
+		if i != from && sp.ID.Kind <= s.spaces[from].ID.Kind {
+			continue
 		}
-		var list []monitor.Victim
-		for n, it := range s.live {
-			if it.at != i || it.busy || len(sp.Down) == 0 {
-				continue
-			}
-			v := monitor.Victim{ID: batch.ID(n), Bytes: it.Bytes, Key: s.policy.Key(it.Info)}
-			to := sp.Down[0].To
-			if c := slices.IndexFunc(sp.Down, func(e decide.Edge) bool { return it.copies.Has(e.To) }); c >= 0 {
-				to = sp.Down[c].To
-			} else {
-				v.Down = s.duration(i, to, it.Bytes)
-			}
-			v.Up = s.duration(to, i, it.Bytes)
-			list = append(list, v)
+		t := decide.Space{
+			ID: sp.ID, Room: sp.Limit - sp.Used - sp.Waiting + s.leaving(i),
+			Calm: sp.Trigger - 1 - sp.Used + s.leaving(i), Victims: s.victims(i),
 		}
-		slices.SortStableFunc(list, func(a, b monitor.Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
-		s.policy.Order(s.start+int64(s.now), list)
-		for _, v := range list {
-			sp.Victims = append(sp.Victims, decide.Victim{
-				N: int(v.ID), Bytes: v.Bytes, Key: v.Key, Copied: s.live[v.ID].copies,
-			})
+		if sp.ID.Kind == s.spaces[len(s.spaces)-1].ID.Kind {
+			t.Calm, t.Victims = math.MaxInt64, nil
+		}
+		state, places = append(state, t), append(places, i)
+	}
+	moves, _ := decide.Decide(state, places, need)
+	for _, m := range moves {
+		it, to := s.live[m.Victim.N], places[m.To]
+		busy := slices.ContainsFunc(s.moving, func(o *item) bool { return o.at == from && o.to == to })
+		switch {
+		case m.Make > 0:
+			s.evict(to, m.Make-s.leaving(to), reason)
+		case !busy && it.Bytes <= s.spaces[to].Limit-s.spaces[to].Used:
+			s.begin(it, to, reason)
 		}
 	}
-	for _, m := range decide.Decide(decide.Snapshot{Spaces: s.spaces}).Moves {
-		s.begin(s.live[m.Victim.N], m.To, m.Reason)
+}
+
+// victims returns the batches that could leave a space, in the policy's order.
+func (s *simulation) victims(from int) (victims []decide.Victim) {
+	var list []monitor.Victim
+	for n, it := range s.live {
+		if it.at != from || it.busy {
+			continue
+		}
+		v := monitor.Victim{ID: batch.ID(n), Bytes: it.Bytes, Key: s.policy.Key(it.Info)}
+		to := -1
+		for i, sp := range s.spaces {
+			first := to < 0 || it.copies.Has(i) && !it.copies.Has(to)
+			if sp.ID.Kind > s.spaces[from].ID.Kind && first {
+				to = i
+			}
+		}
+		if to < 0 {
+			return nil // there is no slower tier
+		}
+		if !it.copies.Has(to) {
+			v.Down = s.duration(from, to, it.Bytes)
+		}
+		v.Up = s.duration(to, from, it.Bytes)
+		list = append(list, v)
 	}
+	slices.SortStableFunc(list, func(a, b monitor.Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
+	s.policy.Order(s.start+int64(s.now), list)
+	for _, v := range list {
+		victims = append(victims, decide.Victim{N: int(v.ID), Bytes: v.Bytes, Key: v.Key, Copied: s.live[v.ID].copies})
+	}
+	return victims
 }

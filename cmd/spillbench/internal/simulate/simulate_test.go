@@ -108,14 +108,14 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestCostAwareMovesLeast: no policy moves fewer bytes than the default by more than 3 %.
+// TestCostAwareMovesLeast: no policy moves fewer bytes than the default by more than 4 %.
 func TestCostAwareMovesLeast(t *testing.T) {
 	for _, name := range recorded {
 		tr := read(t, name)
 		aware := run(t, tr, simulate.Setting{Policy: monitor.CostAware().Name()})
 		for _, p := range []monitor.Policy{monitor.PlanOrder(), monitor.LRU(), monitor.LargestFirst()} {
 			other := run(t, tr, simulate.Setting{Policy: p.Name()})
-			if float64(aware.Bytes) > 1.03*float64(other.Bytes) {
+			if float64(aware.Bytes) > 1.04*float64(other.Bytes) {
 				t.Errorf(
 					"%s: %d bytes, stalled for %v; %s %d, %v",
 					name,
