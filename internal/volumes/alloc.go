@@ -433,6 +433,41 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e.unref()
 }
 
+// Shrink gives the room of a memory behind its first size bytes back: whole pages, or units if the
+// volume encrypts. If a file cannot be cut, the memory stays as it is. Nothing may use it meanwhile.
+func (v *Volume) Shrink(m tier.Memory, size int64) {
+	e := m.(*extents)
+	size = round(size)
+	if e.units != nil { // the last unit is sealed as a whole
+		size = (size + seal.Unit - 1) / seal.Unit * seal.Unit
+	}
+	if size >= e.size {
+		return
+	}
+	if e.kept != nil && !v.cutKept(e.kept, size) {
+		return
+	}
+	v.pacer.Settle(e.unwritten.Swap(0))
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if e.kept != nil {
+		v.mu.used -= round(e.size) - size
+	}
+	var left []piece
+	for _, p := range e.pieces {
+		keep := min(p.Len, max(0, size-p.Off))
+		if keep < p.Len && e.kept == nil {
+			rest := p.At
+			rest.off += keep
+			source{v}.Free(rest, p.Len-keep)
+		}
+		if p.Len = keep; keep > 0 {
+			left = append(left, p)
+		}
+	}
+	e.size, e.pieces = size, left
+}
+
 // ref holds the room for a transfer.
 func (e *extents) ref() error {
 	for {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/oneline"
+	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -125,6 +126,9 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 			return tier.ErrClosed
 		} else if err != nil {
 			return err
+		}
+		if e.size > 0 { // the memory may have been cut since it was allocated
+			seals = seals[:seal.UnitsIn(0, e.size)]
 		}
 		m.Salt, m.Number, m.Seals = e.units.Key().Salt(), e.units.Number(), seals
 	}
@@ -423,6 +427,15 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 		return bare(err)
 	}
 	return oneline.Join(bare(transferAll(f.WriteAt, p, off, 1)), bare(f.Close()))
+}
+
+// cutKept makes a file shorter, and reports whether it could.
+func (v *Volume) cutKept(k *keptFile, size int64) bool {
+	f, err := v.openKept(k, false)
+	if err != nil {
+		return false
+	}
+	return oneline.Join(f.Truncate(size), f.Close()) == nil
 }
 
 // freeKept removes the file of a memory that was freed, and gives its room back.
