@@ -144,12 +144,12 @@ func (b *Batch) copiedInLocked(space *tier.Space) bool {
 // becomes one, even if it embeds one of ours, because it may have a Release of its own.
 func keep(p Payload, ended func(used bool)) *copyOf {
 	lockrank.AssertNone("a payload becomes a copy")
-	switch p.(type) {
-	case *payload.Image, *payload.Packed:
-		p := p.(copyable)
-		if c := p.KeepCopy(ended); c != nil {
-			return &copyOf{payload: p, held: c, ended: ended}
-		}
+	img, ok := p.(*payload.Image)
+	if !ok {
+		return nil
+	}
+	if c := img.KeepCopy(ended); c != nil {
+		return &copyOf{payload: img, held: c, ended: ended}
 	}
 	return nil
 }

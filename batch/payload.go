@@ -26,7 +26,12 @@ const (
 
 // ImageType returns the form that an image has in tier k, and "" for an invalid
 // tier.
-func ImageType(k tier.Kind) PayloadType { return payload.ImageType(k) }
+func ImageType(k tier.Kind) PayloadType {
+	if !k.Valid() {
+		return ""
+	}
+	return payload.TypeOf(k, payload.Plain)
+}
 
 // Payload is the form that a batch has now. It is immutable except for its release,
 // and owned by one batch, which releases it. Implementations are comparable (a

@@ -67,55 +67,41 @@ func (m *Mover) ingest(
 	dicts := store.Resolve(l.Dictionaries(), renew)
 	defer store.LetGo(dicts...)
 	what := takes{body: l.Size(), dicts: transfer.Distinct(dicts)}
-	var space *tier.Space
-	var buf *tier.Buffer
-	var runs []payload.Run
-	packed := false
-	var shared []batch.Shared
+	var parts payload.Parts
 	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Incoming(), waits: waits, slower: true, do: func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
-			space = r.Space()
-			if packed = m.cfg.Builtin.Choose.PacksOnce(m.cfg.Builtin.Codec, l.Size(), space.ID()); packed {
-				shared, runs, err = m.ingestPacked(ctx, l, dicts, r)
-				return err
-			}
-			buf, shared, err = m.ingestImage(ctx, l, dicts, r)
+			parts, err = m.ingestImage(ctx, l, dicts, r)
 			return err
 		})
 	}})
+	if err == nil {
+		parts.Descriptor, err = l.Descriptor()
+	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, parts.Release())
 	}
-	desc, err := l.Descriptor()
-	if err != nil {
-		for i := range runs {
-			err = errors.Join(err, runs[i].Buffer.Release())
-		}
-		return nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
-	}
-	if packed {
-		return payload.NewPacked(desc, runs, space, shared...), nil
-	}
-	return batch.NewImage(desc, buf, space, shared...), nil
+	return payload.New(parts), nil
 }
 
-// ingestImage lays a record out without compression. It writes while the reservation is open,
-// because a volume's file system may turn out to be full only at the write; inRoom then tries
-// another space.
-func (m *Mover) ingestImage(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (*tier.Buffer, []batch.Shared, error) {
-	buf, err := transfer.AllocBody(r, l.Size(), l.Cuts())
+// ingestImage lays a record out, compressed if that should pay. It writes while the reservation is
+// open, because a volume's file system may turn out to be full only at the write, and because the
+// compressed size is known only then; inRoom then tries another space. After an error it has taken
+// nothing.
+func (m *Mover) ingestImage(
+	ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
+) (parts payload.Parts, err error) {
+	b := m.cfg.Builtin
+	parts.Space = r.Space()
+	if b.Choose.PacksOnce(b.Codec, l.Size(), r.Space().ID()) {
+		parts.Encoding = payload.Compressed
+	}
+	if parts.Shared, err = m.ingestDictionaries(ctx, l, dicts, r); err == nil {
+		err = b.Lay(ctx, l, &parts, r)
+	}
 	if err != nil {
-		return nil, nil, err
+		return payload.Parts{}, errors.Join(err, parts.Release())
 	}
-	shared, err := m.ingestDictionaries(ctx, l, dicts, r)
-	if err == nil && buf != nil {
-		l.Rewind() // an attempt in another space may have written a part
-		err = m.cfg.Builtin.Lay(ctx, l, buf)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
-	}
-	return buf, shared, nil
+	return parts, nil
 }
 
 // ingestDictionaries lays the dictionaries out that r's space does not have, with one permit for
@@ -134,37 +120,21 @@ func (m *Mover) ingestDictionaries(ctx context.Context, l *image.Layout, dicts [
 	return shared, err
 }
 
-// ingestPacked lays a record out on disk and compresses it on the way. It needs the whole
-// reservation until the end, because the compressed size is known only then.
-func (m *Mover) ingestPacked(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, runs []payload.Run, err error) {
-	if shared, err = m.ingestDictionaries(ctx, l, dicts, r); err != nil {
-		return nil, nil, err
-	}
-	if runs, err = m.cfg.Builtin.LayRuns(ctx, l, r); err != nil {
-		return nil, nil, errors.Join(err, transfer.ReleaseAll(shared))
-	}
-	return shared, runs, nil
-}
-
 // layDictionaries returns a reference to each dictionary of l in the space of r. It lays those out
 // that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
 func (m *Mover) layDictionaries(ctx context.Context, l *image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range l.Dictionaries() {
 		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			buf, err := transfer.AllocBody(r, sub.Size(), sub.Cuts())
+			parts := payload.Parts{Space: r.Space()}
+			err := m.cfg.Builtin.Lay(ctx, sub, &parts, r)
+			if err == nil {
+				parts.Descriptor, err = sub.Descriptor()
+			}
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, errors.Join(err, parts.Release())
 			}
-			sub.Rewind()
-			if err := m.cfg.Builtin.Lay(ctx, sub, buf); err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
-			}
-			desc, err := sub.Descriptor()
-			if err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
-			}
-			return buf, desc, nil
+			return parts.Buffers[0], parts.Descriptor, nil // a dictionary of its own is not empty
 		})
 		if err != nil {
 			return nil, errors.Join(err, transfer.ReleaseAll(shared))

@@ -244,7 +244,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := tr.Payload().(*payload.Packed).Runs()[0].Buffer.Memory().(tier.FileMemory)
+	f := tr.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory)
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}
@@ -279,8 +279,9 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := tr.Payload().(*payload.Packed).Runs()
-	p := runs[len(runs)-1].Buffer.Memory().(tier.HostMemory).Extents()[0]
+	img := tr.Payload().(*batch.Image)
+	last := img.Runs()[len(img.Runs())-1]
+	p := img.Buffer().Memory().(tier.HostMemory).Extents()[0][last.Offset:]
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if err != nil {
 		return nil, err
 	}
-	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
+	if img, ok := payload.(*batch.Image); ok && img.Type() == batch.HostImage {
 		return openImage(openedBy(ctx, h), img, nil)
 	}
 	img, err := m.hostImage(ctx, payload)

@@ -238,7 +238,7 @@ func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to ba
 	if desc := descriptorOf(src); desc != nil {
 		bytes = max(bytes, desc.Body) // compressed it may be much less than what is between
 	}
-	if img, ok := src.(transfer.Imaged); ok {
+	if img, ok := src.(*batch.Image); ok {
 		for _, s := range img.Shared() {
 			bytes += s.Buffer().Charge() // it may be missing between, too
 		}

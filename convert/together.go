@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -78,7 +79,8 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 // image returns a payload if it may be moved together with what is in t.from; else nil.
 func (t *together) image(p batch.Payload) *batch.Image {
 	img, ok := p.(*batch.Image)
-	if !ok || t.from != nil && img.Space() != t.from || img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
+	if !ok || img.Encoding() != payload.Plain || t.from != nil && img.Space() != t.from ||
+		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
 		return nil
 	}
 	desc := img.Descriptor()

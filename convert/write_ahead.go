@@ -82,19 +82,10 @@ func (m *Mover) lease(p batch.Payload) (end func(), ok bool) {
 			ends = append(ends, one)
 		}
 	}
-	var img interface {
-		Buffers() []*tier.Buffer
-		EachShared(func(*tier.Buffer))
-	}
-	switch p := p.(type) {
-	case *payload.Image:
-		img = p
-	case *payload.Packed:
-		img = p
-	default:
+	img, ok := p.(*payload.Image)
+	if !ok || img.Encoding() == payload.Scattered {
 		return end, false
 	}
-	ok = true
 	for _, b := range img.Buffers() {
 		add(b)
 	}

@@ -110,12 +110,11 @@ func (r *releases) drop(ids ...uintptr) {
 func charged(p batch.Payload, zeros *tier.Buffer) (out []payload.DeviceRange) {
 	var bufs []*tier.Buffer
 	var shared []batch.Shared
-	switch p := p.(type) {
-	case *batch.Image:
-		bufs, shared = []*tier.Buffer{p.Buffer(), zeros}, p.Shared()
-	case *payload.Table:
-		out = slices.Clone(p.Ranges())
-		bufs, shared = []*tier.Buffer{zeros}, p.Shared()
+	if p, ok := p.(*batch.Image); ok {
+		bufs, shared, out = []*tier.Buffer{zeros}, p.Shared(), slices.Clone(p.Ranges())
+		if p.Encoding() != payload.Scattered {
+			bufs = append(bufs, p.Buffer())
+		}
 	}
 	for _, s := range shared {
 		bufs = append(bufs, s.Buffer())

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
@@ -151,39 +149,6 @@ func applyAdjustment(a *payload.Adjustment, p []byte, at int64) {
 		for i := int64(0); i < int64(len(p)); i += a.Width {
 			putOffset(p[i:], a.Width, min(signed(p[i:], a.Width, 0)-a.Base, a.Count))
 		}
-	}
-}
-
-// Summer makes the checksums of a body that comes by in pieces: in order, or, if each piece is
-// a whole number of chunks, as it comes.
-type Summer struct {
-	body int64
-	Sums []uint64
-	hash *xxh3.Hasher
-}
-
-func NewSummer(body int64) *Summer {
-	return &Summer{body: body, Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk)}
-}
-
-func (s *Summer) Add(p []byte, off int64) {
-	for len(p) > 0 {
-		chunk := off / payload.SumChunk
-		begin, end := chunk*payload.SumChunk, min((chunk+1)*payload.SumChunk, s.body)
-		n := min(int64(len(p)), end-off)
-		if off == begin && off+n == end {
-			s.Sums[chunk] = xxh3.Hash(p[:n])
-		} else {
-			if s.hash == nil {
-				s.hash = xxh3.New()
-			}
-			s.hash.Write(p[:n]) // never fails
-			if off+n == end {
-				s.Sums[chunk] = s.hash.Sum64()
-				s.hash.Reset()
-			}
-		}
-		p, off = p[n:], off+n
 	}
 }
 

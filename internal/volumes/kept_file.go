@@ -33,7 +33,7 @@ import (
 const (
 	tailSize  = 1024
 	tailMagic = "SPLKEPT1"
-	formatTag = "SPLKDIR1"
+	formatTag = "SPLKDIR2"
 
 	// maxHeader bounds the header of a body of length 0; a longer body may have one page more for
 	// each MiB, which is twice what its seals and checksums need.

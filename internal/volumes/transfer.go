@@ -116,7 +116,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	}
 	job := pump.Job[bool]{
 		Pieces: int((end - begin + step - 1) / step), Lanes: e.v.cfg.Depth, Pool: &e.v.helpers,
-		End: func(ctx context.Context, _ bool, i int) error {
+		Do: func(ctx context.Context, _ bool, i int) error {
 			from := max(off, begin+int64(i)*step)
 			to := min(end, begin+int64(i+1)*step)
 			return e.move(ctx, file, p[from-off:to-off], from, write)
