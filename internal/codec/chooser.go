@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"context"
 	"runtime"
 	"sync"
 	"time"
@@ -364,25 +363,6 @@ func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	if slower && c.Chosen != nil {
 		c.Chosen(d.id, None, 1)
 	}
-}
-
-// Metered returns the memory of a disk's space so that the transfers with it are measured.
-func (c *Chooser) Metered(space tier.ID, m tier.FileMemory) tier.FileMemory {
-	return meteredFile{m, c, c.Disk(space)}
-}
-
-type meteredFile struct {
-	tier.FileMemory
-	c *Chooser
-	d *Disk
-}
-
-func (f meteredFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.d.write, int64(len(p)), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
-}
-
-func (f meteredFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.d.read, int64(len(p)), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
 }
 
 // measured runs f, which moves so many bytes unless it fails or panics.

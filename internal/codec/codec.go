@@ -1,8 +1,7 @@
 // Package codec compresses what goes to disk, and chooses with what: by the measured speed of the
 // disk, and by samples of what is written.
 //
-// It measures alone, and moves nothing: package convert runs its transfers through Chooser.Timed
-// and Chooser.Metered.
+// It measures alone, and moves nothing: package transfer runs its transfers through Chooser.Timed.
 package codec
 
 import (

@@ -31,12 +31,6 @@ func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// IsMonitors reports whether ForMonitor made the context.
-func IsMonitors(ctx context.Context) bool {
-	d, _ := ctx.Value(dutyKey{}).(duty)
-	return d.monitor
-}
-
 // turns knows of the transfers with disks that somebody waits for. One transfer at a time may be
 // made in the time that they spare. The zero value is ready.
 type turns struct {
