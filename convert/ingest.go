@@ -92,7 +92,7 @@ func (m *Mover) ingestImage(
 ) (parts payload.Parts, err error) {
 	b := m.cfg.Builtin
 	parts.Space = r.Space()
-	if b.Choose.PacksOnce(b.Codec, l.Size(), r.Space().ID()) {
+	if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
 		parts.Encoding = payload.Compressed
 	}
 	if parts.Shared, err = m.ingestDictionaries(ctx, l, dicts, r); err == nil {

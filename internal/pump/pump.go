@@ -71,7 +71,24 @@ func (j *Job[R]) Run(ctx context.Context) error {
 		l.ctx, l.cancel = context.WithCancelCause(ctx)
 		defer l.cancel(nil)
 	}
-	l.first()
+	// The caller's lane stays to the end, and borrows again what it has yielded.
+	var r R
+	for has, more := false, true; more; {
+		if !has && l.Pool != nil {
+			err := guarded(func() (err error) { r, err = l.Pool.Borrow(l.ctx); return err })
+			if err != nil {
+				l.ended(err)
+				break
+			}
+		}
+		l.invite()
+		more, has = l.piece(r), true
+		if l.Pool != nil && more {
+			r, has = l.Pool.Yield(r)
+		} else if l.Pool != nil {
+			l.Pool.Return(r)
+		}
+	}
 	l.others.Wait()
 	return l.mu.err
 }
@@ -93,34 +110,6 @@ type run[R any] struct {
 		since time.Time
 		err   error
 	}
-}
-
-// first is the lane that stays to the end, and starts the others. It borrows again what it has
-// yielded.
-func (l *run[R]) first() {
-	var r R
-	var err error
-	for has, more := false, true; more; {
-		if !has && l.Pool != nil {
-			if r, err = l.borrow(); err != nil {
-				l.ended(err)
-				return
-			}
-		}
-		l.invite()
-		more = l.piece(r)
-		if has = true; more && l.Pool != nil {
-			r, has = l.Pool.Yield(r)
-		}
-	}
-	if l.Pool != nil {
-		l.Pool.Return(r)
-	}
-}
-
-func (l *run[R]) borrow() (r R, err error) {
-	defer guard.Error(&err, Panicked)
-	return l.Pool.Borrow(l.ctx)
 }
 
 // invite starts lanes while there is work for more and the pool has an R for each. Such a lane ends
@@ -145,18 +134,16 @@ func (l *run[R]) invite() {
 		l.mu.Unlock()
 		l.others.Go(func() {
 			labels.Transfer.Set()
-			more, has := true, true
-			for more && has {
+			for more, has := true, true; more && has; {
 				more = l.piece(r)
 				l.mu.Lock()
 				more = more && l.mu.lanes <= l.mu.most
 				l.mu.Unlock()
-				if more && l.Pool != nil {
+				if l.Pool != nil && more {
 					r, has = l.Pool.Yield(r)
+				} else if l.Pool != nil {
+					l.Pool.Return(r)
 				}
-			}
-			if has && l.Pool != nil {
-				l.Pool.Return(r)
 			}
 			l.mu.Lock()
 			l.mu.lanes--

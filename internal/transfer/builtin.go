@@ -65,7 +65,7 @@ func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batc
 	switch {
 	case !ok || to.Kind() != tier.Disk || src.Type() == batch.DiskImage:
 		return plain
-	case from.Encoding() != payload.Compressed && !b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID()):
+	case from.Encoding() != payload.Compressed && !b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return plain
 	case !has(src.Type(), compressed):
 		return plain
@@ -132,7 +132,11 @@ func (b *Builtin) convert(
 			return err
 		}
 		out.cut(&parts)
-		parts.Descriptor = in.descriptor()
+		if in.sums != nil { // it has checksums now
+			summed := *desc
+			summed.Sums = in.sums
+			parts.Descriptor = &summed
+		}
 		return nil
 	}
 	largest := max(desc.Body, largestShared(from.Shared()))
@@ -146,14 +150,23 @@ func (b *Builtin) convert(
 }
 
 // alloc draws the memory of an image that is not scattered from r. A compressed one gets as much as it
-// may need at most; see cut.
+// may need at most; see cut. Memory that nobody opens in place may be split at any page: it is
+// compressed, or is on a disk, where free room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
-	body, cuts := parts.Descriptor.Body, parts.Descriptor.Cuts
+	body, cuts := parts.Descriptor.Body, parts.Descriptor.Cuts()
+	var pages []int64
+	for at := int64(tier.Page); at < body; at += tier.Page {
+		pages = append(pages, at)
+	}
 	if parts.Encoding == payload.Compressed {
 		d.runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
-		cuts = func() []int64 { return pages(body) }
+		cuts = pages
 	}
-	buf, err := AllocBody(r, body, cuts())
+	buf, err := r.AllocCuts(body, cuts)
+	var full *tier.NoSpaceError
+	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
+		buf, err = r.AllocCuts(body, pages)
+	}
 	if err != nil || buf == nil {
 		return err
 	}
@@ -167,26 +180,6 @@ func (d *bytesTo) cut(parts *payload.Parts) {
 	if parts.Runs = d.runs; d.runs != nil && len(parts.Buffers) > 0 {
 		parts.Buffers[0].Shrink(d.stored.Load())
 	}
-}
-
-// pages lists where memory of so many bytes may be split, if any page will do.
-func pages(size int64) (cuts []int64) {
-	for at := int64(tier.Page); at < size; at += tier.Page {
-		cuts = append(cuts, at)
-	}
-	return cuts
-}
-
-// AllocBody draws memory for a body from r, which may be split at cuts. On a disk, where free room
-// may be in many pieces, the memory may be split at any page if it must, because nobody opens a
-// file in place.
-func AllocBody(r reservation.Reservation, size int64, cuts []int64) (*tier.Buffer, error) {
-	buf, err := r.AllocCuts(size, cuts)
-	var full *tier.NoSpaceError
-	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
-		return r.AllocCuts(size, pages(size))
-	}
-	return buf, err
 }
 
 // from returns an image as what is read. What an image on disk holds is compared with the checksums;
@@ -273,7 +266,7 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	}
 	l.Rewind() // an attempt in another space may have written a part
 	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return safely(func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{l}, size: l.Size()}) })
+		return safely(func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) })
 	})
 	if err == nil {
 		out.cut(parts)
@@ -298,7 +291,7 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 		src.size += img.Descriptor().Body
 	}
 	if src.Source = device; host != nil {
-		src.Source = gathered{host}
+		src.Source = gathered{pieces: host}
 	}
 	sink, err := memoryOf(buf)
 	if err != nil {
@@ -310,9 +303,15 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 }
 
 // gathered is host memory in many pieces, which is copied to be written at once.
-type gathered struct{ hostMemory }
+type gathered struct {
+	unseen
+	pieces hostMemory
+}
 
-func (gathered) View(int64, int64) []byte { return nil }
+// Fetch implements Source.
+func (m gathered) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
+	return m.pieces.Fetch(ctx, p, off)
+}
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {

@@ -36,42 +36,37 @@ func (b *Builtin) ReadColumns(
 	// An image of those dictionaries alone. It is never released: its references are img's.
 	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, img.Space(), p.Shared...)
 	largest := max(p.Desc.Body, largestShared(p.Shared))
-	err = b.Permitted(ctx, r.Space(), img.Space(), largest, func(ctx context.Context) error {
+	err = b.Permitted(ctx, r.Space(), img.Space(), largest, func(ctx context.Context) (err error) {
 		buf, err := r.AllocCuts(p.Desc.Body, p.Desc.Cuts())
 		if err != nil {
 			return err
 		}
-		shared, err := b.share(ctx, dicts, r)
-		if err == nil {
-			rec, err = b.openColumns(ctx, p, img, buf, shared, enter)
-		}
 		// The record has a lease, and arrays of dictionaries have theirs.
-		return errors.Join(err, ReleaseAll(shared), buf.Release())
+		defer func() { err = errors.Join(err, buf.Release()) }()
+		shared, err := b.share(ctx, dicts, r)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, ReleaseAll(shared)) }()
+		extents, release, err := InPlace(buf)
+		if err != nil {
+			return err
+		}
+		l := image.NewLease(release)
+		if buf != nil {
+			enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
+		}
+		if err = b.Fill(ctx, p, img, extents); err == nil {
+			err = safely(func() error { return p.Mend(extents) })
+		}
+		if err != nil {
+			l.End()
+			return err
+		}
+		rec, err = image.OpenRows(p.Desc, p.Skip, extents, l, FinderOf(shared))
+		return err
 	})
 	return Released(rec, err)
-}
-
-// openColumns reads what was planned into buf, and opens it.
-func (b *Builtin) openColumns(
-	ctx context.Context, p *columns.Plan, img *batch.Image, buf *tier.Buffer, shared []batch.Shared,
-	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
-) (arrow.RecordBatch, error) {
-	extents, release, err := InPlace(buf)
-	if err != nil {
-		return nil, err
-	}
-	l := image.NewLease(release)
-	if buf != nil {
-		enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
-	}
-	if err = b.Fill(ctx, p, img, extents); err == nil {
-		err = safely(func() error { return p.Mend(extents) })
-	}
-	if err != nil {
-		l.End()
-		return nil, err
-	}
-	return image.OpenRows(p.Desc, p.Skip, extents, l, FinderOf(shared))
 }
 
 // Released gives rec up if there is an error.

@@ -113,16 +113,6 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 	}
 }
 
-// descriptor returns the image's, when all bytes have come by.
-func (s *bytesFrom) descriptor() *batch.Descriptor {
-	if s.sums == nil {
-		return s.desc
-	}
-	d := *s.desc
-	d.Sums = s.sums
-	return &d
-}
-
 // copying is a body on its way.
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink

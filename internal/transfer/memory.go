@@ -46,11 +46,16 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	case tier.DeviceMemory:
 		return &deviceMemory{space: buf.Space(), parts: image.WholeOf(m.Addr(), m.Size()), whole: m}, nil
 	case tier.FileMemory:
-		return fileMemory{m}, nil
+		return fileMemory{FileMemory: m}, nil
 	default:
 		return nil, fmt.Errorf("convert: copying %T: %w", m, tier.ErrNotSupported)
 	}
 }
+
+// unseen is embedded in what Go code cannot reach.
+type unseen struct{}
+
+func (unseen) View(int64, int64) []byte { return nil }
 
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
@@ -76,9 +81,10 @@ func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
 
 // fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
 // CorruptError, like that of a wrong checksum.
-type fileMemory struct{ tier.FileMemory }
-
-func (m fileMemory) View(int64, int64) []byte { return nil }
+type fileMemory struct {
+	unseen
+	tier.FileMemory
+}
 
 func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
 	return func() error { return corruptFile(m.ReadAt(ctx, p, off)) }, nil
@@ -98,9 +104,10 @@ func corruptFile(err error) error {
 }
 
 // layoutSource is a record that is laid out as it is read: from the beginning to the end.
-type layoutSource struct{ *image.Layout }
-
-func (s layoutSource) View(int64, int64) []byte { return nil }
+type layoutSource struct {
+	unseen
+	*image.Layout
+}
 
 func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) (wait func() error, err error) {
 	n, err := s.Next(p)
@@ -113,6 +120,7 @@ func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) (wait func() e
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
 // for it; see onStreams.
 type deviceMemory struct {
+	unseen
 	space  *tier.Space
 	parts  image.Parts
 	whole  tier.DeviceMemory // of an image that is not scattered: what parts are of
@@ -127,8 +135,6 @@ type stream struct {
 	mu      sync.Mutex
 	regions []tier.Region // room for those of one copy
 }
-
-func (m *deviceMemory) View(int64, int64) []byte { return nil }
 
 func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
 	e, err := m.copy(m.parts.Gather, p, off)

@@ -36,7 +36,7 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Free(m, func() {})
-	file := fileMemory{m.(tier.FileMemory)}
+	file := fileMemory{FileMemory: m.(tier.FileMemory)}
 	if err := file.Store(t.Context(), make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func(into hostMemory) error {
-		src := &bytesFrom{Source: fileMemory{file}, space: anyHost, desc: desc, size: desc.Body, verify: true}
+		src := &bytesFrom{Source: fileMemory{FileMemory: file}, space: anyHost, desc: desc, size: desc.Body, verify: true}
 		return new(Builtin).copy(t.Context(), &bytesTo{Sink: into, space: anyHost}, src)
 	}
 	first, step := testseed.Share(t, 3)

@@ -43,22 +43,6 @@ type turns struct {
 // errTurn means that others use the disks, and pre-cleaning must wait.
 var errTurn = fmt.Errorf("convert: others use the disks: %w", context.Canceled)
 
-// enter ends a transfer in spare time, and keeps others from beginning until leave is called.
-func (t *turns) enter() (leave func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.others++
-	if t.cancel != nil {
-		t.cancel(errTurn)
-	}
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.others--
-		t.last = time.Now()
-	}
-}
-
 // Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is
 // free. The context ends as soon as another transfer with a disk begins, or waits for a permit. An
 // error, which matches context.Canceled, means that there has been one within the time quiet, or
@@ -101,8 +85,18 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	if err := b.NeedsPermits(); err != nil {
 		return err
 	}
-	if !d.spare {
-		defer b.turns.enter()()
+	if t := &b.turns; !d.spare {
+		t.mu.Lock()
+		if t.others++; t.cancel != nil {
+			t.cancel(errTurn)
+		}
+		t.mu.Unlock()
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.others--
+			t.last = time.Now()
+		}()
 	}
 	r := permit.Request{Spill: writes, Capped: true}
 	if !d.monitor {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/fairqueue"
@@ -27,8 +26,6 @@ const (
 	// maxBlocks are enough where there is much memory, or two for each processor: two transfers
 	// at full depth.
 	maxBlocks = 2 * StagedUnderWay
-	// ledgerShare is the part of a space that blocks may take of it; more comes from the heap.
-	ledgerShare = 3
 )
 
 // scratch lends the blocks that runs are compressed and uncompressed in: no more at a time than a
@@ -44,16 +41,9 @@ type scratch struct {
 	max   int64      // bytes
 	Lent  int64
 	waits fairqueue.Queue[chan struct{}] // closed when a block is lent
-	hosts []*hostScratch
+	from  *reservation.Manager           // of the host spaces that blocks are drawn from; nil: there are none
 
 	heap sync.Pool // *[]byte of BlockSize; what is idle is the collector's
-}
-
-// hostScratch is a host space that blocks are drawn from.
-type hostScratch struct {
-	space *tier.Space
-	from  *reservation.Manager
-	drawn atomic.Int64
 }
 
 // block is lent memory in one piece, which begins on a page.
@@ -66,10 +56,9 @@ type block struct {
 func (s *scratch) Bind(m *reservation.Manager) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	s.hosts = s.hosts[:0]
+	s.from = m
 	total := int64(0)
 	for _, h := range m.Spaces().InTier(tier.Host) {
-		s.hosts = append(s.hosts, &hostScratch{space: h, from: m})
 		total += h.Limit()
 	}
 	s.max = min(total/ScratchShare, int64(max(maxBlocks, 2*runtime.GOMAXPROCS(0)))*BlockSize)
@@ -145,60 +134,53 @@ func (s *scratch) giveBack(b *block) {
 }
 
 // draw returns the memory of a block that is lent: of the host space of the node, of another one, or
-// of the heap.
+// of the heap. It asks each host space for one piece, and moves no batch to make room: that move would
+// wait for scratch.
 func (s *scratch) draw(node int) *block {
 	s.Mu.Lock()
-	hosts := s.hosts
+	from := s.from
 	s.Mu.Unlock()
-	var p []byte
-	var free func()
+	var all, hosts []*tier.Space
+	if from != nil {
+		all = from.Spaces().InTier(tier.Host)
+	}
 	for _, near := range []bool{true, false} {
-		for _, h := range hosts {
-			if p == nil && (h.space.Node() == node) == near {
-				p, free = h.draw()
+		for _, h := range all {
+			if (h.Node() == node) == near {
+				hosts = append(hosts, h)
 			}
 		}
 	}
-	if p == nil {
-		made, ok := s.heap.Get().(*[]byte)
-		if !ok {
-			room := make([]byte, BlockSize+tier.Page)
-			room = room[-address.Of(room)%tier.Page:][:BlockSize]
-			made = &room
+	for _, h := range hosts {
+		var buf *tier.Buffer
+		var p []byte
+		err := safely(func() error {
+			r, err := from.TryReserve(reservation.Specific(h.ID()), BlockSize, reservation.WithoutClearing())
+			if err != nil {
+				return err
+			}
+			buf, err = r.Alloc(BlockSize)
+			if err = errors.Join(err, r.Release()); err == nil {
+				p = buf.Memory().(tier.HostMemory).Extents()[0]
+			}
+			return err
+		})
+		if err == nil {
+			return newBlock(p, func() { _ = buf.Release() }) // the only one
 		}
-		p, free = *made, func() { s.heap.Put(made) }
+		_ = buf.Release()
 	}
-	return &block{stored: p[:storedRoom:storedRoom], raw: p[storedRoom:BlockSize:BlockSize], free: free}
+	p, ok := s.heap.Get().(*[]byte)
+	if !ok {
+		made := make([]byte, BlockSize+tier.Page)
+		made = made[-address.Of(made)%tier.Page:][:BlockSize]
+		p = &made
+	}
+	return newBlock(*p, func() { s.heap.Put(p) })
 }
 
-// draw returns a block of the space in one piece; nil if there is no room, or its pool fails. No
-// batch is moved to make room: that move would wait for scratch.
-func (h *hostScratch) draw() (p []byte, free func()) {
-	var buf *tier.Buffer
-	free = func() {
-		_ = buf.Release() // the only one
-		h.drawn.Add(-BlockSize)
-	}
-	if h.drawn.Add(BlockSize) > h.space.Limit()/ledgerShare {
-		free()
-		return nil, nil
-	}
-	err := safely(func() error {
-		r, err := h.from.TryReserve(reservation.Specific(h.space.ID()), BlockSize, reservation.WithoutClearing())
-		if err != nil {
-			return err
-		}
-		buf, err = r.Alloc(BlockSize)
-		if err = errors.Join(err, r.Release()); err == nil {
-			p = buf.Memory().(tier.HostMemory).Extents()[0]
-		}
-		return err
-	})
-	if err != nil {
-		free()
-		return nil, nil
-	}
-	return p, free
+func newBlock(p []byte, free func()) *block {
+	return &block{stored: p[:storedRoom:storedRoom], raw: p[storedRoom:BlockSize:BlockSize], free: free}
 }
 
 // lane is what one of several goroutines of a transfer works with. A lane with a block has it from
