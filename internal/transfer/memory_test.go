@@ -2,14 +2,17 @@ package transfer
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -132,5 +135,70 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// pageMemory is a memory of another kind than the engine has: a map of pages.
+type pageMemory struct {
+	unseen
+	mu    sync.Mutex
+	pages map[int64][]byte
+}
+
+func (m *pageMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for part := range slices.Chunk(p, tier.Page) {
+		copy(part, m.pages[off])
+		off += tier.Page
+	}
+	return nil, nil
+}
+
+func (m *pageMemory) Store(_ context.Context, p []byte, off int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for part := range slices.Chunk(p, tier.Page) {
+		m.pages[off] = bytes.Clone(part)
+		off += tier.Page
+	}
+	return nil
+}
+
+// heapChunks is Staging of the heap.
+type heapChunks struct{}
+
+func (heapChunks) Borrow(context.Context) ([]byte, error) { return make([]byte, 64<<10), nil }
+func (heapChunks) TryBorrow() ([]byte, bool)              { return make([]byte, 64<<10), true }
+func (heapChunks) Return([]byte)                          {}
+func (heapChunks) Chunk() int64                           { return 64 << 10 }
+
+// TestAnotherKindOfMemory: a Source and a Sink are all that a further tier needs. Bytes go from and to
+// host memory, between two such memories, and through a compressed form.
+func TestAnotherKindOfMemory(t *testing.T) {
+	b := &Builtin{Codec: codec.S2, Staging: func(int) (Staging, error) { return heapChunks{}, nil }}
+	sound := bytes.Repeat([]byte("another kind of memory\n"), 3*MaxPiece/20)
+	sound = sound[:len(sound)/tier.Page*tier.Page]
+	size := int64(len(sound))
+	one, two := &pageMemory{pages: make(map[int64][]byte)}, &pageMemory{pages: make(map[int64][]byte)}
+	packed := &bytesTo{Sink: two, space: anyHost, runs: make([]payload.Run, (size+payload.RunSize-1)/payload.RunSize)}
+	back := make([]byte, size)
+	for _, step := range []struct {
+		to   *bytesTo
+		from *bytesFrom
+	}{
+		{&bytesTo{Sink: one}, &bytesFrom{Source: hostMemory{sound}}},
+		{packed, &bytesFrom{Source: one}},
+		{&bytesTo{Sink: one}, &bytesFrom{Source: two, runs: packed.runs}},
+		{&bytesTo{Sink: two}, &bytesFrom{Source: one}},
+		{&bytesTo{Sink: hostMemory{back}}, &bytesFrom{Source: two}},
+	} {
+		step.to.space, step.from.space, step.from.size = anyHost, anyHost, size
+		if err := b.copy(t.Context(), step.to, step.from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := packed.stored.Load(); n == 0 || n > size/4 || !bytes.Equal(back, sound) {
+		t.Errorf("%d of %d bytes were stored, or other bytes came back", n, size)
 	}
 }
