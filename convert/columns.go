@@ -56,7 +56,7 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 	return rec, nil
 }
 
-// open opens what is wanted of a payload, wherever that lies.
+// open opens what is wanted of a payload in any tier.
 func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
 	of := descriptorOf(p)
 	if of == nil { // what is wrong with the selection shows when there is an image
@@ -81,7 +81,9 @@ func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
+func (m *Mover) openCopy(
+	ctx context.Context, who by, p batch.Payload, want columns.Selection,
+) (arrow.RecordBatch, error) {
 	img, err := m.hostImage(ctx, p)
 	if err != nil {
 		return nil, err
@@ -118,7 +120,9 @@ func openInPlace(c *columns.Columns, who by, img *batch.Image) (_ arrow.RecordBa
 
 // readColumns reads what was chosen of an image on disk, or of a compressed one, into host memory, and
 // waits for room in one piece there.
-func (m *Mover) readColumns(ctx context.Context, who by, img *batch.Image, c *columns.Columns) (rec arrow.RecordBatch, err error) {
+func (m *Mover) readColumns(
+	ctx context.Context, who by, img *batch.Image, c *columns.Columns,
+) (rec arrow.RecordBatch, err error) {
 	b := m.cfg.Builtin
 	find := func(bounds []columns.Bound) error { return b.ReadBounds(ctx, img, bounds) }
 	p, err := c.Plan(img.Descriptor(), img.Shared(), find)
@@ -129,12 +133,13 @@ func (m *Mover) readColumns(ctx context.Context, who by, img *batch.Image, c *co
 		return image.OpenRows(p.Desc, p.Skip, nil, image.NewLease(nil), nil)
 	}
 	what := takes{body: p.Desc.Body, dicts: b.Dicts.Of(p.Desc.AllDictionaries())}
-	read := &errand{to: reservation.AnyInTier(tier.Host), what: &what, origin: reservation.Consuming(), waits: true, do: func(r reservation.Reservation) error {
+	read := &errand{to: reservation.AnyInTier(tier.Host), what: &what, origin: reservation.Consuming(), waits: true}
+	read.do = func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			rec, err = b.ReadColumns(ctx, p, img, r, who.enter)
 			return err
 		})
-	}}
+	}
 	for err = errGone; errors.Is(err, errGone); {
 		rec, err = transfer.Released(rec, m.inRoom(ctx, read))
 	}

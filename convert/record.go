@@ -19,7 +19,7 @@ import (
 // Record opens the batch that h holds as an Arrow record. A host image is
 // opened in place: the record's buffers are the arena's, and its memory stays leased
 // until the record and all that was taken from it are released, also after h is
-// closed. Every other payload is first made into a host image beside it, by the converter
+// closed. Every other payload is first made into a host image besides it, by the converter
 // that is registered for its type and batch.HostImage; Record waits for room for that.
 // So a program's own form opens like the built-in ones. Without a converter it is a
 // *NoConverterError.
@@ -55,7 +55,7 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 	return p, nil
 }
 
-// hostImage makes a host image beside src, and waits for room in one piece.
+// hostImage makes a host image of src, which stays, and waits for room in one piece.
 func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	p, err := m.inHost(ctx, src)
 	for errors.Is(err, errGone) {
@@ -86,12 +86,15 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 		what = takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 	}
 	until := func(ctx context.Context) (context.Context, func()) { return m.untilLost(ctx, src.Space()) }
-	err = m.inRoom(ctx, &errand{to: to, what: &what, origin: reservation.Consuming(), waits: true, until: until, do: func(r reservation.Reservation) error {
+	convert := func(r reservation.Reservation) error {
 		return m.pinned(r, &what, func() (err error) {
 			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
 			return err
 		})
-	}})
+	}
+	err = m.inRoom(ctx, &errand{
+		to: to, what: &what, origin: reservation.Consuming(), waits: true, until: until, do: convert,
+	})
 	if errors.Is(err, errLost) {
 		return nil, src.Space().Lost()
 	}

@@ -68,9 +68,13 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 
 // registerBuiltin adds Spillway's own converters.
 func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
-	return b.Register(func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error {
+	add := func(
+		from, to batch.PayloadType,
+		f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
+	) error {
 		return g.add(Edge{from, to}, &entry{convert: f, builtin: true})
-	})
+	}
+	return b.Register(add)
 }
 
 // has reports whether there is a converter for a pair.
@@ -177,7 +181,9 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 // convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error.
 // An error whose cause is the batch, and not memory, a volume or a device, is a
 // *batch.UnmovableError.
-func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
+func (g *Registry) convert(
+	ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation,
+) (batch.Payload, error) {
 	e, err := g.lookup(src.Type(), to)
 	if err != nil {
 		return nil, err
@@ -195,7 +201,8 @@ func (e *entry) call(ctx context.Context, src batch.Payload, r reservation.Reser
 			if v, ok := p.(lockrank.Violation); ok {
 				panic(v)
 			}
-			out, err = nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, r.Space().ID(), p, debug.Stack())}
+			err = fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, r.Space().ID(), p, debug.Stack())
+			out, err = nil, &batch.UnmovableError{Err: err}
 		}
 	}()
 	from = src.Type()
@@ -204,7 +211,8 @@ func (e *entry) call(ctx context.Context, src batch.Payload, r reservation.Reser
 	case err != nil:
 		return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
 	case out == nil:
-		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", from, r.Space().ID())}
+		err = fmt.Errorf("convert: the converter from %s to %s returned nothing", from, r.Space().ID())
+		return nil, &batch.UnmovableError{Err: err}
 	}
 	return out, nil
 }
@@ -221,12 +229,13 @@ func descriptorOf(p batch.Payload) *batch.Descriptor {
 // other batches meet it as well.
 func ofMachine(err error) bool {
 	var system syscall.Errno
-	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) || errors.As(err, &system)
+	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) ||
+		errors.As(err, &system)
 }
 
 // meets reports whether an error of a program's own converter, from one space to another, is what
 // other batches meet as well: the target has no room, a space is lost, or the conversion was
-// broken off. What else it says may come from files and memory of the program's.
+// broken off. Other errors may come from files and memory of the program's.
 func meets(ctx context.Context, err error, from, to *tier.Space) bool {
 	var full *tier.NoSpaceError
 	return ctx.Err() != nil || errors.As(err, &full) && to != nil && full.Space == to.ID() ||
@@ -237,8 +246,8 @@ func isLost(s *tier.Space) bool { return s != nil && s.Lost() != nil }
 
 // ofConverter makes an error of a conversion an UnmovableError if the batch is the cause.
 // What a program's own converter returns is about the batch that it was given, unless others
-// meet it as well. The built-in converters also return what devices say, which may be
-// anything; so there only errors that are known to be about the batch count.
+// meet it as well. The built-in converters also return the errors of devices, which may be
+// any; so there only errors that are known to be about the batch count.
 func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
 	if err == nil || errors.Is(err, batch.ErrUnmovable) {
 		return err

@@ -84,7 +84,8 @@ func (t *together) image(p batch.Payload) *batch.Image {
 		return nil
 	}
 	desc := img.Descriptor()
-	if len(desc.Dictionaries) > 0 || desc.Body == 0 || t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has) != batch.DiskImage {
+	form := t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has)
+	if len(desc.Dictionaries) > 0 || desc.Body == 0 || form != batch.DiskImage {
 		return nil
 	}
 	return img
@@ -149,7 +150,8 @@ var errLone = fmt.Errorf("convert: the batch is not moved together with others: 
 // lock puts the batches that can be written together in transit.
 func (t *together) lock(all []*batch.Batch, errs []error) {
 	n := len(all)
-	t.of, t.ways, t.images, t.sizes = make([]int, 0, n), make([]*batch.Transit, 0, n), make([]*batch.Image, 0, n), make([]int64, 0, n)
+	t.of, t.ways = make([]int, 0, n), make([]*batch.Transit, 0, n)
+	t.images, t.sizes = make([]*batch.Image, 0, n), make([]int64, 0, n)
 	t.moved, t.places = make([]Moved, 0, n), make([]batch.Place, 0, n)
 	for i, b := range all {
 		way, err := b.TryTransit()

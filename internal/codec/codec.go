@@ -71,8 +71,9 @@ func (k *Coders) encoder() (*zstd.Encoder, error) {
 	if e, ok := k.encoders.Get().(*zstd.Encoder); ok {
 		return e, nil
 	}
-	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(payload.FrameSize),
-		zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(1))
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
+		zstd.WithWindowSize(payload.FrameSize), zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true),
+		zstd.WithEncoderConcurrency(1))
 }
 
 // decoder returns a decoder, which is given back to k.decoders.
@@ -80,7 +81,8 @@ func (k *Coders) decoder() (*zstd.Decoder, error) {
 	if d, ok := k.decoders.Get().(*zstd.Decoder); ok {
 		return d, nil
 	}
-	return zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
+	return zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderConcurrency(1))
 }
 
 // gain is the least that a frame must become shorter, as a share: below it is not worth the

@@ -139,7 +139,7 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 	return New(p)
 }
 
-// problem says what does not fit together; empty if all does.
+// problem returns what does not fit together; empty if all does.
 func (p *Parts) problem() string {
 	d := p.Descriptor
 	if d == nil || p.Space == nil {

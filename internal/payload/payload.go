@@ -57,7 +57,7 @@ func FormOf(t Type) (k tier.Kind, e Encoding, ok bool) {
 }
 
 // SumChunk is how many bytes of a body one checksum covers. What is read to get at one
-// column begins and ends at a multiple of it, so it is small beside a column; shorter runs
+// column begins and ends at a multiple of it, so it is small compared with a column; shorter runs
 // would cost speed where bodies are laid out.
 const SumChunk = 64 << 10
 
@@ -102,7 +102,7 @@ type Descriptor struct {
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
 	Dictionaries []*Descriptor
-	// Metadata is the record's own, beside its schema's; nil if it has none.
+	// Metadata is the record's own, besides its schema's; nil if it has none.
 	Metadata *arrow.Metadata
 }
 

@@ -54,7 +54,9 @@ func (b *Builtin) Layout(rec arrow.RecordBatch) (l *image.Layout, err error) {
 }
 
 // Adder registers a converter.
-type Adder func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error
+type Adder func(
+	from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
+) error
 
 // Form returns the form that a move gives a payload in a space. On disk it is a compressed image if the
 // payload is already compressed or compressing should pay, and else a plain image. has reports whether
@@ -207,7 +209,9 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 // there yet are copied, into memory drawn from r. It is what a converter
 // between images, other than the built-in ones, needs for dictionaries. Between memory
 // and disk it takes a permit, unless it is called within OnDisk.
-func (b *Builtin) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) Share(
+	ctx context.Context, src *batch.Image, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
 	err = b.Permitted(ctx, r.Space(), src.Space(), largestShared(src.Shared()), func(ctx context.Context) (err error) {
 		shared, err = b.share(ctx, src, r)
 		return err
@@ -222,7 +226,9 @@ func largestShared(shared []batch.Shared) (largest int64) {
 	return largest
 }
 
-func (b *Builtin) share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) share(
+	ctx context.Context, src *batch.Image, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
 	for _, s := range src.Shared() {
 		from, ok := s.(*DictCopy)
 		if !ok {
@@ -254,7 +260,7 @@ func (b *Builtin) share(ctx context.Context, src *batch.Image, r reservation.Res
 	return shared, nil
 }
 
-// Lay lays a record out in the space of parts, compressed if they say so, in memory drawn from r. It
+// Lay lays a record out in the space of parts, in their encoding and in memory drawn from r. It
 // sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not measure
 // the disk's speed for the choice of a codec where it does not compress, because the disk also waits
 // for the layout.
@@ -352,7 +358,7 @@ func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d t
 			}
 			return await(m.stream.record()) // d is ours again only then
 		})
-		if !errors.Is(err, tier.ErrNotSupported) { // as a decorator's device may say
+		if !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
 			return d, err == nil, err
 		}
 		d = tier.Digest{}

@@ -377,7 +377,9 @@ func (c *copying) store(ctx context.Context, l *lane, i int, p []byte, off int64
 }
 
 // compress makes a run of p, whose length is a multiple of a page, and stores it.
-func (c *copying) compress(ctx context.Context, block *block, run *payload.Run, p []byte, with codec.Codec) (err error) {
+func (c *copying) compress(
+	ctx context.Context, block *block, run *payload.Run, p []byte, with codec.Codec,
+) (err error) {
 	run.Codec = uint8(with)
 	stored, i := block.stored[:0], 0
 	for frame := range slices.Chunk(p, payload.FrameSize) {

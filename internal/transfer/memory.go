@@ -149,7 +149,9 @@ func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
 }
 
 // copy puts the regions of p on the stream, as one piece of work. The event is nil if there are none.
-func (m *deviceMemory) copy(regions func([]tier.Region, []byte, int64) []tier.Region, p []byte, off int64) (tier.Event, error) {
+func (m *deviceMemory) copy(
+	regions func([]tier.Region, []byte, int64) []tier.Region, p []byte, off int64,
+) (tier.Event, error) {
 	s := m.stream
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,7 +31,7 @@ func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// turns knows of the transfers with disks that somebody waits for. One transfer at a time may be
+// turns counts the transfers with disks that somebody waits for. One transfer at a time may be
 // made in the time that they spare. The zero value is ready.
 type turns struct {
 	mu     sync.Mutex
@@ -143,7 +143,9 @@ func (b *Builtin) NeedsPermits() error {
 // dst, with a permit if one of them is a disk. If src is nil, the source is memory of the program; if
 // dst is nil, the bytes are only looked at. The permit is for the most bytes of pinned memory that
 // such a transfer uses at a time: of the arena, or of the staging chunks.
-func (b *Builtin) Permitted(ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error) error {
+func (b *Builtin) Permitted(
+	ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error,
+) error {
 	is := func(s *tier.Space, k tier.Kind) bool { return s != nil && s.Kind() == k }
 	if body == 0 || !is(dst, tier.Disk) && !is(src, tier.Disk) {
 		return f(ctx)
