@@ -65,7 +65,7 @@
 //
 // Lanes work in scratch memory of 2.25 MiB each: a run as it is stored, and as it is. All transfers
 // together have an eighth of host memory for that, and at least 4.5 MiB. It is drawn from a host
-// space and freed when the transfer ends; if that space has no room, it comes from the Go heap. A
+// space and freed when the transfer ends; if that space is small or full, it comes from the heap. A
 // Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector frees it.
 //
 // # Columns

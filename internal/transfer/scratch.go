@@ -26,6 +26,9 @@ const (
 	// maxBlocks are enough where there is much memory, or two for each processor: two transfers
 	// at full depth.
 	maxBlocks = 2 * StagedUnderWay
+	// smallShare is the part of a host space that LeastBlocks may be at most. A smaller space has no
+	// room to spare, and batches would be evicted for them: blocks come from the heap then.
+	smallShare = 3
 )
 
 // scratch lends the blocks that runs are compressed and uncompressed in: no more at a time than a
@@ -134,8 +137,8 @@ func (s *scratch) giveBack(b *block) {
 }
 
 // draw returns the memory of a block that is lent: of the host space of the node, of another one, or
-// of the heap. It asks each host space for one piece, and moves no batch to make room: that move would
-// wait for scratch.
+// of the heap. It asks each host space that is large enough for one piece, and moves no batch to make
+// room: that move would wait for scratch.
 func (s *scratch) draw(node int) *block {
 	s.Mu.Lock()
 	from := s.from
@@ -146,7 +149,7 @@ func (s *scratch) draw(node int) *block {
 	}
 	for _, near := range []bool{true, false} {
 		for _, h := range all {
-			if (h.Node() == node) == near {
+			if (h.Node() == node) == near && LeastBlocks*BlockSize <= h.Limit()/smallShare {
 				hosts = append(hosts, h)
 			}
 		}
