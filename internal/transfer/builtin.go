@@ -155,19 +155,18 @@ func (b *Builtin) convert(
 // may need at most; see cut. Memory that nobody opens in place may be split at any page: it is
 // compressed, or is on a disk, where free room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
-	body, cuts := parts.Descriptor.Body, parts.Descriptor.Cuts()
-	var pages []int64
-	for at := int64(tier.Page); at < body; at += tier.Page {
-		pages = append(pages, at)
-	}
+	body := parts.Descriptor.Body
+	var cuts []int64
 	if parts.Encoding == payload.Compressed {
 		d.runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
-		cuts = pages
+		cuts = pages(body)
+	} else {
+		cuts = parts.Descriptor.Cuts()
 	}
 	buf, err := r.AllocCuts(body, cuts)
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
-		buf, err = r.AllocCuts(body, pages)
+		buf, err = r.AllocCuts(body, pages(body))
 	}
 	if err != nil || buf == nil {
 		return err
@@ -175,6 +174,15 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	parts.Buffers = []*tier.Buffer{buf}
 	d.Sink, err = memoryOf(buf)
 	return err
+}
+
+// pages lists where memory of so many bytes may be split, if any page will do.
+func pages(size int64) []int64 {
+	cuts := make([]int64, 0, size/tier.Page)
+	for at := int64(tier.Page); at < size; at += tier.Page {
+		cuts = append(cuts, at)
+	}
+	return cuts
 }
 
 // cut gives back what a compressed image did not need.
