@@ -233,7 +233,12 @@ const (
 
 // ImageType returns the form that an image has in tier k, and "" for an invalid
 // tier.
-func ImageType(k tier.Kind) PayloadType { return payload.ImageType(k) }
+func ImageType(k tier.Kind) PayloadType {
+	if !k.Valid() {
+		return ""
+	}
+	return payload.TypeOf(k, payload.Plain)
+}
 
 // Payload is the form that a batch has now. It is immutable except for its release,
 // and owned by one batch, which releases it. Implementations are comparable (a
@@ -980,22 +985,19 @@ func (t *Transit) Abort() error {
 
 // retain makes a payload in a slower tier than above a clean image, and returns nil if that is not
 // possible. A program's payload never becomes one, even if it embeds one of ours, because it may
-// have a Release of its own. Host memory does not keep images that share dictionaries, because
-// these would stay in use.
+// have a Release of its own; nor does a scattered image, whose memory may be a program's. Host memory
+// does not keep images that share dictionaries, because these would stay in use.
 func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
-	var bufs []*tier.Buffer
-	var shares bool
-	switch p := p.(type) {
-	case *payload.Image:
-		bufs, shares = p.Buffers(), len(p.Shared()) > 0
-	case *payload.Packed:
-		bufs, shares = p.Buffers(), len(p.Shared()) > 0
+	img, ok := p.(*payload.Image)
+	if !ok || img.Encoding() == payload.Scattered || len(img.Buffers()) == 0 {
+		return nil
 	}
-	if len(bufs) == 0 || p.Space().Kind() <= above || shares && p.Space().Kind() != tier.Disk {
+	in, shares := p.Space().Kind(), len(img.Shared()) > 0
+	if in <= above || shares && in != tier.Disk {
 		return nil
 	}
 	made := func() { changed(events.CopyMade) }
-	memory := p.Space().KeepClean(bufs, shares, made, func() {
+	memory := p.Space().KeepClean(img.Buffers(), shares, made, func() {
 		_ = p.Release() // the memory is the image's alone
 		changed(events.CopyDropped)
 	})

@@ -29,19 +29,18 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		if err := m.mover.Verify(ended, b.Info().Payload); !errors.Is(err, context.Canceled) {
 			t.Errorf("with a context that has ended: %v", err)
 		}
-		var buffers []*tier.Buffer
-		switch p := b.Info().Payload.(type) {
-		case *batch.Image:
-			buffers = append(buffers, p.Buffer())
-		case *payload.Packed:
-			for _, r := range p.Runs() {
-				buffers = append(buffers, r.Buffer)
+		img := b.Info().Payload.(*batch.Image)
+		file := img.Buffer().Memory().(tier.FileMemory)
+		stored := [][2]int64{{0, img.Descriptor().Body}} // from, to
+		if img.Encoding() == payload.Compressed {
+			stored = nil
+			for _, r := range img.Runs() {
+				stored = append(stored, [2]int64{r.Offset, r.Offset + r.Stored()})
 			}
 		}
 		found := 0
-		for _, buf := range buffers {
-			file := buf.Memory().(tier.FileMemory)
-			for off := int64(0); off < buf.Size()-tier.Page; off += payload.SumChunk / 2 {
+		for _, part := range stored {
+			for off := part[0]; off < part[1]; off += payload.SumChunk / 2 {
 				was := make([]byte, 1)
 				if err := file.ReadAt(t.Context(), was, off); err != nil {
 					t.Fatal(err)

@@ -22,8 +22,8 @@ func TestAutoCompresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, ok := tr.Payload().(*payload.Packed)
-	if !ok {
+	p, ok := tr.Payload().(*payload.Image)
+	if !ok || p.Encoding() != payload.Compressed {
 		t.Fatalf("it is a %s", tr.Payload().Type())
 	}
 	for i, r := range p.Runs() {

@@ -45,18 +45,18 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 	}
 	defer end()
 	defer guard.Error(&err, "convert: opening columns")
-	payload, err := payloadOf(h, "opening columns")
+	p, err := payloadOf(h, "opening columns")
 	if err != nil {
 		return nil, err
 	}
-	rec, err := m.open(ctx, openedBy(ctx, h), payload, want)
+	rec, err := m.open(ctx, openedBy(ctx, h), p, want)
 	if err != nil {
 		return nil, m.ofBatch(ctx, err, h.Batch())
 	}
 	return rec, nil
 }
 
-// open opens what is wanted of a payload, wherever that lies.
+// open opens what is wanted of a payload in any tier.
 func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
 	of := descriptorOf(p)
 	if of == nil { // what is wrong with the selection shows when there is an image
@@ -69,26 +69,21 @@ func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.
 	if c.From == c.To {
 		return c.NoRows(of)
 	}
-	switch src := p.(type) {
-	case *batch.Image:
-		if src.Space().Kind() == tier.Host {
-			return openInPlace(c, who, src)
-		}
-		file, ok := src.Buffer().Memory().(tier.FileMemory)
-		if src.Space().Kind() == tier.Disk && (ok || src.Descriptor().Body == 0) {
-			if ok {
-				file = transfer.Checked(file)
-			}
-			return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: file, Enter: who.enter}, c)
-		}
-	case *payload.Packed:
-		return m.readColumns(ctx, transfer.ColumnReader{Src: src, File: m.cfg.Builtin.PackedFile(src), Enter: who.enter}, c)
+	img, ok := p.(*batch.Image)
+	switch {
+	case !ok || img.Encoding() == payload.Scattered || img.Space().Kind() == tier.GPU:
+	case img.Space().Kind() == tier.Host && img.Encoding() == payload.Plain:
+		return openInPlace(c, who, img)
+	default:
+		return m.readColumns(ctx, who, img, c)
 	}
 	return m.openCopy(ctx, who, p, want)
 }
 
 // openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
+func (m *Mover) openCopy(
+	ctx context.Context, who by, p batch.Payload, want columns.Selection,
+) (arrow.RecordBatch, error) {
 	img, err := m.hostImage(ctx, p)
 	if err != nil {
 		return nil, err
@@ -123,27 +118,27 @@ func openInPlace(c *columns.Columns, who by, img *batch.Image) (_ arrow.RecordBa
 	return image.OpenRows(d, skip, extents, l, transfer.FinderOf(img.Shared()))
 }
 
-// readColumns reads what was chosen of a disk image into host memory, and waits for
-// room in one piece there. The file of r is nil if the image has no bytes.
-func (m *Mover) readColumns(ctx context.Context, r transfer.ColumnReader, c *columns.Columns) (_ arrow.RecordBatch, err error) {
-	find := func(bounds []columns.Bound) error { return m.cfg.Builtin.ReadBounds(ctx, r.Src, r.File, bounds) }
-	if r.Plan, err = c.Plan(r.Src.Descriptor(), r.Src.Shared(), find); err != nil {
+// readColumns reads what was chosen of an image on disk, or of a compressed one, into host memory, and
+// waits for room in one piece there.
+func (m *Mover) readColumns(
+	ctx context.Context, who by, img *batch.Image, c *columns.Columns,
+) (rec arrow.RecordBatch, err error) {
+	b := m.cfg.Builtin
+	find := func(bounds []columns.Bound) error { return b.ReadBounds(ctx, img, bounds) }
+	p, err := c.Plan(img.Descriptor(), img.Shared(), find)
+	if err != nil {
 		return nil, err
 	}
-	if r.Plan.Desc.Body == 0 && len(r.Plan.Shared) == 0 {
-		return image.OpenRows(r.Plan.Desc, r.Plan.Skip, nil, image.NewLease(nil), nil)
+	if p.Desc.Body == 0 && len(p.Shared) == 0 {
+		return image.OpenRows(p.Desc, p.Skip, nil, image.NewLease(nil), nil)
 	}
-	return m.readPlanned(ctx, &r)
-}
-
-func (m *Mover) readPlanned(ctx context.Context, c *transfer.ColumnReader) (rec arrow.RecordBatch, err error) {
 	q := &request{
 		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: m.takes(c.Plan.Desc, 0, ""),
+		what: m.takes(p.Desc, 0, ""),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		return m.pinned(r, &q.what, func() (err error) {
-			rec, err = m.cfg.Builtin.ReadColumns(ctx, c, r)
+			rec, err = b.ReadColumns(ctx, p, img, r, who.enter)
 			return err
 		})
 	})

@@ -463,10 +463,9 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := m.reader(t, src, c)
-		p := r.Plan
+		p := m.plan(t, src, c)
 		extents := arrowgen.Split(rng, p.Desc.Cuts(), make([]byte, p.Desc.Body))
-		if err := errors.Join(r.Fill(t.Context(), extents), p.Mend(extents)); err != nil {
+		if err := errors.Join(m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents), p.Mend(extents)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := image.OpenRows(p.Desc, p.Skip, extents, image.NewLease(nil), nil)

@@ -117,18 +117,16 @@ func (m *machine) reading(f func()) int64 {
 	return m.volume().Stats().Read - before
 }
 
-// reader plans the reading of c from an image on disk.
-func (m *machine) reader(t *testing.T, img *batch.Image, c *columns.Columns) *transfer.ColumnReader {
+// plan plans the reading of c from an image on disk.
+func (m *machine) plan(t *testing.T, img *batch.Image, c *columns.Columns) *columns.Plan {
 	t.Helper()
-	r := &transfer.ColumnReader{Src: img, File: img.Buffer().Memory().(tier.FileMemory)}
-	var err error
-	r.Plan, err = c.Plan(img.Descriptor(), img.Shared(), func(bounds []columns.Bound) error {
-		return m.mover.cfg.Builtin.ReadBounds(t.Context(), r.Src, r.File, bounds)
+	p, err := c.Plan(img.Descriptor(), img.Shared(), func(bounds []columns.Bound) error {
+		return m.mover.cfg.Builtin.ReadBounds(t.Context(), img, bounds)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	return p
 }
 
 // requests says how many reads a selection of a batch on disk takes. The volume may divide
@@ -145,8 +143,7 @@ func (m *machine) requests(t *testing.T, b *batch.Batch, want columns.Selection)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := m.reader(t, img, c)
-	return len(r.Requests())
+	return len(transfer.Requests(m.plan(t, img, c).Runs, img.Runs() != nil))
 }
 
 // TestColumnsOfEveryType takes columns and rows of each type out of each tier, and
@@ -189,7 +186,7 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 				{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
 				{[]int{1}, 700, 700}, {[]int{}, 5, 9},
 			} {
-				if n%3 > 0 && payload.PackedType(k) == f.form || n > 1 && (n+i+int(k))%2 > 0 {
+				if n%3 > 0 && payload.TypeOf(k, payload.Compressed) == f.form || n > 1 && (n+i+int(k))%2 > 0 {
 					continue // packed, it is the same way, but for uncompressing; types and tiers take turns
 				}
 				m.picked(t, b, s.fields, s.from, s.to)
@@ -329,7 +326,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runs, want := h.Payload().(*payload.Packed).Runs(), int64(0)
+		runs, want := h.Payload().(*batch.Image).Runs(), int64(0)
 		for i := range runs {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.

@@ -660,20 +660,3 @@ func TestEveryDeviceOperationOfAPutFailsOnce(t *testing.T) {
 		}
 	}
 }
-
-// An edge that is composed of two has room for the dictionary between them.
-func TestDictionaryByWayOfAnother(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	if err := m.registry.Unregister(batch.GPUImage, batch.DiskImage); err != nil {
-		t.Fatal(err)
-	}
-	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (reservation.Reservation, error) {
-		return m.reservations.TryReserve(reservation.AnyInTier(tier.Host), n)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := m.put(t, coded(1, 500), tier.GPU)
-	m.move(t, b, tier.Disk)
-	m.whole(t, b, tier.Disk)
-}

@@ -8,11 +8,8 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
-	"github.com/spillway-db/spillway/internal/transfer"
-	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
@@ -64,34 +61,5 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 			}
 			m.whole(t, b, tier.Disk)
 		})
-	}
-}
-
-// TestAlteredIsCorruptWhoeverReads: of the memory of a volume by itself.
-func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
-	fsys := faultfs.New(disk.OS(), 1)
-	v, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: 1 << 20, FS: fsys, Encrypt: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := v.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	m, err := v.Alloc(1<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer v.Free(m, func() {})
-	file := transfer.Checked(m.(tier.FileMemory))
-	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
-		t.Fatal(err)
-	}
-	defer fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})()
-	var c *image.CorruptError
-	_, _, at := file.Locate(64 << 10)
-	if err := file.ReadAt(t.Context(), make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
-		t.Errorf("reading: %v", err)
 	}
 }

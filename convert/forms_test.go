@@ -133,7 +133,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 			missing := func(what string, err error, to batch.PayloadType) {
 				t.Helper()
 				var e *NoConverterError
-				if !errors.As(err, &e) || e.From != inMind || e.To != to || !strings.Contains(err.Error(), "Compose") {
+				if !errors.As(err, &e) || e.From != inMind || e.To != to || !strings.Contains(err.Error(), "Registry.Register") {
 					t.Errorf("%s without a converter: %v", what, err)
 				}
 			}
@@ -198,25 +198,6 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 	}
 }
 
-// A composed edge to a host image serves Record as well, with room for what is between.
-func TestOwnFormOpensByWayOfAnother(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	var calls atomic.Int64
-	rec := numbered(3, 5000)
-	b := m.scrambled(t, rec, tier.Disk, true)
-	err := errors.Join(
-		m.registry.Register(inMind, batch.DiskImage, unscramble(&calls)),
-		m.registry.Compose(inMind, batch.DiskImage, batch.HostImage, func(ctx context.Context, n int64) (reservation.Reservation, error) {
-			return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Disk), n)
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.same(t.Context(), b); err != nil || calls.Load() != 1 {
-		t.Errorf("%v after %d calls", err, calls.Load())
-	}
-}
-
 // A form whose converter to a host image makes something else is refused, and nothing stays.
 func TestOwnFormThatIsNoImage(t *testing.T) {
 	m := newMachine(t, machineConfig{})
@@ -268,41 +249,6 @@ func TestWrapABuiltInConverter(t *testing.T) {
 	}
 	m.move(t, b, tier.Host)
 	m.whole(t, b, tier.Host)
-}
-
-// What is composed is wrapped as one, is still listed as composed, and cannot be a step.
-func TestWrapAComposedEdge(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	room := func(ctx context.Context, n int64) (reservation.Reservation, error) {
-		return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), n)
-	}
-	seen := 0
-	err := errors.Join(m.registry.Unregister(batch.GPUImage, batch.DiskImage),
-		m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, room),
-		m.registry.Wrap(batch.GPUImage, batch.DiskImage, func(inner Func) Func {
-			return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-				seen++
-				return inner(ctx, src, r)
-			}
-		}),
-		m.registry.Compose(batch.GPUImage, batch.DiskImage, inMind, room))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := m.put(t, numbered(1, 3000), tier.GPU)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), inMind); err == nil {
-		t.Error("it was converted along three edges")
-	}
-	m.move(t, b, tier.Disk)
-	m.whole(t, b, tier.Disk)
-	if seen != 1 {
-		t.Errorf("the wrapper saw %d conversions", seen)
-	}
-	for _, e := range m.registry.Edges() {
-		if e.From == batch.GPUImage && e.To == batch.DiskImage && e.Via != batch.HostImage {
-			t.Errorf("it is listed as %+v", e)
-		}
-	}
 }
 
 func TestWrapWhatIsNotThere(t *testing.T) {

@@ -105,60 +105,41 @@ func (m *Mover) ingest(
 	}
 }
 
-// layOut lays a planned image out, in memory drawn from r. It writes while the reservation is open,
-// because a volume's file system may turn out to be full only at the write. Compressed, the image
-// needs the whole reservation until the end, because its size is known only then.
+// layOut lays a planned image out, in memory drawn from r, compressed if that should pay. It writes
+// while the reservation is open, because a volume's file system may turn out to be full only at the
+// write, and because the compressed size is known only then.
 func (m *Mover) layOut(
 	ctx context.Context, l *image.Layout, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
 ) (_ batch.Payload, err error) {
-	b, space := m.cfg.Builtin, r.Space()
-	packed := b.Choose.PacksOnce(b.Codec, l.Size(), space.ID())
-	var buf *tier.Buffer
-	var runs []payload.Run
-	var shared []batch.Shared
+	b := m.cfg.Builtin
+	parts := payload.Parts{Space: r.Space()}
 	defer func() {
-		if err == nil {
-			return
+		if err != nil {
+			err = errors.Join(err, parts.Release())
 		}
-		for i := range runs {
-			err = errors.Join(err, runs[i].Buffer.Release())
-		}
-		err = errors.Join(err, transfer.ReleaseAll(shared), buf.Release())
 	}()
+	if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
+		parts.Encoding = payload.Compressed
+	}
 	largest := l.Size()
 	for _, d := range dicts {
 		largest = max(largest, d.Body)
 	}
 	// The permit comes first. From the moment a dictionary is being copied, others wait for the
 	// copy, the monitor among them, and the monitor must not wait for a program's permit.
-	err = b.Permitted(ctx, space, nil, largest, func(ctx context.Context) (err error) {
-		if shared, err = m.layDictionaries(ctx, subs, dicts, r); err != nil {
+	err = b.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
+		if parts.Shared, err = m.layDictionaries(ctx, subs, dicts, r); err != nil {
 			return err
 		}
-		if packed {
-			laid, err := b.LayRuns(ctx, l, r)
-			if err == nil {
-				runs = laid
-			}
-			return err
-		}
-		if buf, err = transfer.AllocBody(r, l.Size(), l.Cuts()); err != nil || buf == nil {
-			return err
-		}
-		l.Rewind() // an attempt in another space may have written a part
-		return b.Lay(ctx, l, buf)
+		return b.Lay(ctx, l, &parts, r)
 	})
+	if err == nil {
+		parts.Descriptor, err = l.Descriptor()
+	}
 	if err != nil {
 		return nil, err
 	}
-	desc, err := l.Descriptor()
-	if err != nil {
-		return nil, err
-	}
-	if packed {
-		return payload.NewPacked(desc, runs, space, shared...), nil
-	}
-	return batch.NewImage(desc, buf, space, shared...), nil
+	return payload.New(parts), nil
 }
 
 // layDictionaries returns a reference to each dictionary in the space of r. It lays those out
@@ -168,18 +149,19 @@ func (m *Mover) layDictionaries(
 ) (shared []batch.Shared, err error) {
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range subs {
-		lay := func() (buf *tier.Buffer, desc *batch.Descriptor, err error) {
-			if buf, err = transfer.AllocBody(r, sub.Size(), sub.Cuts()); err != nil {
-				return nil, nil, err
-			}
-			sub.Rewind()
-			if err = m.cfg.Builtin.Lay(ctx, sub, buf); err == nil {
-				desc, err = sub.Descriptor()
+		lay := func() (*tier.Buffer, *batch.Descriptor, error) {
+			parts := payload.Parts{Space: r.Space()}
+			err := m.cfg.Builtin.Lay(ctx, sub, &parts, r)
+			if err == nil {
+				parts.Descriptor, err = sub.Descriptor()
 			}
 			if err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
+				return nil, nil, errors.Join(err, parts.Release())
 			}
-			return buf, desc, nil
+			if len(parts.Buffers) == 0 {
+				return nil, parts.Descriptor, nil
+			}
+			return parts.Buffers[0], parts.Descriptor, nil
 		}
 		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), lay)
 		if err != nil {

@@ -66,7 +66,7 @@ func (m *Mover) measure(ctx context.Context, rec arrow.RecordBatch, times int, f
 	return one
 }
 
-// moveAnew moves a batch that it makes. No monitor knows the batch, so none moves it.
+// moveAnew moves a batch that it makes. The batch is in no monitor's index, so none moves it.
 func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space) (_ Moved, err error) {
 	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID()))
 	if err != nil {
@@ -81,7 +81,9 @@ func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *t
 		return Moved{}, err
 	}
 	if p.Space() != from { // it never fits there
-		return Moved{}, &reservation.ExceededError{Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity()}
+		return Moved{}, &reservation.ExceededError{
+			Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity(),
+		}
 	}
 	mv := move{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
 	start := time.Now()

@@ -220,7 +220,7 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 	if err != nil {
 		return d, false, err
 	}
-	img, ok := payload.(transfer.Imaged)
+	img, ok := payload.(*batch.Image)
 	if !ok {
 		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
 	}

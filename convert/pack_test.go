@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -240,16 +241,19 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: CodecBitpack})
 	b := m.put(t, random(200_000), tier.Host)
 	m.move(t, b, tier.Disk)
-	tr, err := b.TryTransit()
-	if err != nil {
-		t.Fatal(err)
+	img := b.Info().Payload.(*batch.Image)
+	f := img.Buffer().Memory().(tier.FileMemory)
+	var run payload.Run // one that is not at the beginning
+	for _, r := range img.Runs() {
+		if r.Offset > run.Offset && r.Stored() > 3*payload.FrameSize {
+			run = r
+		}
 	}
-	f := tr.Payload().(*payload.Packed).Runs()[0].Buffer.Memory().(tier.FileMemory)
-	if err := tr.Abort(); err != nil {
-		t.Fatal(err)
+	if run.Offset == 0 {
+		t.Fatalf("all of %d runs are at the beginning", len(img.Runs()))
 	}
 	page := make([]byte, tier.Page)
-	const at = 2*payload.FrameSize + 5*tier.Page
+	at := run.Offset + 2*payload.FrameSize + 5*tier.Page
 	if err := f.ReadAt(t.Context(), page, at); err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +261,7 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	if err := f.WriteAt(t.Context(), page, at); err != nil {
 		t.Fatal(err)
 	}
-	_, _, want := f.Locate(2 * payload.FrameSize)
+	_, _, want := f.Locate(run.Offset + 2*payload.FrameSize)
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 		var c *image.CorruptError
 		err := m.mover.Move(t.Context(), b, reservation.AnyInTier(k))
@@ -265,6 +269,33 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 			t.Errorf("to %s: %v, want one at %d", k, err, want)
 		}
 		m.rests(t, b, tier.Disk)
+	}
+}
+
+// TestRunsEndInZeros: the rest of a run's last page has no bytes of what was compressed before in the
+// same scratch memory.
+func TestRunsEndInZeros(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: CodecS2})
+	m.move(t, m.put(t, random(200_000), tier.Host), tier.Disk) // fills the scratch memory
+	b := m.put(t, arrowgen.Flights(1, 40_000), tier.Host)
+	m.move(t, b, tier.Disk)
+	img := b.Info().Payload.(*batch.Image)
+	ends := 0
+	for _, r := range img.Runs() {
+		end := r.Offset + r.Stored()
+		rest := make([]byte, image.RoundUp(end, tier.Page)-end)
+		if err := img.Buffer().Memory().(tier.FileMemory).ReadAt(t.Context(), rest, end); err != nil {
+			t.Fatal(err)
+		}
+		if len(rest) > 0 {
+			ends++
+		}
+		if len(bytes.Trim(rest, "\x00")) > 0 {
+			t.Errorf("a run at %d ends in other bytes than zeros", r.Offset)
+		}
+	}
+	if ends == 0 {
+		t.Error("no run ends within a page")
 	}
 }
 
@@ -279,8 +310,9 @@ func TestPackedFlippedInMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := tr.Payload().(*payload.Packed).Runs()
-	p := runs[len(runs)-1].Buffer.Memory().(tier.HostMemory).Extents()[0]
+	img := tr.Payload().(*batch.Image)
+	last := img.Runs()[len(img.Runs())-1]
+	p := img.Buffer().Memory().(tier.HostMemory).Extents()[0][last.Offset:]
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

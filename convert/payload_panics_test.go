@@ -102,9 +102,6 @@ func TestNewFormPanics(t *testing.T) {
 		"move": func(m *machine, b *batch.Batch) error {
 			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "moody")
 		},
-		"composed": func(m *machine, b *batch.Batch) error {
-			return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), "composed")
-		},
 		"clone": func(m *machine, b *batch.Batch) error {
 			c, err := m.mover.Clone(t.Context(), b, nil)
 			return errors.Join(err, dropOf(c))
@@ -127,12 +124,6 @@ func TestNewFormPanics(t *testing.T) {
 						buf, err := r.Alloc(8192)
 						return moody{strange{buf}, method}, err
 					})
-				}
-				register(t, m, "moody", "composed", func(reservation.Reservation) (batch.Payload, error) { return nil, errors.New("no way") })
-				if err := m.registry.Compose("strange", "moody", "composed", func(_ context.Context, bytes int64) (reservation.Reservation, error) {
-					return m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), bytes)
-				}); err != nil {
-					t.Fatal(err)
 				}
 				b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: strange{m.draw(t, tier.Host, 8192)}})
 				if err != nil {

@@ -39,11 +39,9 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	var unlease func()
 	m.panics.Do("a batch's Shared", func() {
-		switch p := now.Payload.(type) { // no program's payload, whose memory may be something else
-		case *payload.Image:
-			unlease, _ = p.Hold()
-		case *payload.Packed:
-			unlease, _ = p.Hold()
+		// A program's payload, or a scattered image, may have other memory.
+		if img, ok := now.Payload.(*batch.Image); ok && img.Encoding() != payload.Scattered {
+			unlease, _ = img.Hold()
 		}
 	})
 	if unlease == nil {

@@ -19,7 +19,7 @@ import (
 // Record opens the batch that h holds as an Arrow record. A host image is
 // opened in place: the record's buffers are the arena's, and its memory stays leased
 // until the record and all that was taken from it are released, also after h is
-// closed. Every other payload is first made into a host image beside it, by the converter
+// closed. Every other payload is first made into a host image besides it, by the converter
 // that is registered for its type and batch.HostImage; Record waits for room for that.
 // So a program's own form opens like the built-in ones. Without a converter it is a
 // *NoConverterError.
@@ -33,7 +33,7 @@ func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch,
 	if err != nil {
 		return nil, err
 	}
-	if img, ok := payload.(*batch.Image); ok && img.Space().Kind() == tier.Host {
+	if img, ok := payload.(*batch.Image); ok && img.Type() == batch.HostImage {
 		return openImage(openedBy(ctx, h), img, nil)
 	}
 	img, err := m.hostImage(ctx, payload)
@@ -55,7 +55,7 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 	return p, nil
 }
 
-// hostImage makes a host image beside src, and waits for room in one piece.
+// hostImage makes a host image of src, which stays, and waits for room in one piece.
 func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	p, err := m.inHost(ctx, src)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"syscall"
@@ -23,13 +24,8 @@ import (
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Edge is a pair of payload types for which the registry knows a way.
-type Edge struct {
-	From, To batch.PayloadType
-	// Via is the intermediate type of a composed edge, which costs two copies
-	// and room for the intermediate; empty for a direct one.
-	Via batch.PayloadType
-}
+// Edge is a pair of payload types for which a converter is registered.
+type Edge struct{ From, To batch.PayloadType }
 
 // ErrNoConverter matches every *NoConverterError.
 var ErrNoConverter = errors.New("no converter")
@@ -38,8 +34,7 @@ var ErrNoConverter = errors.New("no converter")
 type NoConverterError struct{ From, To batch.PayloadType }
 
 func (e *NoConverterError) Error() string {
-	return fmt.Sprintf("convert: no converter from %s to %s is registered: add one with Registry.Register, "+
-		"or with Registry.Compose a way through a form that has converters from the one and to the other", e.From, e.To)
+	return fmt.Sprintf("convert: no converter from %s to %s is registered: add one with Registry.Register", e.From, e.To)
 }
 
 // Is matches ErrNoConverter.
@@ -51,19 +46,16 @@ func (e *NoConverterError) Is(target error) bool { return target == ErrNoConvert
 type Registry struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		table   map[pair]*entry
+		table   map[Edge]*entry
 		changes uint64
 	}
 }
 
-type pair struct{ from, to batch.PayloadType }
-
+// entry is a converter. It does not change.
 type entry struct {
-	direct  Func              // nil for a composed edge without a wrapper
-	builtin bool              // direct is Spillway's own, or wraps one
-	wrapped bool              // it wraps one
-	via     batch.PayloadType // of a composed edge
-	reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)
+	convert Func
+	builtin bool // it is Spillway's own, or wraps one
+	wrapped bool // it wraps one
 }
 
 // Register adds a converter. A pair that has one already is an error.
@@ -71,14 +63,18 @@ func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
 	if f == nil || from == "" || to == "" {
 		return fmt.Errorf("convert: registering %q to %q needs both types and a function", from, to)
 	}
-	return g.add(pair{from, to}, &entry{direct: f})
+	return g.add(Edge{from, to}, &entry{convert: f})
 }
 
 // registerBuiltin adds Spillway's own converters.
 func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
-	return b.Register(func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error {
-		return g.add(pair{from, to}, &entry{direct: f, builtin: true})
-	})
+	add := func(
+		from, to batch.PayloadType,
+		f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
+	) error {
+		return g.add(Edge{from, to}, &entry{convert: f, builtin: true})
+	}
+	return b.Register(add)
 }
 
 // has reports whether there is a converter for a pair.
@@ -93,25 +89,14 @@ func (g *Registry) plain(from, to batch.PayloadType) bool {
 	return err == nil && e.builtin && !e.wrapped
 }
 
-// Compose declares that from is turned into to by way of via, with two
-// registered converters and room from reserve for the payload between. The two are
-// looked up when the edge is used. The monitor's moves call reserve, too: while it waits for room,
-// the monitor makes none by that edge.
-func (g *Registry) Compose(from, via, to batch.PayloadType, reserve func(ctx context.Context, bytes int64) (reservation.Reservation, error)) error {
-	if reserve == nil || from == "" || via == "" || to == "" || via == from || via == to {
-		return fmt.Errorf("convert: composing %q to %q by way of %q needs three types and a reserve function", from, to, via)
-	}
-	return g.add(pair{from, to}, &entry{via: via, reserve: reserve})
-}
-
-func (g *Registry) add(p pair, e *entry) error {
+func (g *Registry) add(p Edge, e *entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if _, ok := g.mu.table[p]; ok {
-		return fmt.Errorf("convert: a converter from %s to %s is registered already", p.from, p.to)
+		return fmt.Errorf("convert: a converter from %s to %s is registered already", p.From, p.To)
 	}
 	if g.mu.table == nil {
-		g.mu.table = make(map[pair]*entry)
+		g.mu.table = make(map[Edge]*entry)
 	}
 	g.mu.table[p] = e
 	g.mu.changes++
@@ -131,75 +116,62 @@ func (g *Registry) Changes() uint64 {
 func (g *Registry) Unregister(from, to batch.PayloadType) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.mu.table[pair{from, to}]; !ok {
+	if _, ok := g.mu.table[Edge{from, to}]; !ok {
 		return &NoConverterError{from, to}
 	}
-	delete(g.mu.table, pair{from, to})
+	delete(g.mu.table, Edge{from, to})
 	g.mu.changes++
 	return nil
 }
 
-// Lookup returns the converter that is registered for a pair, so that another one may
-// call it. That of a composed edge does both steps. It stays valid when the pair is
-// registered anew. Without one the error is a *NoConverterError.
+// Lookup returns the converter that is registered for a pair, so that another one may call it. It
+// stays valid when the pair is registered again. Without one the error is a *NoConverterError.
 func (g *Registry) Lookup(from, to batch.PayloadType) (Func, error) {
 	e, err := g.lookup(from, to)
 	if err != nil {
 		return nil, err
 	}
-	return g.function(e, to), nil
+	return e.call, nil
 }
 
 // Wrap puts the converter that wrapper returns in the place of the pair's own, which wrapper is
 // given to call. Conversions that are running go on with the old one, and there is no moment
 // without either. An error of the new one counts as the batch's own only if the old one's would, or
 // if it is a *batch.UnmovableError. wrapper is called once, with no lock held, and must not return
-// nil. Without a converter to wrap the error is a *NoConverterError; if the pair is registered anew
-// meanwhile, Wrap changes nothing and says so.
+// nil. Without a converter to wrap the error is a *NoConverterError; if the pair is registered again
+// meanwhile, Wrap changes nothing and returns an error.
 func (g *Registry) Wrap(from, to batch.PayloadType, wrapper func(inner Func) Func) error {
 	old, err := g.lookup(from, to)
 	if err != nil {
 		return err
 	}
-	f := wrapper(g.function(old, to))
+	f := wrapper(old.call)
 	if f == nil {
 		return fmt.Errorf("convert: wrapping %q to %q gave no function", from, to)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.mu.table[pair{from, to}] != old {
+	if g.mu.table[Edge{from, to}] != old {
 		return fmt.Errorf("convert: the converter from %s to %s was replaced while it was being wrapped", from, to)
 	}
-	g.mu.table[pair{from, to}] = &entry{direct: f, builtin: old.builtin, wrapped: true, via: old.via}
+	g.mu.table[Edge{from, to}] = &entry{convert: f, builtin: old.builtin, wrapped: true}
 	g.mu.changes++
 	return nil
-}
-
-// function returns what converts along an entry.
-func (g *Registry) function(e *entry, to batch.PayloadType) Func {
-	return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-		return g.along(ctx, e, src, to, r)
-	}
 }
 
 // Edges lists what is registered, ordered by name.
 func (g *Registry) Edges() []Edge {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	out := make([]Edge, 0, len(g.mu.table))
-	for p, e := range g.mu.table {
-		out = append(out, Edge{From: p.from, To: p.to, Via: e.via})
-	}
-	slices.SortFunc(out, func(a, b Edge) int {
+	return slices.SortedFunc(maps.Keys(g.mu.table), func(a, b Edge) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
-	return out
 }
 
 func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	e, ok := g.mu.table[pair{from, to}]
+	e, ok := g.mu.table[Edge{from, to}]
 	if !ok {
 		return nil, &batch.UnmovableError{Err: &NoConverterError{from, to}}
 	}
@@ -209,79 +181,38 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 // convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error.
 // An error whose cause is the batch, and not memory, a volume or a device, is a
 // *batch.UnmovableError.
-func (g *Registry) convert(ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
+func (g *Registry) convert(
+	ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation,
+) (batch.Payload, error) {
 	e, err := g.lookup(src.Type(), to)
 	if err != nil {
 		return nil, err
 	}
-	return g.along(ctx, e, src, to, r)
+	return e.call(ctx, src, r)
 }
 
-// along converts by one entry, whether that is registered still or not.
-func (g *Registry) along(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (batch.Payload, error) {
+// call runs a converter and makes its panic, or one of src's, an error. The converter may be one that
+// is not registered any more.
+func (e *entry) call(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
 	lockrank.AssertNone("a converter runs")
-	if e.direct != nil {
-		return call(ctx, e, src, to, r)
-	}
-	first, err := g.lookup(src.Type(), e.via)
-	if err != nil {
-		return nil, err
-	}
-	second, err := g.lookup(e.via, to)
-	if err != nil {
-		return nil, err
-	}
-	if first.via != "" || second.via != "" {
-		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s by way of %s: both steps must be direct", src.Type(), to, e.via)}
-	}
-	bytes := src.Bytes()
-	if desc := descriptorOf(src); desc != nil {
-		bytes = max(bytes, desc.Body) // compressed it may be much less than what is between
-	}
-	if img, ok := src.(transfer.Imaged); ok {
-		for _, s := range img.Shared() {
-			bytes += s.Buffer().Charge() // it may be missing between, too
-		}
-	}
-	room, err := e.reserve(ctx, bytes)
-	if err != nil {
-		return nil, fmt.Errorf("convert: room for %s between %s and %s: %w", e.via, src.Type(), to, err)
-	}
-	if transfer.IsMonitors(ctx) { // it may be moving batches to make one piece of room already
-		room.StopClearing()
-	}
-	between, err := call(ctx, first, src, e.via, room)
-	if err != nil {
-		return nil, errors.Join(err, room.Release())
-	}
-	out, err := call(ctx, second, between, to, r)
-	if rel := errors.Join(release(between), room.Release()); rel != nil {
-		if out != nil {
-			rel = errors.Join(rel, release(out))
-		}
-		return nil, errors.Join(err, rel)
-	}
-	return out, err
-}
-
-// call runs one direct converter and makes its panic, or one of src's, an error.
-func call(ctx context.Context, e *entry, src batch.Payload, to batch.PayloadType, r reservation.Reservation) (out batch.Payload, err error) {
 	var from batch.PayloadType
 	defer func() {
 		if p := recover(); p != nil {
 			if v, ok := p.(lockrank.Violation); ok {
 				panic(v)
 			}
-			out, err = nil, &batch.UnmovableError{Err: fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, to, p, debug.Stack())}
+			err = fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, r.Space().ID(), p, debug.Stack())
+			out, err = nil, &batch.UnmovableError{Err: err}
 		}
 	}()
 	from = src.Type()
-	out, err = e.direct(ctx, src, r)
+	out, err = e.convert(ctx, src, r)
 	switch {
 	case err != nil:
 		return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
 	case out == nil:
-		return nil, &batch.UnmovableError{Err: fmt.Errorf("convert: the converter from %s to %s returned nothing", from, to)}
+		err = fmt.Errorf("convert: the converter from %s to %s returned nothing", from, r.Space().ID())
+		return nil, &batch.UnmovableError{Err: err}
 	}
 	return out, nil
 }
@@ -298,12 +229,13 @@ func descriptorOf(p batch.Payload) *batch.Descriptor {
 // other batches meet it as well.
 func ofMachine(err error) bool {
 	var system syscall.Errno
-	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) || errors.As(err, &system)
+	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) ||
+		errors.As(err, &system)
 }
 
 // meets reports whether an error of a program's own converter, from one space to another, is what
 // other batches meet as well: the target has no room, a space is lost, or the conversion was
-// broken off. What else it says may come from files and memory of the program's.
+// broken off. Other errors may come from files and memory of the program's.
 func meets(ctx context.Context, err error, from, to *tier.Space) bool {
 	var full *tier.NoSpaceError
 	return ctx.Err() != nil || errors.As(err, &full) && to != nil && full.Space == to.ID() ||
@@ -314,8 +246,8 @@ func isLost(s *tier.Space) bool { return s != nil && s.Lost() != nil }
 
 // ofConverter makes an error of a conversion an UnmovableError if the batch is the cause.
 // What a program's own converter returns is about the batch that it was given, unless others
-// meet it as well. The built-in converters also return what devices say, which may be
-// anything; so there only errors that are known to be about the batch count.
+// meet it as well. The built-in converters also return the errors of devices, which may be
+// any; so there only errors that are known to be about the batch count.
 func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
 	if err == nil || errors.Is(err, batch.ErrUnmovable) {
 		return err

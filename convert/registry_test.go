@@ -23,9 +23,6 @@ func TestRegistryKeepsOneConverterAPair(t *testing.T) {
 	if err := g.Register("a", "b", nothing); err == nil || !strings.Contains(err.Error(), "from a to b") {
 		t.Errorf("a second converter for a pair: %v", err)
 	}
-	if err := g.Compose("a", "c", "b", func(context.Context, int64) (reservation.Reservation, error) { return reservation.Reservation{}, nil }); err == nil {
-		t.Error("a pair was registered and composed")
-	}
 	if err := g.Unregister("b", "a"); !errors.Is(err, ErrNoConverter) {
 		t.Errorf("unregistering what is not there: %v", err)
 	}
@@ -35,8 +32,7 @@ func TestRegistryKeepsOneConverterAPair(t *testing.T) {
 	if err := g.Register("a", "b", nothing); err != nil {
 		t.Errorf("registering again: %v", err)
 	}
-	for _, bad := range []error{g.Register("", "b", nothing), g.Register("a", "", nothing), g.Register("x", "y", nil),
-		g.Compose("a", "a", "c", nil), g.Compose("a", "b", "c", nil)} {
+	for _, bad := range []error{g.Register("", "b", nothing), g.Register("a", "", nothing), g.Register("x", "y", nil)} {
 		if bad == nil {
 			t.Error("a registration without its parts was taken")
 		}
@@ -88,49 +84,4 @@ func TestConverterFailuresLeaveTheSource(t *testing.T) {
 			m.whole(t, b, tier.Host)
 		})
 	}
-}
-
-// A composed edge goes by way of host memory, and gives its room there back.
-func TestComposedEdge(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	if err := m.registry.Unregister(batch.GPUImage, batch.DiskImage); err != nil {
-		t.Fatal(err)
-	}
-	err := m.registry.Compose(batch.GPUImage, batch.HostImage, batch.DiskImage, func(ctx context.Context, n int64) (reservation.Reservation, error) {
-		return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), n)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := false
-	for _, e := range m.registry.Edges() {
-		found = found || e == Edge{From: batch.GPUImage, To: batch.DiskImage, Via: batch.HostImage}
-	}
-	if !found {
-		t.Errorf("the composed edge is not visible in %v", m.registry.Edges())
-	}
-	b := m.put(t, numbered(1, 5000), tier.GPU)
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Disk)); err != nil {
-		t.Fatal(err)
-	}
-	m.whole(t, b, tier.Disk)
-}
-
-// What is between is not compressed, although the source is: there is room for all of it.
-func TestComposedEdgeFromPacked(t *testing.T) {
-	m := newMachine(t, machineConfig{codec: CodecS2, outside: true})
-	if err := m.registry.Unregister(batch.DiskPacked, batch.GPUImage); err != nil {
-		t.Fatal(err)
-	}
-	err := m.registry.Compose(batch.DiskPacked, batch.HostImage, batch.GPUImage, func(ctx context.Context, n int64) (reservation.Reservation, error) {
-		return m.reservations.Reserve(ctx, reservation.AnyInTier(tier.Host), n)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := m.put(t, coded(1, 50_000), tier.Disk)
-	if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU)); err != nil {
-		t.Fatal(err)
-	}
-	m.whole(t, b, tier.GPU)
 }

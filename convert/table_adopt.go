@@ -51,9 +51,8 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 	if err = ofLost(err, t.Space); err != nil {
 		return nil, err
 	}
-	parts := payload.TableParts{
-		Descriptor: p.Descriptor,
-		Ranges:     p.Ranges, Adjustments: p.Adjust, Space: t.Space,
+	parts := payload.Parts{
+		Descriptor: p.Descriptor, Space: t.Space, Encoding: payload.Scattered, Ranges: p.Ranges, Adjustments: p.Adjust,
 	}
 	before := covered(t.Charged)
 	mem := &lentMemory{release: t.Release, panics: &m.panics, size: covered(p.Ranges, t.Charged) - before}
@@ -67,7 +66,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		return nil, ofLost(err, t.Space)
 	}
 	parts.Buffers = []*tier.Buffer{t.Space.Adopt(promise, mem)}
-	return payload.NewTable(parts), nil
+	return payload.New(parts), nil
 }
 
 // covered returns how many bytes are in any of the ranges.

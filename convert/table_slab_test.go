@@ -56,7 +56,7 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranges := slices.Clone(tr.Payload().(*payload.Table).Ranges())
+	ranges := slices.Clone(tr.Payload().(*batch.Image).Ranges())
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -79,11 +80,13 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 // image returns a payload if it may be moved together with what is in t.from; else nil.
 func (t *together) image(p batch.Payload) *batch.Image {
 	img, ok := p.(*batch.Image)
-	if !ok || t.from != nil && img.Space() != t.from || img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
+	if !ok || img.Encoding() != payload.Plain || t.from != nil && img.Space() != t.from ||
+		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
 		return nil
 	}
 	desc := img.Descriptor()
-	if len(desc.Dictionaries) > 0 || desc.Body == 0 || t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has) != batch.DiskImage {
+	form := t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has)
+	if len(desc.Dictionaries) > 0 || desc.Body == 0 || form != batch.DiskImage {
 		return nil
 	}
 	return img
@@ -148,7 +151,8 @@ var errLone = fmt.Errorf("convert: the batch is not moved together with others: 
 // lock puts the batches that can be written together in transit.
 func (t *together) lock(all []*batch.Batch, errs []error) {
 	n := len(all)
-	t.of, t.ways, t.images, t.sizes = make([]int, 0, n), make([]*batch.Transit, 0, n), make([]*batch.Image, 0, n), make([]int64, 0, n)
+	t.of, t.ways = make([]int, 0, n), make([]*batch.Transit, 0, n)
+	t.images, t.sizes = make([]*batch.Image, 0, n), make([]int64, 0, n)
 	t.moved, t.places = make([]Moved, 0, n), make([]batch.Place, 0, n)
 	for i, b := range all {
 		way, err := b.TryTransit()

@@ -303,14 +303,24 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	}
 	reg := eng.Registry()
 	var calls atomic.Int64 // by the monitor, and by the allocating goroutine
-	err = errors.Join(
-		reg.Register("as-is", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-			return imageOf(ctx, &src.(*asIsSmall).asIs, r)
-		}),
-		reg.Compose("as-is", batch.HostImage, batch.DiskImage, func(_ context.Context, n int64) (reservation.Reservation, error) {
-			calls.Add(1)
-			return eng.Reservations().TryReserve(reservation.Specific(host.ID()), n)
-		}))
+	toDisk, err := reg.Lookup(batch.HostImage, batch.DiskImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = reg.Register("as-is", batch.DiskImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		calls.Add(1)
+		between := src.(*asIsSmall)
+		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), between.desc.Body, reservation.WithoutClearing())
+		if err != nil {
+			return nil, err
+		}
+		img, err := imageOf(ctx, &between.asIs, room)
+		if err != nil {
+			return nil, errors.Join(err, room.Release())
+		}
+		out, err := toDisk(ctx, img, r)
+		return out, errors.Join(err, img.Release(), room.Release())
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

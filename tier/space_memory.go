@@ -137,6 +137,34 @@ func (s *Space) free(b *Buffer) {
 	}
 }
 
+// shrinker is what a Pool implements that can take the end of a memory back: an arena, a spill
+// volume.
+type shrinker interface {
+	// Shrink leaves the first size bytes of m, or more if it cannot cut there.
+	Shrink(m Memory, size int64)
+}
+
+// Shrink gives the end of the memory back, so that size > 0 bytes are left. Where the pool cannot cut
+// the memory, all or some of the rest stays in it, and stays charged. Only the owner may call it,
+// while nothing else uses the buffer.
+func (b *Buffer) Shrink(size int64) {
+	pool, ok := b.space.cfg.Pool.(shrinker)
+	if !ok || size <= 0 || size >= b.Size() {
+		return
+	}
+	pool.Shrink(b.mem, size)
+	rest := b.charge - b.space.Charge(b.mem.Size())
+	if rest <= 0 {
+		return
+	}
+	b.charge -= rest
+	b.space.books.Retire(rest)
+	if b.reclaimed != nil {
+		b.reclaimed(rest)
+	}
+	b.space.Freed(b.promise.Reclaim(rest))
+}
+
 // splitter is what a Pool implements that can make several memories of one: a spill volume.
 type splitter interface {
 	Together() int64

@@ -80,7 +80,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					table := p.(*payload.Table)
+					table := p.(*batch.Image)
 					if array.Array.Release != 0 || schema.Release != 0 {
 						t.Error("what was imported is not marked")
 					}
@@ -108,7 +108,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 }
 
 // plainTail says whether a table has no bitmap that ends within a byte.
-func plainTail(t *payload.Table) bool {
+func plainTail(t *batch.Image) bool {
 	for _, a := range t.Adjustments() {
 		if a.How == payload.Bits && a.Base == 0 {
 			return false
@@ -129,15 +129,13 @@ func (r *rig) addresses(t testing.TB, b *batch.Batch) map[tier.Addr]bool {
 		}
 	}
 	var shared []batch.Shared
-	switch p := b.Info().Payload.(type) {
-	case *batch.Image:
+	p := b.Info().Payload.(*batch.Image)
+	shared = p.Shared()
+	if p.Encoding() != payload.Scattered {
 		body(p.Descriptor(), p.Buffer())
-		shared = p.Shared()
-	case *payload.Table:
-		for _, s := range p.Ranges() {
-			out[s.Addr] = true
-		}
-		shared = p.Shared()
+	}
+	for _, s := range p.Ranges() {
+		out[s.Addr] = true
 	}
 	for _, s := range shared {
 		body(s.Descriptor(), s.Buffer())
@@ -177,7 +175,7 @@ func TestReleasedOnce(t *testing.T) {
 		c := r.batch(t, table)
 		r.drop(t, b) // it is in use still
 		if !away {
-			end := table.(*payload.Table).Lease()
+			end, _ := table.(*batch.Image).TryLease()
 			r.drop(t, c)
 			if n := callbacks().open(); n != 1 {
 				t.Errorf("%d exports are open, although one is leased", n)

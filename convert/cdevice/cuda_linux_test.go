@@ -16,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/faultdev"
@@ -361,7 +360,7 @@ func TestRoundTripOfCUDA(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s as a %s: %v", dt, form, err)
 			}
-			for i, s := range table.(*payload.Table).Ranges() {
+			for i, s := range table.(*batch.Image).Ranges() {
 				if s.Length > 0 && !where[s.Addr] {
 					t.Errorf("%s: buffer %d lies at %#x, where the batch has none", dt, i, uint64(s.Addr))
 				}

@@ -111,12 +111,11 @@ func (r *releases) drop(ids ...uintptr) {
 // charged is the memory that an export keeps in its space.
 func charged(p batch.Payload, bufs []*tier.Buffer) (out []payload.DeviceRange) {
 	var shared []batch.Shared
-	switch p := p.(type) {
-	case *batch.Image:
-		bufs, shared = append(bufs, p.Buffer()), p.Shared()
-	case *payload.Table:
-		out = slices.Clone(p.Ranges())
-		shared = p.Shared()
+	if p, ok := p.(*batch.Image); ok {
+		shared, out = p.Shared(), slices.Clone(p.Ranges())
+		if p.Encoding() != payload.Scattered {
+			bufs = append(bufs, p.Buffer())
+		}
 	}
 	for _, s := range shared {
 		bufs = append(bufs, s.Buffer())

@@ -74,23 +74,23 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 	if p.Space().Kind() != tier.GPU {
 		return nil, unsupported(nil, "a batch in %s: its memory is no device's", p.Space().ID())
 	}
-	switch p := p.(type) {
-	case *batch.Image:
-		d, w.shared = p.Descriptor(), p.Shared()
-		w.body, err = inBody(d, p.Buffer(), nil)
-		return d, err
-	case *payload.Table:
-		d, w.shared = p.Descriptor(), p.Shared()
-		where := func(i int) tier.Addr { return p.Ranges()[i].Addr }
-		w.body = &body{image.NewCursor(d), d, where, p.Adjustments(), isLent(p)}
-		return d, nil
+	img, ok := p.(*batch.Image)
+	if !ok {
+		return nil, unsupported(nil, "a payload of type %s", p.Type())
 	}
-	return nil, unsupported(nil, "a payload of type %s", p.Type())
+	d, w.shared = img.Descriptor(), img.Shared()
+	if img.Encoding() != payload.Scattered {
+		w.body, err = inBody(d, img.Buffer(), nil)
+		return d, err
+	}
+	where := func(i int) tier.Addr { return img.Ranges()[i].Addr }
+	w.body = &body{image.NewCursor(d), d, where, img.Adjustments(), isLent(img)}
+	return d, nil
 }
 
 // isLent reports whether the buffers of a table are in their creator's arrays, and not in copies of
 // what the rows show. Then what those arrays have before the first row is there as well.
-func isLent(p *payload.Table) bool {
+func isLent(p *payload.Image) bool {
 	for _, b := range p.Buffers() {
 		if _, ok := b.Memory().(interface{ GiveBack(func()) }); !ok {
 			return false

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"context"
 	"runtime"
 	"sync"
 	"time"
@@ -42,6 +41,7 @@ type Disk struct {
 	id          tier.ID
 	write, read meter         // of what is not compressed
 	packed      meter         // of writes with the choice
+	unpacked    meter         // of reads with it
 	plain       float64       // seconds a byte when it was written last without compression
 	rates       [codecs]rates // by the last samples
 	choice      Codec         // Auto before the first decision
@@ -83,10 +83,6 @@ const (
 func (c *Chooser) Disk(id tier.ID) *Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.diskLocked(id)
-}
-
-func (c *Chooser) diskLocked(id tier.ID) *Disk {
 	d := c.disks[id]
 	if d == nil {
 		if c.disks == nil {
@@ -221,8 +217,9 @@ func (t *Turn) Codec() Codec {
 }
 
 // Packs reports whether a body is compressed when it comes to a space, or at least looked at run by
-// run: before a disk's speed is known. configured is what the program asks for.
-func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
+// run: before a disk's speed is known, or to take samples of a body that is laid out, and only comes
+// by. configured is what the program asks for.
+func (c *Chooser) Packs(configured Codec, body int64, to tier.ID, laid bool) bool {
 	switch {
 	case to.Kind != tier.Disk || body == 0 || configured == None:
 		return false
@@ -236,29 +233,22 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID) bool {
 	unknown := d.choice == Auto && d.write.bytes < minProbe
 	runs := unknown || d.choice > None
 	c.mu.Unlock()
-	return runs || c.next(d, body) != None // each run is counted at its call of Codec
-}
-
-// PacksOnce is Packs for a body that is laid out, of which samples can be taken only as it comes by.
-func (c *Chooser) PacksOnce(configured Codec, body int64, to tier.ID) bool {
-	return c.Packs(configured, body, to) ||
-		configured == Auto && to.Kind == tier.Disk && body >= payload.FrameSize && c.Due(c.Disk(to))
+	// Each run is counted at its call of Codec, and a body that is not compressed here.
+	return runs || c.next(d, body) != None || laid && c.Due(d)
 }
 
 // Due reports whether samples are to be taken of what is written to a disk next.
 func (c *Chooser) Due(d *Disk) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return d.dueLocked()
+	return d.probing() && !d.sampled && !d.sampling
 }
-
-func (d *Disk) dueLocked() bool { return d.probing() && !d.sampled && !d.sampling }
 
 // Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
 // is what it works in, of trialRoom bytes.
 func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
 	c.mu.Lock()
-	due := d.dueLocked() && body >= payload.FrameSize
+	due := d.probing() && !d.sampled && !d.sampling && body >= payload.FrameSize
 	d.sampling = d.sampling || due
 	c.mu.Unlock()
 	if !due {
@@ -323,7 +313,9 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 }
 
 // Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
-// measuring, it measures what is not compressed, and counts the processor time of what is.
+// measuring, it measures what is not compressed, and counts the processor time of what is. What is in
+// progress at the same time counts its time once, and pauses count none. After an error or a panic of
+// f nobody knows how many bytes the time so far belongs to, and it does not count.
 func (c *Chooser) Timed(
 	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
 ) (err error) {
@@ -331,19 +323,32 @@ func (c *Chooser) Timed(
 		return f()
 	}
 	d := c.Disk(space)
+	m := &d.unpacked // nobody asks how long uncompressing takes: samples show that
 	switch {
 	case k == None && writes:
-		return c.measured(&d.write, bytes, f)
+		m = &d.write
 	case k == None:
-		return c.measured(&d.read, bytes, f)
+		m = &d.read
 	case writes:
-		err = c.measured(&d.packed, bytes, f)
-	default:
-		err = f()
+		m = &d.packed
 	}
-	if err == nil { // else nobody knows how long processors worked
-		c.worked(d, k, writes, bytes)
-	}
+	whole := false
+	c.mu.Lock()
+	m.count(time.Now(), 1)
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		m.count(time.Now(), -1)
+		if m.bytes += bytes; !whole {
+			m.reset()
+		}
+		c.mu.Unlock()
+		if whole && k != None {
+			c.worked(d, k, writes, bytes)
+		}
+	}()
+	err = f()
+	whole = err == nil
 	return err
 }
 
@@ -366,43 +371,7 @@ func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
 	}
 }
 
-// Metered returns the memory of a disk's space so that the transfers with it are measured.
-func (c *Chooser) Metered(space tier.ID, m tier.FileMemory) tier.FileMemory {
-	return meteredFile{m, c, c.Disk(space)}
-}
-
-type meteredFile struct {
-	tier.FileMemory
-	c *Chooser
-	d *Disk
-}
-
-func (f meteredFile) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.d.write, int64(len(p)), func() error { return f.FileMemory.WriteAt(ctx, p, off) })
-}
-
-func (f meteredFile) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return f.c.measured(&f.d.read, int64(len(p)), func() error { return f.FileMemory.ReadAt(ctx, p, off) })
-}
-
-// measured runs f, which moves so many bytes unless it fails or panics.
-func (c *Chooser) measured(m *meter, bytes int64, f func() error) (err error) {
-	whole := false
-	c.mu.Lock()
-	m.begin(time.Now())
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		m.end(time.Now(), bytes, whole)
-	}()
-	err = f()
-	whole = err == nil
-	return err
-}
-
-// meter measures a rate while something is in progress: what is in progress at the same time counts
-// its time once, and pauses count none.
+// meter measures a rate while something is in progress.
 type meter struct {
 	active int
 	last   time.Time
@@ -410,24 +379,13 @@ type meter struct {
 	bytes  int64
 }
 
-func (m *meter) begin(now time.Time) {
+// count adds to what is in progress.
+func (m *meter) count(now time.Time, n int) {
 	if m.active > 0 {
 		m.time += now.Sub(m.last)
 	}
-	m.active++
+	m.active += n
 	m.last = now
-}
-
-// end counts bytes that have been moved. If they were not, how many bytes the time belongs to is not
-// known, and nothing so far counts.
-func (m *meter) end(now time.Time, bytes int64, whole bool) {
-	m.time += now.Sub(m.last)
-	m.active--
-	m.last = now
-	m.bytes += bytes
-	if !whole {
-		m.reset()
-	}
 }
 
 func (m *meter) reset() { m.time, m.bytes = 0, 0 }

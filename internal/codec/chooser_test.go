@@ -272,9 +272,9 @@ func TestFirstDecision(t *testing.T) {
 		if k := c.next(d, mib); k != None || d.choice != Auto {
 			t.Errorf("%s: %s was chosen", name, k)
 		}
-		if c.Packs(Auto, mib, diskID) != (d.write.bytes < mib) || c.Packs(Auto, payload.FrameSize-1, diskID) || c.Packs(None, mib, diskID) ||
-			!c.Packs(S2, 1, diskID) ||
-			c.Packs(S2, mib, tier.ID{Kind: tier.Host}) {
+		if c.Packs(Auto, mib, diskID, false) != (d.write.bytes < mib) || c.Packs(Auto, payload.FrameSize-1, diskID, true) || c.Packs(None, mib, diskID, true) ||
+			!c.Packs(S2, 1, diskID, false) ||
+			c.Packs(S2, mib, tier.ID{Kind: tier.Host}, true) {
 			t.Errorf("%s: the wrong bodies are looked at run by run", name)
 		}
 	}

@@ -1,8 +1,7 @@
 // Package codec compresses what goes to disk, and chooses with what: by the measured speed of the
 // disk, and by samples of what is written.
 //
-// It measures alone, and moves nothing: package convert runs its transfers through Chooser.Timed
-// and Chooser.Metered.
+// It measures alone, and moves nothing: package transfer runs its transfers through Chooser.Timed.
 package codec
 
 import (
@@ -23,7 +22,7 @@ type Codec uint8
 
 // The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try the
 // last one first, so that the quickest is the last. A batch that is not compressed is written as it
-// is, straight from where it lies; one that is compressed is payload.Packed.
+// is, straight from where it lies; one that is compressed has the encoding payload.Compressed.
 const (
 	Auto Codec = iota // whichever moves most, as measured; see Chooser
 	None
@@ -72,8 +71,9 @@ func (k *Coders) encoder() (*zstd.Encoder, error) {
 	if e, ok := k.encoders.Get().(*zstd.Encoder); ok {
 		return e, nil
 	}
-	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(payload.FrameSize),
-		zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true), zstd.WithEncoderConcurrency(1))
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false),
+		zstd.WithWindowSize(payload.FrameSize), zstd.WithSingleSegment(true), zstd.WithLowerEncoderMem(true),
+		zstd.WithEncoderConcurrency(1))
 }
 
 // decoder returns a decoder, which is given back to k.decoders.
@@ -81,7 +81,8 @@ func (k *Coders) decoder() (*zstd.Decoder, error) {
 	if d, ok := k.decoders.Get().(*zstd.Decoder); ok {
 		return d, nil
 	}
-	return zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
+	return zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderConcurrency(1))
 }
 
 // gain is the least that a frame must become shorter, as a share: below it is not worth the

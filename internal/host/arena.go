@@ -495,6 +495,34 @@ func (a *Arena) freePages(m *memory) {
 	})
 }
 
+// Shrink gives the pages of a memory behind its first size bytes back. A place in a slab, and memory
+// with a mapping of its own, stay as they are. Nothing may use the memory meanwhile.
+func (a *Arena) Shrink(mem tier.Memory, size int64) {
+	m, ok := mem.(*memory)
+	if size = round(size); !ok || m.own != nil || size >= m.size {
+		return
+	}
+	rest := &memory{size: round(m.size) - size}
+	var pieces []piece
+	var extents [][]byte
+	for i, p := range m.pieces {
+		keep := min(p.Len, max(0, size-p.Off))
+		if keep > 0 {
+			pieces, extents = append(pieces, piece{Off: p.Off, Len: keep, At: p.At}), append(extents, m.extents[i][:keep:keep])
+		}
+		if keep < p.Len {
+			rest.pieces = append(rest.pieces, piece{Len: p.Len - keep, At: p.At + keep})
+		}
+	}
+	before := a.Charge(m.size)
+	m.size, m.pieces, m.extents = size, pieces, extents
+	a.mu.Lock()
+	a.mu.refs++ // that of rest, which freePages gives back with its charge
+	a.mu.used += a.Charge(size) + a.Charge(rest.size) - before
+	a.mu.Unlock()
+	a.freePages(rest)
+}
+
 // giveBack calls back, with the lock held, to return what size bytes took. If the arena is closed and
 // they were the last, it unpins and unmaps the range.
 func (a *Arena) giveBack(size int64, back func()) {

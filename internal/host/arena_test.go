@@ -137,3 +137,23 @@ func TestHugeRequestsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestShrinkCounts: memory that was cut is charged what is left of it, and nothing when it is freed.
+func TestShrinkCounts(t *testing.T) {
+	a := open(t, Config{Capacity: 64 * tier.Page, Node: -1})
+	m := alloc(t, a, 20*tier.Page)
+	a.Shrink(m, 5*tier.Page+1)
+	if used := a.Stats().Used; used != 6*tier.Page || m.Size() != 6*tier.Page || len(bytes.Join(m.Extents(), nil)) != 6*tier.Page {
+		t.Errorf("%d bytes are used by a memory of %d", used, m.Size())
+	}
+	small := alloc(t, a, 100)
+	before := a.Stats().Used
+	a.Shrink(small, 10)
+	if used := a.Stats().Used; used != before || small.Size() != 100 {
+		t.Errorf("%d bytes are used, %d before a place in a slab was to be cut", used, before)
+	}
+	free(a, m, small)
+	if used := a.Stats().Used; used != 0 {
+		t.Errorf("%d bytes are used at the end", used)
+	}
+}

@@ -35,7 +35,7 @@ type Entry struct {
 	Descriptor      *batch.Descriptor // without Dictionaries when it was read
 	Dictionaries    []uint64          // the keys of their files, in the order of Descriptor.Dictionaries
 	Packed          bool
-	Runs            []payload.Run // of a packed batch; without their buffers when it was read
+	Runs            []payload.Run // of a packed batch
 }
 
 // The meta of a file: fixedMeta, then the items that it counts, and the schema, which is an Arrow IPC
@@ -48,13 +48,6 @@ type fixedMeta struct {
 	Rows, Body int64
 	// How many there are. The schema is counted in bytes.
 	Nodes, Buffers, Sums, Dictionaries, Runs, Metadata, Schema uint32
-}
-
-// fixedRun is a payload.Run without its buffer.
-type fixedRun struct {
-	Codec  uint8
-	Sum    uint64
-	Frames [payload.RunSize / payload.FrameSize]uint32
 }
 
 type fixedPlace struct {
@@ -128,12 +121,8 @@ func (e *Entry) meta(schema []byte) []byte {
 		f.Flags |= withMetadata
 		f.Metadata = uint32(d.Metadata.Len())
 	}
-	runs := make([]fixedRun, len(e.Runs))
-	for i, r := range e.Runs {
-		runs[i] = fixedRun{r.Codec, r.Sum, r.Frames}
-	}
 	var p []byte
-	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, runs} {
+	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, e.Runs} {
 		p, _ = binary.Append(p, binary.LittleEndian, part) // all are of a fixed size
 	}
 	for i := range f.Metadata {
@@ -187,9 +176,7 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	if f.Flags&extension != 0 {
 		d.From = list[int64](&r, f.Buffers)
 	}
-	for _, run := range list[fixedRun](&r, f.Runs) {
-		e.Runs = append(e.Runs, payload.Run{Codec: run.Codec, Sum: run.Sum, Frames: run.Frames})
-	}
+	e.Runs = list[payload.Run](&r, f.Runs)
 	if f.Flags&withMetadata != 0 {
 		var keys, values []string
 		for range min(f.Metadata, uint32(len(r.p))) {
@@ -254,6 +241,9 @@ func (e *Entry) fits() bool {
 	}
 	left := d.Body
 	for i := range e.Runs {
+		if at := e.Runs[i].Offset; at < 0 || at > math.MaxInt64/4 {
+			return false
+		}
 		for _, f := range e.Runs[i].Frames {
 			size := min(payload.FrameSize, left)
 			if int64(f) > size || (f == 0) != (size == 0) {
@@ -265,16 +255,16 @@ func (e *Entry) fits() bool {
 	return true
 }
 
-// Memories returns how long each of the memories is that the batch lies in, in order;
-// packed ones are at least so long.
-func (e *Entry) Memories() (sizes []int64) {
-	if !e.Packed && e.Descriptor.Body > 0 {
-		return []int64{e.Descriptor.Body}
+// Stored returns how many bytes the memory has at least that the batch lies in; 0: it has none.
+func (e *Entry) Stored() int64 {
+	if !e.Packed {
+		return e.Descriptor.Body
 	}
+	end := int64(0)
 	for i := range e.Runs {
-		sizes = append(sizes, e.Runs[i].Stored())
+		end = max(end, e.Runs[i].Offset+e.Runs[i].Stored())
 	}
-	return sizes
+	return end
 }
 
 // reader takes bytes off the front. After the end all is zero, and bad is set.

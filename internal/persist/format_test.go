@@ -170,8 +170,8 @@ func TestSchemasAreReadOnce(t *testing.T) {
 // who adopts one counts on its memory.
 func TestDictionariesHaveBytes(t *testing.T) {
 	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int32), 0))
-	if k.Descriptor.Body != 0 || len(k.Memories()) != 0 {
-		t.Fatalf("%d bytes in %v", k.Descriptor.Body, k.Memories())
+	if k.Descriptor.Body != 0 || k.Stored() != 0 {
+		t.Fatalf("%d bytes, %d stored", k.Descriptor.Body, k.Stored())
 	}
 	if _, err := readBack(k, schema); err != nil {
 		t.Errorf("a batch without bytes: %v", err)
@@ -231,10 +231,8 @@ func FuzzEntry(f *testing.F) {
 		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk {
 			t.Errorf("%d bytes with %d sums", d.Body, len(d.Sums))
 		}
-		for _, n := range k.Memories() {
-			if n <= 0 || n > max(d.Body, payload.RunSize) {
-				t.Errorf("a memory of %d bytes for a body of %d", n, d.Body)
-			}
+		if n := k.Stored(); n < 0 || !k.Packed && n != d.Body {
+			t.Errorf("a memory of %d bytes for a body of %d", n, d.Body)
 		}
 		if d.Body > 1<<20 || len(k.Dictionaries) > 0 {
 			return

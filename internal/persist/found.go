@@ -107,7 +107,7 @@ func (f *Found) Add(space *tier.Space) error {
 		if b.err == nil {
 			b.entry, b.err = schemas.Read(k.Meta, k.Place)
 		}
-		if b.err == nil && !fitMemories(b.entry.Memories(), k.Sizes) {
+		if b.err == nil && !b.entry.fitsIn(k.Sizes) {
 			b.entry, b.err = nil, errFormat
 		}
 		if b.err == nil {
@@ -131,14 +131,12 @@ func (f *Found) Add(space *tier.Space) error {
 	return nil
 }
 
-// fitMemories reports whether memories are long enough.
-func fitMemories(want, have []int64) bool {
-	for i := range min(len(want), len(have)) {
-		if have[i] < want[i] {
-			return false
-		}
+// fitsIn reports whether the memories of a file are the one, or none, that an entry needs.
+func (e *Entry) fitsIn(sizes []int64) bool {
+	if e.Stored() == 0 {
+		return len(sizes) == 0
 	}
-	return len(want) == len(have)
+	return len(sizes) == 1 && sizes[0] >= e.Stored()
 }
 
 // findDictionaries finds the dictionaries of b, which were written before it, among files.
@@ -280,19 +278,11 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	if err != nil {
 		return nil, errors.Join(err, releaseShared(shared))
 	}
-	var p batch.Payload
-	switch desc := b.entry.Descriptor; {
-	case b.entry.Packed:
-		runs := slices.Clone(b.entry.Runs)
-		for i := range runs {
-			runs[i].Buffer = buffers[i]
-		}
-		p = payload.NewPacked(desc, runs, b.space, shared...)
-	case len(buffers) == 0:
-		p = batch.NewImage(desc, nil, b.space, shared...)
-	default:
-		p = batch.NewImage(desc, buffers[0], b.space, shared...)
+	parts := payload.Parts{Descriptor: b.entry.Descriptor, Space: b.space, Buffers: buffers, Shared: shared}
+	if b.entry.Packed {
+		parts.Encoding, parts.Runs = payload.Compressed, b.entry.Runs
 	}
+	p := payload.New(parts)
 	if err := im.Verify(ctx, p); err != nil {
 		return nil, errors.Join(err, putBack(), p.Release())
 	}

@@ -2,6 +2,8 @@ package persist
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/zeebo/xxh3"
@@ -51,7 +53,7 @@ func (d *Directory) list(checksums bool) {
 		if l.Err == nil {
 			l.Entry, l.Err = schemas.Read(l.Record.Meta, l.Record.Place)
 		}
-		if l.Err == nil && !fitMemories(l.Entry.Memories(), l.Record.Sizes) {
+		if l.Err == nil && !l.Entry.fitsIn(l.Record.Sizes) {
 			l.Err = errFormat
 		}
 		if l.Err == nil {
@@ -78,39 +80,40 @@ func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 		return nil
 	}
 	e := l.Entry
-	for i := range l.Record.Sizes {
-		if e.Packed {
-			stored := int(e.Runs[i].Stored()) // the rest is of the last page
-			if err := l.compare(i, max(1, stored), []uint64{e.Runs[i].Sum}); err != nil {
-				return err
-			}
-			continue
+	if len(l.Record.Sizes) == 0 {
+		return nil
+	}
+	path := l.Record.Path(0)
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	buf := make([]byte, payload.RunSize)
+	compare := func(off, n int64, want uint64) error {
+		if _, err := file.ReadAt(buf[:n], off); err != nil {
+			return fmt.Errorf("%s ends before byte %d: %w", filepath.Base(path), off+n, err)
 		}
-		if err := l.compare(i, payload.SumChunk, e.Descriptor.Sums); err != nil {
+		if got := xxh3.Hash(buf[:n]); got != want {
+			return &image.CorruptError{Volume: path, Offset: off, Want: want, Got: got}
+		}
+		return nil
+	}
+	for i := range e.Runs {
+		if err := compare(e.Runs[i].Offset, e.Runs[i].Stored(), e.Runs[i].Sum); err != nil {
+			return err
+		}
+	}
+	for i, sum := range e.Descriptor.Sums {
+		off := int64(i) * payload.SumChunk
+		if e.Packed {
+			break
+		}
+		if err := compare(off, min(payload.SumChunk, e.Descriptor.Body-off), sum); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// compare compares the first pieces of a memory with their checksums.
-func (l *Listed) compare(memory, size int, sums []uint64) error {
-	next := 0
-	return l.Record.Read(memory, size, func(piece []byte) error {
-		if next == len(sums) {
-			return nil
-		}
-		if got := xxh3.Hash(piece); got != sums[next] {
-			return &image.CorruptError{
-				Volume: l.Record.Path(memory),
-				Offset: int64(next * size),
-				Want:   sums[next],
-				Got:    got,
-			}
-		}
-		next++
-		return nil
-	})
 }
 
 // Codecs returns the codecs that the bytes are stored with, each once; none for plain bytes.

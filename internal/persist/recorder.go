@@ -218,20 +218,13 @@ func (r *Recorder) write(id batch.ID, next, old *Record) (err error) {
 // record makes an image persist, after its dictionaries, which may be a program's.
 func (r *Recorder) record(id batch.ID, rec, old *Record) (_ uint64, err error) {
 	defer guard.Error(&err, "a batch's Shared")
-	var image interface {
-		Hold() (end func(), ok bool)
-		Buffers() []*tier.Buffer
-		Shared() []batch.Shared
-		Descriptor() *batch.Descriptor
-	}
-	e := &Entry{ID: id, Plan: rec.plan, Operator: rec.operator, Port: rec.port, Partition: rec.partition}
-	switch p := rec.payload.(type) {
-	case *batch.Image:
-		image = p
-	case *payload.Packed:
-		image, e.Packed, e.Runs = p, true, p.Runs()
-	default:
+	image, ok := rec.payload.(*batch.Image)
+	if !ok {
 		return 0, tier.ErrNotSupported
+	}
+	e := &Entry{
+		ID: id, Plan: rec.plan, Operator: rec.operator, Port: rec.port, Partition: rec.partition,
+		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(),
 	}
 	end, ok := image.Hold()
 	if !ok {

@@ -81,9 +81,9 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 	for name, payload := range map[string]func(*tier.Buffer) batch.Payload{
 		"image": func(b *tier.Buffer) batch.Payload { return batch.NewImage(desc, b, space) },
 		"packed": func(b *tier.Buffer) batch.Payload {
-			runs := fullRuns(desc.Body)
-			runs[0].Buffer = b
-			return payload.NewPacked(desc, runs, space)
+			parts := payload.Parts{Descriptor: desc, Space: space, Buffers: []*tier.Buffer{b}}
+			parts.Encoding, parts.Runs = payload.Compressed, fullRuns(desc.Body)
+			return payload.New(parts)
 		},
 		"dictionary": func(b *tier.Buffer) batch.Payload {
 			whole := &batch.Descriptor{Schema: desc.Schema, Dictionaries: []*batch.Descriptor{desc}}

@@ -1,8 +1,7 @@
-// Package pump copies many bytes piece by piece, with several pieces in progress: while one is
-// fetched, another is put in its place. All transfers use this loop. The callers' functions fetch a
-// piece and put it in its place.
+// Package pump runs a job piece by piece, with several pieces in progress. All transfers use this
+// loop; the callers' functions move a piece.
 //
-//	Begin ──▶ wait ──▶ Check ──▶ End    of each piece, by one of the lanes
+//	Begin ──▶ Do    of each piece, by one of the lanes
 //	  └─ in order, one at a time
 //
 // A lane is a goroutine that moves one piece after the other. It may have something of its own to
@@ -37,20 +36,17 @@ type Pool[R any] interface {
 }
 
 // Job describes the pieces to move, which are numbered from 0, and the functions that move them.
-// All but one of the functions may be nil. Their context ends when ctx ends or any of them fails.
 type Job[R any] struct {
 	Pieces int
 	Lanes  int     // the maximum number of pieces in progress
 	Pool   Pool[R] // nil if lanes need nothing
 
-	// Begin begins to fetch a piece into r, and returns what waits for it; nil if it is there, or
-	// if that fails. It is called for one piece at a time, in order, and not after it has failed.
-	Begin func(ctx context.Context, r R, piece int) (wait func() error, err error)
-	// Check sees what was fetched. If Ordered is set, it sees one piece after the other.
-	Check   func(r R, piece int) error
-	Ordered bool
-	// End puts a piece in its place, and returns when it is there.
-	End func(ctx context.Context, r R, piece int) error
+	// Begin, which may be nil, is called before Do, for one piece at a time, in order, and not after
+	// it has failed.
+	Begin func(r R, piece int) error
+	// Do moves a piece, and returns when it is there. Its context ends when that of the job ends, or
+	// any piece fails.
+	Do func(ctx context.Context, r R, piece int) error
 
 	// Quick, unless it is 0, is the longest time per piece at which more lanes are worth it. Two
 	// lanes work at first. Their number doubles while pieces are quick, and is two again when they
@@ -66,23 +62,36 @@ func (j *Job[R]) Run(ctx context.Context) error {
 	if j.Pieces <= 0 {
 		return nil
 	}
-	r := &run[R]{Job: j, ctx: ctx, turn: make(chan struct{}, 1), checked: closed}
-	r.mu.lanes, r.mu.most = 1, j.Lanes
+	l := &run[R]{Job: j, ctx: ctx, turn: make(chan struct{}, 1)}
+	l.mu.lanes, l.mu.most = 1, j.Lanes
 	if j.Quick > 0 {
-		r.mu.most, r.mu.since = min(2, j.Lanes), time.Now()
+		l.mu.most, l.mu.since = min(2, j.Lanes), time.Now()
 	}
 	if j.Pieces > 1 && j.Lanes > 1 {
-		var cancel context.CancelCauseFunc
-		r.ctx, cancel = context.WithCancelCause(ctx)
-		r.cancel = cancel
-		defer cancel(nil)
+		l.ctx, l.cancel = context.WithCancelCause(ctx)
+		defer l.cancel(nil)
 	}
-	r.lane(r.borrow, true)
-	r.others.Wait()
-	return r.failed()
+	// The caller's lane stays to the end, and borrows again what it has yielded.
+	var r R
+	for has, more := false, true; more; {
+		if !has && l.Pool != nil {
+			err := guarded(func() (err error) { r, err = l.Pool.Borrow(l.ctx); return err })
+			if err != nil {
+				l.ended(err)
+				break
+			}
+		}
+		l.invite()
+		more, has = l.piece(r), true
+		if l.Pool != nil && more {
+			r, has = l.Pool.Yield(r)
+		} else if l.Pool != nil {
+			l.Pool.Return(r)
+		}
+	}
+	l.others.Wait()
+	return l.mu.err
 }
-
-var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // run is a Job under way.
 type run[R any] struct {
@@ -90,9 +99,7 @@ type run[R any] struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc // nil if there is one lane only
 	others sync.WaitGroup
-
-	turn    chan struct{} // holds one while a piece is begun
-	checked chan struct{} // closed when the piece before the next one is checked; guarded by turn
+	turn   chan struct{} // holds one while a piece is begun
 
 	mu struct {
 		sync.Mutex
@@ -105,55 +112,8 @@ type run[R any] struct {
 	}
 }
 
-// lane moves pieces until none is left. The first stays to the end.
-func (l *run[R]) lane(borrow func() (R, error), first bool) {
-	r, err := borrow()
-	for err == nil {
-		if first {
-			l.invite()
-		}
-		if !l.piece(r) {
-			break
-		}
-		if !first && l.surplus() {
-			break
-		}
-		if l.Pool == nil {
-			continue
-		}
-		var ok bool
-		if r, ok = l.Pool.Yield(r); ok {
-			continue
-		}
-		if !first {
-			l.leave()
-			return
-		}
-		r, err = l.borrow()
-	}
-	if err != nil {
-		l.fail(err)
-	} else if l.Pool != nil {
-		l.Pool.Return(r)
-	}
-	l.leave()
-}
-
-func (l *run[R]) borrow() (r R, err error) {
-	if l.Pool == nil {
-		return r, nil
-	}
-	defer guard.Error(&err, Panicked)
-	return l.Pool.Borrow(l.ctx)
-}
-
-func (l *run[R]) leave() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.lanes--
-}
-
-// invite starts lanes while there is work for more and the pool has an R for each.
+// invite starts lanes while there is work for more and the pool has an R for each. Such a lane ends
+// when it has to yield its R, or when there are more lanes than may work.
 func (l *run[R]) invite() {
 	for {
 		l.mu.Lock()
@@ -174,77 +134,35 @@ func (l *run[R]) invite() {
 		l.mu.Unlock()
 		l.others.Go(func() {
 			labels.Transfer.Set()
-			l.lane(func() (R, error) { return r, nil }, false)
+			for more, has := true, true; more && has; {
+				more = l.piece(r)
+				l.mu.Lock()
+				more = more && l.mu.lanes <= l.mu.most
+				l.mu.Unlock()
+				if l.Pool != nil && more {
+					r, has = l.Pool.Yield(r)
+				} else if l.Pool != nil {
+					l.Pool.Return(r)
+				}
+			}
+			l.mu.Lock()
+			l.mu.lanes--
+			l.mu.Unlock()
 		})
 	}
-}
-
-// surplus reports whether there are more lanes than may work.
-func (l *run[R]) surplus() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.mu.lanes > l.mu.most
 }
 
 // piece moves the next piece. It returns false if there is none behind it, or something failed.
 func (l *run[R]) piece(r R) bool {
 	l.turn <- struct{}{}
 	i, ok := l.take()
-	if !ok {
-		<-l.turn
-		return false
-	}
-	var before, mine chan struct{}
-	if l.Ordered {
-		before, mine = l.checked, make(chan struct{})
-		l.checked = mine
-	}
-	var wait func() error
-	var err error
-	if l.Begin != nil {
-		err = guarded(func() (err error) { wait, err = l.Begin(l.ctx, r, i); return err })
-	}
-	if err != nil {
-		l.stop(err)
+	if ok && l.Begin != nil {
+		if err := guarded(func() error { return l.Begin(r, i) }); err != nil {
+			ok = l.ended(err)
+		}
 	}
 	<-l.turn
-
-	if err == nil && wait != nil {
-		err = guarded(wait)
-	}
-	if l.Ordered {
-		<-before
-	}
-	if err == nil && l.Check != nil && l.failed() == nil {
-		err = guarded(func() error { return l.Check(r, i) })
-	}
-	l.fail(err) // before the next piece is checked
-	if l.Ordered {
-		close(mine)
-	}
-	if l.End != nil && l.failed() == nil {
-		l.fail(guarded(func() error { return l.End(l.ctx, r, i) }))
-	}
-	l.paced()
-	return l.more()
-}
-
-// stop is called when a piece could not be begun, and keeps others from beginning. With ordered
-// checks an earlier piece may still fail, and its error comes first.
-func (l *run[R]) stop(err error) {
-	l.mu.Lock()
-	l.mu.next = l.Pieces
-	l.mu.Unlock()
-	if !l.Ordered {
-		l.fail(err)
-	}
-}
-
-// more reports whether there may be a next piece.
-func (l *run[R]) more() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.mu.err == nil && l.mu.next < l.Pieces
+	return ok && l.ended(guarded(func() error { return l.Do(l.ctx, r, i) }))
 }
 
 // take returns the next piece. The end of the context is a failure while there is one.
@@ -255,54 +173,37 @@ func (l *run[R]) take() (piece int, ok bool) {
 	if l.mu.next >= l.Pieces || l.mu.err != nil {
 		return 0, false
 	}
-	if over != nil {
-		l.mu.err = over
+	if l.mu.err = over; over != nil {
 		return 0, false
 	}
 	l.mu.next++
 	return l.mu.next - 1, true
 }
 
-// paced counts a piece that has ended. After as many pieces as there may be lanes, it changes that
-// number by their time; see Job.Quick.
-func (l *run[R]) paced() {
-	if l.Quick == 0 {
-		return
-	}
-	now := time.Now()
+// ended counts a piece that has ended, and reports whether there may be a next one. It keeps the
+// first error, and ends what is under way. After as many pieces as there may be lanes, it changes
+// that number by their time; see Job.Quick.
+func (l *run[R]) ended(err error) (more bool) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.mu.ended++; l.mu.ended < l.mu.most {
-		return
-	}
-	if now.Sub(l.mu.since) < time.Duration(l.mu.most)*l.Quick {
-		l.mu.most = min(2*l.mu.most, l.Lanes)
-	} else {
-		l.mu.most = min(2, l.Lanes)
-	}
-	l.mu.ended, l.mu.since = 0, now
-}
-
-// fail keeps the first error, and ends what is under way.
-func (l *run[R]) fail(err error) {
-	if err == nil {
-		return
-	}
-	l.mu.Lock()
-	first := l.mu.err == nil
+	first := err != nil && l.mu.err == nil
 	if first {
 		l.mu.err = err
 	}
+	if l.mu.ended++; l.Quick > 0 && l.mu.ended >= l.mu.most {
+		now := time.Now()
+		if now.Sub(l.mu.since) < time.Duration(l.mu.most)*l.Quick {
+			l.mu.most = min(2*l.mu.most, l.Lanes)
+		} else {
+			l.mu.most = min(2, l.Lanes)
+		}
+		l.mu.ended, l.mu.since = 0, now
+	}
+	more = l.mu.err == nil && l.mu.next < l.Pieces
 	l.mu.Unlock()
 	if first && l.cancel != nil {
 		l.cancel(err)
 	}
-}
-
-func (l *run[R]) failed() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.mu.err
+	return more
 }
 
 func guarded(f func() error) (err error) {

@@ -129,28 +129,22 @@ func (w *watched) do() error {
 }
 
 // watch makes a job of n pieces, each part of whose work takes as long as nap.
-func watch(t *testing.T, n, lanes int, ordered bool, p pump.Pool[int], nap func()) *watched {
+func watch(t *testing.T, n, lanes int, p pump.Pool[int], nap func()) *watched {
 	w := &watched{nap: nap, ended: make([]atomic.Int64, n)}
-	w.Job = pump.Job[int]{Pieces: n, Lanes: lanes, Pool: p, Ordered: ordered}
-	var begun, beginning, checked atomic.Int64
-	w.Begin = func(_ context.Context, r, i int) (func() error, error) {
+	w.Job = pump.Job[int]{Pieces: n, Lanes: lanes, Pool: p}
+	var begun, beginning atomic.Int64
+	w.Begin = func(_, i int) error {
 		if beginning.Add(1) != 1 || int(begun.Add(1)) != i+1 {
 			t.Errorf("piece %d is begun out of turn", i)
 		}
 		defer beginning.Add(-1)
-		if i%3 == 0 {
-			return nil, w.do()
-		}
-		return w.do, w.do()
-	}
-	w.Check = func(r, i int) error {
-		if n := int(checked.Add(1)); ordered && n != i+1 {
-			t.Errorf("piece %d is checked as number %d", i, n)
-		}
 		return w.do()
 	}
-	w.End = func(_ context.Context, r, i int) error {
+	w.Do = func(_ context.Context, _, i int) error {
 		err := w.do()
+		if err == nil {
+			err = w.do()
+		}
 		w.ended[i].Add(1)
 		return err
 	}
@@ -161,16 +155,16 @@ func watch(t *testing.T, n, lanes int, ordered bool, p pump.Pool[int], nap func(
 // pool has all back. Without a failure all pieces are moved once.
 func TestEveryCallFailsOnce(t *testing.T) {
 	for _, lanes := range []int{1, 2, 5} {
-		for _, ordered := range []bool{false, true} {
+		{
 			for _, panics := range []bool{false, true} {
 				for at := 0; ; at++ {
 					p := newPool(t, 3)
-					w := watch(t, 7, lanes, ordered, p, func() {})
+					w := watch(t, 7, lanes, p, func() {})
 					if w.failAt = int64(at); panics {
 						w.failAt, w.panicAt = 0, int64(at)
 					}
 					err := w.Run(t.Context())
-					what := fmt.Sprintf("%d lanes, ordered %v, call %d, panics %v", lanes, ordered, at, panics)
+					what := fmt.Sprintf("%d lanes, call %d, panics %v", lanes, at, panics)
 					p.whole()
 					met := at > 0 && int(w.calls.Load()) >= at
 					var panicked *guard.PanicError
@@ -211,7 +205,7 @@ func TestRandomJobs(t *testing.T) {
 			var all sync.WaitGroup
 			for range 1 + rng.IntN(4) {
 				slow := time.Duration(rng.IntN(20)) * time.Millisecond
-				w := watch(t, rng.IntN(30), 1+rng.IntN(6), rng.IntN(2) == 0, p, func() { time.Sleep(slow) })
+				w := watch(t, rng.IntN(30), 1+rng.IntN(6), p, func() { time.Sleep(slow) })
 				if rng.IntN(2) == 0 {
 					w.Quick = 10 * time.Millisecond
 				}
@@ -247,8 +241,8 @@ func TestRandomJobs(t *testing.T) {
 // TestAllLanesWork: as many pieces are under way as there may be, and no more.
 func TestAllLanesWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := watch(t, 40, 4, true, newPool(t, 9), func() {})
-		w.End = func(context.Context, int, int) error { time.Sleep(time.Millisecond); return w.do() }
+		w := watch(t, 40, 4, newPool(t, 9), func() {})
+		w.Do = func(context.Context, int, int) error { time.Sleep(time.Millisecond); return w.do() }
 		begun := time.Now()
 		if err := w.Run(t.Context()); err != nil {
 			t.Error(err)
@@ -263,7 +257,7 @@ func TestAllLanesWork(t *testing.T) {
 func TestOnePieceStartsNoGoroutine(t *testing.T) {
 	caller := goid.ID()
 	for _, j := range []pump.Job[struct{}]{{Pieces: 1, Lanes: 8}, {Pieces: 5, Lanes: 1}} {
-		j.End = func(context.Context, struct{}, int) error {
+		j.Do = func(context.Context, struct{}, int) error {
 			if here := goid.ID(); here != caller {
 				t.Errorf("a piece is moved by goroutine %d, not by %d", here, caller)
 			}
@@ -279,7 +273,7 @@ func TestOnePieceStartsNoGoroutine(t *testing.T) {
 // Run returns. No piece is begun after it.
 func TestFailureEndsWhatIsUnderWay(t *testing.T) {
 	var ended atomic.Int64
-	j := pump.Job[struct{}]{Pieces: 9, Lanes: 2, End: func(ctx context.Context, _ struct{}, i int) error {
+	j := pump.Job[struct{}]{Pieces: 9, Lanes: 2, Do: func(ctx context.Context, _ struct{}, i int) error {
 		ended.Add(1)
 		if i == 1 {
 			return errFails
@@ -292,49 +286,22 @@ func TestFailureEndsWhatIsUnderWay(t *testing.T) {
 	}
 }
 
-// TestFailedCheckIsTheLast: where checks are in order, none follows one that failed.
-func TestFailedCheckIsTheLast(t *testing.T) {
+// TestNoPieceIsBegunAfterOneThatCouldNotBe, also while earlier ones are moved.
+func TestNoPieceIsBegunAfterOneThatCouldNotBe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		last := -1
-		j := pump.Job[struct{}]{Pieces: 9, Lanes: 4, Ordered: true}
-		j.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) {
-			return func() error { time.Sleep(time.Duration(9-i) * time.Millisecond); return nil }, nil // they come the wrong way round
-		}
-		j.Check = func(_ struct{}, i int) error {
-			if last = i; i == 2 {
+		begun := 0
+		j := pump.Job[struct{}]{Pieces: 20, Lanes: 8}
+		j.Begin = func(_ struct{}, i int) error {
+			if begun++; i == 1 {
 				return errFails
 			}
 			return nil
 		}
-		j.End = func(_ context.Context, _ struct{}, i int) error {
-			if i >= 2 {
-				t.Errorf("piece %d goes on", i)
-			}
-			return nil
-		}
-		if err := j.Run(t.Context()); err != errFails || last != 2 {
-			t.Errorf("the last check was %d: %v", last, err)
+		j.Do = func(context.Context, struct{}, int) error { time.Sleep(time.Second); return nil }
+		if err := j.Run(t.Context()); err != errFails || begun != 2 {
+			t.Errorf("%d were begun: %v", begun, err)
 		}
 	})
-}
-
-// TestNoPieceIsBegunAfterOneThatCouldNotBe, also while earlier ones are waited for.
-func TestNoPieceIsBegunAfterOneThatCouldNotBe(t *testing.T) {
-	for _, ordered := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			begun := 0
-			j := pump.Job[struct{}]{Pieces: 20, Lanes: 8, Ordered: ordered}
-			j.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) {
-				if begun++; i == 1 {
-					return nil, errFails
-				}
-				return func() error { time.Sleep(time.Second); return nil }, nil
-			}
-			if err := j.Run(t.Context()); err != errFails || begun != 2 {
-				t.Errorf("ordered %v: %d were begun: %v", ordered, begun, err)
-			}
-		})
-	}
 }
 
 // TestCancelled: what is under way ends, and no other piece is begun.
@@ -343,7 +310,7 @@ func TestCancelled(t *testing.T) {
 	for at := range 4 {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ended := 0
-		j := pump.Job[struct{}]{Pieces: 3, Lanes: 1, End: func(context.Context, struct{}, int) error {
+		j := pump.Job[struct{}]{Pieces: 3, Lanes: 1, Do: func(context.Context, struct{}, int) error {
 			if ended++; ended == at {
 				cancel(gone)
 			}
@@ -367,7 +334,7 @@ func TestJobsShareAPool(t *testing.T) {
 		begun := time.Now()
 		var all sync.WaitGroup
 		all.Go(func() {
-			long := pump.Job[int]{Pieces: 40, Lanes: 4, Pool: p, End: nap}
+			long := pump.Job[int]{Pieces: 40, Lanes: 4, Pool: p, Do: nap}
 			if err := long.Run(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -376,7 +343,7 @@ func TestJobsShareAPool(t *testing.T) {
 			}
 		})
 		time.Sleep(2500 * time.Microsecond)
-		short := pump.Job[int]{Pieces: 1, Lanes: 4, Pool: p, End: nap}
+		short := pump.Job[int]{Pieces: 1, Lanes: 4, Pool: p, Do: nap}
 		if err := short.Run(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -394,7 +361,7 @@ func TestTheLastPieceIsTheEnd(t *testing.T) {
 		p := newPool(t, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		var other sync.WaitGroup
-		j := pump.Job[int]{Pieces: 1, Lanes: 1, Pool: p, End: func(context.Context, int, int) error {
+		j := pump.Job[int]{Pieces: 1, Lanes: 1, Pool: p, Do: func(context.Context, int, int) error {
 			other.Go(func() { // and keeps it
 				if _, err := p.Borrow(ctx); err != nil {
 					t.Error(err)
@@ -415,7 +382,7 @@ func TestTheLastPieceIsTheEnd(t *testing.T) {
 func TestNoMoreLanesThanPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(t, 9)
-		j := pump.Job[int]{Pieces: 3, Lanes: 8, Pool: p, End: func(context.Context, int, int) error { time.Sleep(time.Millisecond); return nil }}
+		j := pump.Job[int]{Pieces: 3, Lanes: 8, Pool: p, Do: func(context.Context, int, int) error { time.Sleep(time.Millisecond); return nil }}
 		if err := j.Run(t.Context()); err != nil || p.most != 3 {
 			t.Errorf("%d were lent for 3 pieces: %v", p.most, err)
 		}
@@ -428,31 +395,29 @@ func TestSlowDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lanes = 8
 		var underWay, fast, slow atomic.Int64
-		last := make(chan struct{}) // one copy after the other, as on a stream
-		close(last)
 		j := pump.Job[struct{}]{Pieces: 90, Lanes: lanes, Quick: 5 * time.Millisecond}
-		j.Begin = func(_ context.Context, _ struct{}, i int) (func() error, error) {
+		j.Begin = func(_ struct{}, i int) error {
 			n := underWay.Add(1)
-			took := time.Millisecond
 			switch {
 			case i < 40:
 				fast.Store(max(fast.Load(), n))
 			case i >= 60:
 				slow.Store(max(slow.Load(), n))
-				fallthrough
-			default:
-				took = 80 * time.Millisecond
 			}
-			before, done := last, make(chan struct{})
-			last = done
-			go func() {
-				defer close(done)
-				<-before
-				time.Sleep(took)
-			}()
-			return func() error { <-done; return nil }, nil
+			return nil
 		}
-		j.End = func(context.Context, struct{}, int) error { underWay.Add(-1); return nil }
+		device := make(chan struct{}, 1) // one copy after the other, as on a stream
+		j.Do = func(_ context.Context, _ struct{}, i int) error {
+			device <- struct{}{}
+			if i < 40 {
+				time.Sleep(time.Millisecond)
+			} else {
+				time.Sleep(80 * time.Millisecond)
+			}
+			<-device
+			underWay.Add(-1)
+			return nil
+		}
 		if err := j.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}

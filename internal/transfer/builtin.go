@@ -4,35 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/pump"
-	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
-)
-
-const (
-	// MaxPiece is the most that one asynchronous copy carries: a cancelled move
-	// ends within one piece.
-	MaxPiece = 8 << 20
-	// copiesUnderWay is how many device copies a move keeps queued at most; see
-	// copies. Measured from the simulated GPU to host memory, 64 MiB: two are a tenth
-	// slower than four, eight are a hundredth faster.
-	copiesUnderWay = 8
-	// StagedUnderWay is how many staged chunks a transfer between device and disk keeps
-	// under way: the number of requests at which the disks that were measured reach their speed.
-	StagedUnderWay = 8
-	// ReadsAhead is how many pieces of MaxPiece a transfer from disk to host memory has under
-	// way, in requests of hostRead, as volumes have them by default.
-	ReadsAhead = 2
-	hostRead   = 2 << 20
 )
 
 // Builtin holds what the built-in converters work with.
@@ -66,109 +49,162 @@ func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
 }
 
 // Adder registers a converter.
-type Adder func(from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error)) error
+type Adder func(
+	from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
+) error
 
-// Form returns the form that a move gives a payload in a space. On disk it is a packed image if the
-// payload is already packed or compressing should pay, and else a plain image. has reports whether
+// Form returns the form that a move gives a payload in a space. On disk it is a compressed image if the
+// payload is already compressed or compressing should pay, and else a plain image. has reports whether
 // there is a converter between two forms.
 func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batch.PayloadType) bool) batch.PayloadType {
-	plain := batch.ImageType(to.Kind())
-	from, ok := src.(Imaged)
-	if !ok || to.Kind() != tier.Disk {
-		return plain
-	}
-	packed := false
+	plain, compressed := payload.TypeOf(to.Kind(), payload.Plain), payload.TypeOf(to.Kind(), payload.Compressed)
+	from, ok := src.(*payload.Image)
 	switch {
-	case src.Type() == batch.HostPacked || src.Type() == batch.DiskPacked:
-		packed = true // it is compressed already, so the move only copies it
-	case src.Type() == batch.DiskImage:
-	default:
-		packed = b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID())
-	}
-	if !packed || !has(src.Type(), batch.DiskPacked) {
+	case !ok || to.Kind() != tier.Disk || src.Type() == batch.DiskImage:
+		return plain
+	case from.Encoding() != payload.Compressed && !b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+		return plain
+	case !has(src.Type(), compressed):
 		return plain
 	}
-	return batch.DiskPacked
+	return compressed
 }
 
-// Register adds all built-in converters: every pair of images, compressed or not, and those
-// between images and tables.
+// Register adds the built-in converters, which are one: from every form of an image to every other.
 func (b *Builtin) Register(add Adder) error {
 	if err := b.NeedsPermits(); err != nil {
 		return err
 	}
 	b.reserve = make(chan struct{}, 1)
-	images := [...]batch.PayloadType{batch.GPUImage, batch.HostImage, batch.DiskImage}
-	packed := [...]batch.PayloadType{batch.HostPacked, batch.DiskPacked}
-	for _, from := range append(images[:], packed[:]...) {
-		for _, to := range images {
-			if err := add(from, to, b.image); err != nil {
-				return err
+	for _, from := range payload.Types() {
+		for _, to := range payload.Types() {
+			_, encoding, _ := payload.FormOf(to)
+			convert := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				return b.convert(ctx, src, encoding, r)
 			}
-		}
-		for _, to := range packed {
-			if err := add(from, to, b.pack); err != nil {
+			if err := add(from, to, convert); err != nil {
 				return err
 			}
 		}
 	}
-	return b.registerTables(add)
+	return nil
 }
 
-// image is the converter to images. It copies the body of an image or a table byte for byte to the
-// space of r, uncompresses a packed one, and copies the dictionaries that the space does not have.
-// The new image shares the descriptor of src. A table that has no checksums yet gets a new
-// descriptor when all bytes have been read. One permit covers the body and the dictionaries.
-func (b *Builtin) image(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
-	from, ok := src.(Imaged)
+// convert makes an image of src in the space of r, in an encoding, and copies the dictionaries that
+// the space does not have. The new image shares the descriptor of src, unless that has no checksums
+// yet. One permit covers the body and the dictionaries.
+func (b *Builtin) convert(
+	ctx context.Context, src batch.Payload, encoding payload.Encoding, r reservation.Reservation,
+) (_ batch.Payload, err error) {
+	from, ok := src.(*payload.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
 	}
-	largest := max(from.Descriptor().Body, largestShared(from))
-	err = b.Permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) (err error) {
-		out, err = b.copyImage(ctx, from, r)
-		return err
-	})
-	return out, err
-}
-
-func (b *Builtin) copyImage(ctx context.Context, from Imaged, r reservation.Reservation) (batch.Payload, error) {
+	if payload.TypeOf(r.Space().Kind(), encoding) == "" {
+		return nil, fmt.Errorf("convert: such an image in %s: %w", r.Space().ID(), tier.ErrNotSupported)
+	}
 	desc := from.Descriptor()
-	buf, err := AllocBody(r, desc.Body, desc.Cuts())
-	if err != nil {
-		return nil, err
-	}
-	shared, err := b.share(ctx, from, r)
-	if err != nil {
-		return nil, errors.Join(err, buf.Release())
-	}
-	err = safely(func() error {
-		src, err := b.from(ctx, from)
+	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}
+	make := func(ctx context.Context) (err error) {
+		out := &bytesTo{space: r.Space()}
+		if encoding == payload.Scattered {
+			err = scatter(&parts, from, r)
+			out.Sink = &deviceMemory{space: r.Space(), parts: image.PartsOf(desc, parts.Ranges, nil)}
+		} else {
+			err = out.alloc(&parts, r)
+		}
 		if err != nil {
 			return err
 		}
-		if err := b.fill(ctx, buf, src); err != nil {
+		if parts.Shared, err = b.share(ctx, from, r); err != nil {
 			return err
 		}
-		desc = src.descriptor()
+		var in *bytesFrom
+		if encoding == payload.Scattered && from.Encoding() == payload.Scattered {
+			out.Sink, in = bufferByBuffer(&parts, from)
+		} else if in, err = b.from(ctx, from); err != nil {
+			return err
+		}
+		if err := b.copy(ctx, out, in); err != nil {
+			return err
+		}
+		out.cut(&parts)
+		if in.sums != nil { // it has checksums now
+			summed := *desc
+			summed.Sums = in.sums
+			parts.Descriptor = &summed
+		}
 		return nil
+	}
+	largest := max(desc.Body, largestShared(from.Shared()))
+	err = b.Permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) error {
+		return safely(func() error { return make(ctx) })
 	})
 	if err != nil {
-		return nil, errors.Join(err, ReleaseAll(shared), buf.Release())
+		return nil, errors.Join(err, parts.Release())
 	}
-	return batch.NewImage(desc, buf, r.Space(), shared...), nil
+	return payload.New(parts), nil
 }
 
-// AllocBody draws memory for a body from r, which may be split at cuts. On a disk, where free room
-// may be in many pieces, the memory may be split at any page if it must, because nobody opens a
-// file in place.
-func AllocBody(r reservation.Reservation, size int64, cuts []int64) (*tier.Buffer, error) {
-	buf, err := r.AllocCuts(size, cuts)
+// alloc draws the memory of an image that is not scattered from r. A compressed one gets as much as it
+// may need at most; see cut. Memory that nobody opens in place may be split at any page: it is
+// compressed, or is on a disk, where free room may be in many pieces.
+func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
+	body := parts.Descriptor.Body
+	var cuts []int64
+	if parts.Encoding == payload.Compressed {
+		d.runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
+		cuts = pages(body)
+	} else {
+		cuts = parts.Descriptor.Cuts()
+	}
+	buf, err := r.AllocCuts(body, cuts)
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
-		return r.AllocCuts(size, pages(size))
+		buf, err = r.AllocCuts(body, pages(body))
 	}
-	return buf, err
+	if err != nil || buf == nil {
+		return err
+	}
+	parts.Buffers = []*tier.Buffer{buf}
+	d.Sink, err = memoryOf(buf)
+	return err
+}
+
+// pages lists where memory of so many bytes may be split, if any page will do.
+func pages(size int64) []int64 {
+	cuts := make([]int64, 0, size/tier.Page)
+	for at := int64(tier.Page); at < size; at += tier.Page {
+		cuts = append(cuts, at)
+	}
+	return cuts
+}
+
+// cut gives back what a compressed image did not need.
+func (d *bytesTo) cut(parts *payload.Parts) {
+	if parts.Runs = d.runs; d.runs != nil && len(parts.Buffers) > 0 {
+		parts.Buffers[0].Shrink(d.stored.Load())
+	}
+}
+
+// from returns an image as what is read. What an image on disk holds is compared with the checksums;
+// so is what is uncompressed.
+func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
+	if p.Encoding() == payload.Scattered {
+		return b.fromScattered(ctx, p)
+	}
+	s, err := fromBuffer(p.Descriptor(), p.Buffer())
+	if err == nil && p.Encoding() == payload.Compressed {
+		s.runs, s.verify = p.Runs(), true
+	}
+	return s, err
+}
+
+// fromBuffer is from for a plain image.
+func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
+	m, err := memoryOf(buf)
+	_, file := m.(fileMemory)
+	return &bytesFrom{Source: m, space: buf.Space(), desc: desc, size: desc.Body, verify: file}, err
 }
 
 // Share returns the dictionaries of src in the space of r, for an image of the
@@ -176,37 +212,48 @@ func AllocBody(r reservation.Reservation, size int64, cuts []int64) (*tier.Buffe
 // there yet are copied, into memory drawn from r. It is what a converter
 // between images, other than the built-in ones, needs for dictionaries. Between memory
 // and disk it takes a permit, unless it is called within OnDisk.
-func (b *Builtin) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) (shared []batch.Shared, err error) {
-	err = b.Permitted(ctx, r.Space(), src.Space(), largestShared(src), func(ctx context.Context) (err error) {
+func (b *Builtin) Share(
+	ctx context.Context, src *batch.Image, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
+	err = b.Permitted(ctx, r.Space(), src.Space(), largestShared(src.Shared()), func(ctx context.Context) (err error) {
 		shared, err = b.share(ctx, src, r)
 		return err
 	})
 	return shared, err
 }
 
-func largestShared(src Imaged) (largest int64) {
-	for _, s := range src.Shared() {
+func largestShared(shared []batch.Shared) (largest int64) {
+	for _, s := range shared {
 		largest = max(largest, s.Descriptor().Body)
 	}
 	return largest
 }
 
-func (b *Builtin) share(ctx context.Context, src Imaged, r reservation.Reservation) (shared []batch.Shared, err error) {
+func (b *Builtin) share(
+	ctx context.Context, src *batch.Image, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
 	for _, s := range src.Shared() {
 		from, ok := s.(*DictCopy)
 		if !ok {
 			return nil, errors.Join(fmt.Errorf("convert: sharing %T: %w", s, tier.ErrNotSupported), ReleaseAll(shared))
 		}
 		c, err := from.Dict.Store.Acquire(ctx, from.Dict, r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			desc := from.Dict.desc
-			buf, err := AllocBody(r, desc.Body, desc.Cuts())
+			parts := payload.Parts{Descriptor: from.Dict.desc}
+			out := &bytesTo{space: r.Space()}
+			err := safely(func() error {
+				if err := out.alloc(&parts, r); err != nil {
+					return err
+				}
+				in, err := fromBuffer(parts.Descriptor, from.buf)
+				if err != nil {
+					return err
+				}
+				return b.copy(ctx, out, in)
+			})
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, errors.Join(err, parts.Release())
 			}
-			if err := safely(func() error { return b.copyBody(ctx, buf, desc, from.buf) }); err != nil {
-				return nil, nil, errors.Join(err, buf.Release())
-			}
-			return buf, desc, nil
+			return parts.Buffers[0], parts.Descriptor, nil // a dictionary of its own is not empty
 		})
 		if err != nil {
 			return nil, errors.Join(err, ReleaseAll(shared))
@@ -216,104 +263,192 @@ func (b *Builtin) share(ctx context.Context, src Imaged, r reservation.Reservati
 	return shared, nil
 }
 
-// copyBody copies the image of a dictionary.
-func (b *Builtin) copyBody(ctx context.Context, dst *tier.Buffer, desc *batch.Descriptor, src *tier.Buffer) error {
-	from, err := b.fromBuffer(desc, src, src.Space())
-	if err != nil {
+// Lay lays a record out in the space of parts, in their encoding and in memory drawn from r. It
+// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not measure
+// the disk's speed for the choice of a codec where it does not compress, because the disk also waits
+// for the layout.
+func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r reservation.Reservation) error {
+	parts.Descriptor = l.Plan()
+	out := &bytesTo{space: r.Space()}
+	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {
 		return err
 	}
-	return b.fill(ctx, dst, from)
-}
-
-// hostToDisk writes straight from the arena. The volume splits each extent into
-// requests and keeps several under way.
-func hostToDisk(ctx context.Context, d tier.FileMemory, s tier.HostMemory) error {
-	off := int64(0)
-	for _, extent := range s.Extents() {
-		if err := d.WriteAt(ctx, extent, off); err != nil {
-			return err
-		}
-		off += int64(len(extent))
-	}
-	return nil
-}
-
-// DiskToHost reads straight into the arena, in pieces of one request, several at the same time, and
-// verifies each piece. If the bytes of one checksum are in two pieces, it verifies them at the end.
-func DiskToHost(ctx context.Context, desc *batch.Descriptor, d tier.HostMemory, s tier.FileMemory) error {
-	pieces := piecesOf(d, hostRead)
-	var split []int64 // where chunks begin that lie in several pieces
-	for _, p := range pieces {
-		if end := p.off + int64(len(p.p)); end%payload.SumChunk != 0 && end < desc.Body {
-			if at := end - end%payload.SumChunk; len(split) == 0 || split[len(split)-1] != at {
-				split = append(split, at)
-			}
-		}
-	}
-	err := run(ctx, pump.Job[struct{}]{
-		Pieces: len(pieces),
-		Lanes:  ReadsAhead * MaxPiece / hostRead,
-		End:    func(ctx context.Context, _ struct{}, i int) error { return pieces[i].read(ctx, desc, s) },
+	l.Rewind() // an attempt in another space may have written a part
+	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
+		return safely(func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) })
 	})
+	if err == nil {
+		out.cut(parts)
+	}
+	return err
+}
+
+// Together writes the bodies of images, which are all on one device or in one host space, side by
+// side to a buffer on a disk. It passes them through pinned chunks, so that one request writes
+// many.
+func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batch.Image) error {
+	src := &bytesFrom{space: images[0].Space()}
+	var host hostMemory
+	device := &deviceMemory{space: src.space}
+	for _, img := range images {
+		switch m := img.Buffer().Memory().(type) {
+		case tier.DeviceMemory:
+			device.parts = append(device.parts, image.Part{Off: src.size, N: m.Size(), Addr: m.Addr()})
+		case tier.HostMemory:
+			host = append(host, m.Extents()...)
+		}
+		src.size += img.Descriptor().Body
+	}
+	if src.Source = device; host != nil {
+		src.Source = gathered{pieces: host}
+	}
+	sink, err := memoryOf(buf)
 	if err != nil {
 		return err
 	}
-	for _, at := range split {
-		if err := image.NewVerifier(desc, s).CheckIn(d.Extents(), at, min(desc.Body-at, payload.SumChunk), at); err != nil {
-			return err
+	return b.Permitted(ctx, buf.Space(), src.space, src.size, func(ctx context.Context) error {
+		return safely(func() error { return b.copy(ctx, &bytesTo{Sink: sink, space: buf.Space()}, src) })
+	})
+}
+
+// gathered is host memory in many pieces, which is copied to be written at once.
+type gathered struct {
+	unseen
+	pieces hostMemory
+}
+
+// Fetch implements Source.
+func (m gathered) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
+	return m.pieces.Fetch(ctx, p, off)
+}
+
+// Digest computes the fingerprint of an image's body and of its dictionaries behind it.
+func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
+	src, err := b.from(ctx, img)
+	if err != nil {
+		return d, false, err
+	}
+	src.sums = nil // the digest is all that is wanted
+	if d, onDevice, err = b.digestOf(ctx, src, 0); err != nil {
+		return d, onDevice, err
+	}
+	at := src.size
+	used := make(map[*batch.Descriptor]bool) // not only by those that extend them
+	for _, dict := range img.Descriptor().Dictionaries {
+		used[dict] = true
+	}
+	for _, s := range img.Shared() {
+		for _, dict := range s.Descriptor().Dictionaries {
+			used[dict] = used[dict] || s.Descriptor().From == nil
 		}
 	}
-	return nil
+	for _, s := range img.Shared() {
+		if !used[s.Descriptor()] {
+			continue
+		}
+		var dict tier.Digest
+		whole := image.Whole(s.Descriptor())
+		if src, err = fromBuffer(s.Descriptor(), s.Buffer()); err == nil && s.Descriptor().From != nil {
+			dict, err = b.digestExtension(ctx, img, s.Descriptor(), at)
+		} else if err == nil {
+			dict, _, err = b.digestOf(ctx, src, at)
+		}
+		if err != nil {
+			return d, onDevice, err
+		}
+		d = d.Add(dict)
+		at += whole.Body
+	}
+	return d, onDevice, nil
 }
 
-// read fills the piece, and verifies the chunks that are completely in it.
-func (h hostPiece) read(ctx context.Context, desc *batch.Descriptor, s tier.FileMemory) error {
-	if err := s.ReadAt(ctx, h.p, h.off); err != nil {
-		return err
+// digestExtension returns the digest of the image that a dictionary would have if it extended no other
+// one. It assembles that image on the Go heap.
+func (b *Builtin) digestExtension(ctx context.Context, img *batch.Image, d *batch.Descriptor, base int64) (tier.Digest, error) {
+	bodies := make(map[*batch.Descriptor][]byte)
+	for of := d; of != nil; {
+		bodies[of] = make([]byte, of.Body)
+		if of.From == nil || len(of.Dictionaries) == 0 {
+			break
+		}
+		of = of.Dictionaries[0]
 	}
-	begin, end := image.RoundUp(h.off, payload.SumChunk), h.off+int64(len(h.p))
-	if end < desc.Body {
-		end -= end % payload.SumChunk
+	for _, s := range img.Shared() {
+		body, ok := bodies[s.Descriptor()]
+		if !ok {
+			continue
+		}
+		src, err := fromBuffer(s.Descriptor(), s.Buffer())
+		if err != nil {
+			return tier.Digest{}, err
+		}
+		src.see = func(p []byte, off int64) { copy(body[off:], p) }
+		err = b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
+			return b.copy(ctx, new(bytesTo), src)
+		})
+		if err != nil {
+			return tier.Digest{}, err
+		}
 	}
-	if begin >= end {
-		return nil
+	_, whole, err := image.InOnePiece(d, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
+	if err != nil {
+		return tier.Digest{}, err
 	}
-	return image.NewVerifier(desc, s).Check(h.p[begin-h.off:end-h.off], begin)
+	return tier.DigestBytes(whole[0], base/8), nil
 }
 
-// hostToHost copies extent by extent, in pieces so that it can be cancelled.
-func hostToHost(ctx context.Context, d, s tier.HostMemory) error {
-	src := s.Extents()
-	var from []byte
-	for _, to := range d.Extents() {
-		for len(to) > 0 {
-			if err := context.Cause(ctx); err != nil {
+// digestOf is Digest for a body, counted from byte base on.
+func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d tier.Digest, onDevice bool, err error) {
+	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
+		err := b.onStreams(ctx, []*deviceMemory{m}, func() error {
+			c, ok := m.stream.dev.(tier.Computer)
+			if !ok {
+				return tier.ErrNotSupported
+			}
+			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, base/8, &d); err != nil {
 				return err
 			}
-			for len(from) == 0 {
-				if len(src) == 0 {
-					return fmt.Errorf("convert: %d bytes to copy into %d", s.Size(), d.Size())
-				}
-				from, src = src[0], src[1:]
-			}
-			n := sumcopy.Spread(to[:min(len(to), MaxPiece)], from)
-			to, from = to[n:], from[n:]
+			return await(m.stream.record()) // d is ours again only then
+		})
+		if !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
+			return d, err == nil, err
 		}
+		d = tier.Digest{}
 	}
-	return nil
+	var mu sync.Mutex
+	src.see = func(p []byte, off int64) {
+		part := tier.DigestBytes(p, (base+off)/8)
+		mu.Lock()
+		defer mu.Unlock()
+		d = d.Add(part)
+	}
+	return d, false, b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
+		return b.copy(ctx, new(bytesTo), src)
+	})
 }
 
-// onStream runs f with a stream of the space's device, borrowed exclusively; f
-// leaves no work on it.
-func (b *Builtin) onStream(ctx context.Context, gpu *tier.Space, f func(tier.Device, tier.Stream) error) error {
-	pool, err := b.Streams(gpu.ID())
+// Verify reads all bytes of an image on disk, compressed or not, and compares them with their
+// checksums.
+func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
+	img, ok := p.(*batch.Image)
+	if !ok || img.Space().Kind() != tier.Disk {
+		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
+	}
+	src, err := b.from(ctx, img)
 	if err != nil {
 		return err
 	}
-	s, err := pool.Borrow(ctx)
+	return b.copy(ctx, new(bytesTo), src)
+}
+
+// VerifyBody is Verify for a dictionary.
+func (b *Builtin) VerifyBody(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) error {
+	src, err := fromBuffer(d, buf)
+	if err == nil && buf != nil && !src.verify {
+		err = fmt.Errorf("convert: verifying %T: %w", buf.Memory(), tier.ErrNotSupported)
+	}
 	if err != nil {
 		return err
 	}
-	defer pool.Return(s)
-	return f(pool.Device(), s)
+	return b.copy(ctx, new(bytesTo), src)
 }

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -27,56 +27,46 @@ const (
 	columnsUnderWay = ReadsAhead * MaxPiece / ColumnRequest
 )
 
-// ColumnReader reads what was planned of a disk image.
-type ColumnReader struct {
-	Plan *columns.Plan
-	Src  Imaged
-	File tier.FileMemory
-	// Enter enters the record into the account of the space in which its memory lies.
-	Enter func(l *image.Lease, s *tier.Space, memory any, bytes int64)
-}
-
-// ReadColumns reads what was planned into memory drawn from r, with one permit, and
-// opens it there.
-func (b *Builtin) ReadColumns(ctx context.Context, c *ColumnReader, r reservation.Reservation) (rec arrow.RecordBatch, err error) {
-	p := c.Plan
-	// An image of those dictionaries alone. It is never released: its references are src's.
-	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, c.Src.Space(), p.Shared...)
-	largest := max(p.Desc.Body, largestShared(dicts))
-	err = b.Permitted(ctx, r.Space(), c.Src.Space(), largest, func(ctx context.Context) error {
+// ReadColumns reads what was planned of an image on disk into memory drawn from r, with one permit,
+// and opens it there. enter enters the record into the account of the space in which its memory lies.
+func (b *Builtin) ReadColumns(
+	ctx context.Context, p *columns.Plan, img *batch.Image, r reservation.Reservation,
+	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
+) (rec arrow.RecordBatch, err error) {
+	// An image of those dictionaries alone. It is never released: its references are img's.
+	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, img.Space(), p.Shared...)
+	largest := max(p.Desc.Body, largestShared(p.Shared))
+	err = b.Permitted(ctx, r.Space(), img.Space(), largest, func(ctx context.Context) (err error) {
 		buf, err := r.AllocCuts(p.Desc.Body, p.Desc.Cuts())
 		if err != nil {
 			return err
 		}
-		shared, err := b.share(ctx, dicts, r)
-		if err == nil {
-			rec, err = c.read(ctx, buf, shared)
-		}
 		// The record has a lease, and arrays of dictionaries have theirs.
-		return errors.Join(err, ReleaseAll(shared), buf.Release())
+		defer func() { err = errors.Join(err, buf.Release()) }()
+		shared, err := b.share(ctx, dicts, r)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, ReleaseAll(shared)) }()
+		extents, release, err := InPlace(buf)
+		if err != nil {
+			return err
+		}
+		l := image.NewLease(release)
+		if buf != nil {
+			enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
+		}
+		if err = b.Fill(ctx, p, img, extents); err == nil {
+			err = safely(func() error { return p.Mend(extents) })
+		}
+		if err != nil {
+			l.End()
+			return err
+		}
+		rec, err = image.OpenRows(p.Desc, p.Skip, extents, l, FinderOf(shared))
+		return err
 	})
 	return Released(rec, err)
-}
-
-// read fills buf and opens it.
-func (c *ColumnReader) read(ctx context.Context, buf *tier.Buffer, shared []batch.Shared) (arrow.RecordBatch, error) {
-	extents, release, err := InPlace(buf)
-	if err != nil {
-		return nil, err
-	}
-	l := image.NewLease(release)
-	if buf != nil {
-		c.Enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
-	}
-	err = c.Fill(ctx, extents)
-	if err == nil {
-		err = safely(func() error { return c.Plan.Mend(extents) })
-	}
-	if err != nil {
-		l.End()
-		return nil, err
-	}
-	return image.OpenRows(c.Plan.Desc, c.Plan.Skip, extents, l, FinderOf(shared))
 }
 
 // Released gives rec up if there is an error.
@@ -88,30 +78,45 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// Fill reads and verifies all runs. Nothing is under way when it returns.
-func (c *ColumnReader) Fill(ctx context.Context, extents [][]byte) error {
-	requests := c.Requests()
-	return run(ctx, pump.Job[struct{}]{
-		Pieces: len(requests),
-		Lanes:  columnsUnderWay,
-		End:    func(ctx context.Context, _ struct{}, i int) error { return c.readPieces(ctx, requests[i], extents) },
+// Fill reads and verifies all chunks that were planned. Nothing is under way when it returns.
+func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, extents [][]byte) error {
+	src, err := b.from(ctx, img)
+	if err != nil {
+		return err
+	}
+	requests := Requests(p.Runs, src.runs != nil)
+	return b.readRanges(ctx, src, len(requests), false, func(ctx context.Context, r *ranges, i int) error {
+		for _, piece := range requests[i] {
+			off, sum := piece.Off, image.NewVerifier(src.desc, src.locate)
+			err := image.Across(extents, piece.At, piece.N, func(to []byte) error {
+				err := r.read(ctx, to, off)
+				if err == nil {
+					err = sum.Add(to, off)
+				}
+				off += int64(len(to))
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
-// Requests returns what is read one after the other: a request each, or of a packed
-// image all that is wanted of a run, which is read and uncompressed as a whole.
-func (c *ColumnReader) Requests() (all [][]columns.ChunkRun) {
-	_, packed := c.File.(*packedFile)
+// Requests returns what is read one after the other: a request each, or of a compressed image all that
+// is wanted of a run, which is read as a whole.
+func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRun) {
 	last := int64(-1)
-	for _, r := range c.Plan.Runs {
+	for _, r := range runs {
 		for done := int64(0); done < r.N; {
 			off, most := r.Off+done, int64(ColumnRequest)
-			if packed {
+			if compressed {
 				most = payload.RunSize - off%payload.RunSize
 			}
 			piece := columns.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
 			done += piece.N
-			if run := off / payload.RunSize; packed && run == last {
+			if run := off / payload.RunSize; compressed && run == last {
 				all[len(all)-1] = append(all[len(all)-1], piece)
 			} else {
 				last, all = run, append(all, []columns.ChunkRun{piece})
@@ -121,45 +126,9 @@ func (c *ColumnReader) Requests() (all [][]columns.ChunkRun) {
 	return all
 }
 
-// readPieces reads whole chunks, one piece after the other.
-func (c *ColumnReader) readPieces(ctx context.Context, pieces []columns.ChunkRun, extents [][]byte) error {
-	file := c.File
-	if f, ok := file.(*packedFile); ok {
-		r, err := f.reader(ctx)
-		if err != nil {
-			return err
-		}
-		defer r.close()
-		file = r
-	}
-	for _, piece := range pieces {
-		if err := c.readPiece(ctx, file, piece, extents); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readPiece reads whole chunks, which may come to lie in several extents.
-func (c *ColumnReader) readPiece(ctx context.Context, file tier.FileMemory, r columns.ChunkRun, extents [][]byte) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
-	off := r.Off
-	err := image.Across(extents, r.At, r.N, func(p []byte) error {
-		err := file.ReadAt(ctx, p, off)
-		off += int64(len(p))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return image.NewVerifier(c.Src.Descriptor(), file).CheckIn(extents, r.At, r.N, r.Off)
-}
-
-// ReadBounds looks offsets up. Each chunk that has some of them passes once through a
-// pinned chunk, so that no room is needed, and is verified.
-func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemory, bounds []columns.Bound) error {
+// ReadBounds looks offsets up. Each chunk that has some of them passes once through the block of a
+// lane, so that no room is needed, and is verified.
+func (b *Builtin) ReadBounds(ctx context.Context, img *batch.Image, bounds []columns.Bound) error {
 	if len(bounds) == 0 {
 		return nil
 	}
@@ -169,61 +138,97 @@ func (b *Builtin) ReadBounds(ctx context.Context, src Imaged, file tier.FileMemo
 		if i == 0 || o.At/payload.SumChunk != bounds[i-1].At/payload.SumChunk {
 			chunks = append(chunks, nil)
 		}
-		last := len(chunks) - 1
-		chunks[last] = append(chunks[last], o)
+		chunks[len(chunks)-1] = append(chunks[len(chunks)-1], o)
 	}
-	pool, err := b.Staging(src.Space().Node())
+	src, err := b.from(ctx, img)
 	if err != nil {
 		return err
 	}
-	lanes := min(len(chunks), StagedUnderWay)
-	read := func(ctx context.Context) error {
-		return run(ctx, pump.Job[struct{}]{
-			Pieces: len(chunks),
-			Lanes:  lanes,
-			End:    func(ctx context.Context, _ struct{}, i int) error { return readChunk(ctx, src, file, pool, chunks[i]) },
-		})
-	}
-	if src.Space().Kind() != tier.Disk {
-		return read(ctx)
-	}
-	return b.OnDisk(ctx, int64(lanes)*pool.Chunk(), false, read)
-}
-
-// readChunk looks up the offsets in one chunk.
-func readChunk(ctx context.Context, src Imaged, file tier.FileMemory, pool Staging, bounds []columns.Bound) error {
-	if f, ok := file.(*packedFile); ok { // scratch first, then a chunk
-		r, err := f.reader(ctx)
-		if err != nil {
-			return err
-		}
-		defer r.close()
-		file = r
-	}
-	p, err := pool.Borrow(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Return(p)
-	if p = p[:len(p)/8*8]; len(p) == 0 { // no offset is cut
-		return fmt.Errorf("convert: staging in chunks of %d bytes", pool.Chunk())
-	}
-	desc := src.Descriptor()
-	v := image.NewVerifier(desc, file)
-	off := bounds[0].At / payload.SumChunk * payload.SumChunk
-	for end := min(off+payload.SumChunk, desc.Body); off < end; off += int64(len(p)) {
-		p = p[:min(int64(len(p)), end-off)]
-		if err := file.ReadAt(ctx, p, off); err != nil {
-			return err
-		}
-		if err := v.Check(p, off); err != nil {
-			return err
-		}
-		for _, o := range bounds {
-			if o.At >= off && o.At < off+int64(len(p)) {
+	return b.Permitted(ctx, nil, img.Space(), int64(len(chunks))*payload.SumChunk, func(ctx context.Context) error {
+		return b.readRanges(ctx, src, len(chunks), true, func(ctx context.Context, r *ranges, i int) error {
+			off := chunks[i][0].At / payload.SumChunk * payload.SumChunk
+			p := r.chunk[:min(payload.SumChunk, src.size-off)]
+			if err := r.read(ctx, p, off); err != nil {
+				return err
+			}
+			if err := image.NewVerifier(src.desc, src.locate).Add(p, off); err != nil {
+				return err
+			}
+			for _, o := range chunks[i] {
 				o.Set(p[o.At-off:])
 			}
+			return nil
+		})
+	})
+}
+
+// ranges reads parts of a body for one goroutine. Of a compressed one it uncompresses only the frames
+// that are wanted, and keeps the last run and the last frame for the next part.
+type ranges struct {
+	b      *Builtin
+	src    *bytesFrom
+	room   []byte // for a run as it is stored
+	chunk  []byte // for the caller: payload.SumChunk bytes
+	raw    []byte // for a frame
+	run    int64  // whose bytes stored is; -1 for none
+	stored []byte
+	frame  int64 // the number of that in raw; -1 for none
+}
+
+// readRanges calls f for each of several requests, in several lanes. They have a block each if the
+// source is compressed, or f needs a chunk.
+func (b *Builtin) readRanges(
+	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
+) error {
+	job := pump.Job[*lane]{Pieces: n, Lanes: columnsUnderWay}
+	if chunks || src.runs != nil {
+		job.Pool = &lanes{b: b, node: src.space.Node(), blocks: true}
+	}
+	job.Do = func(ctx context.Context, l *lane, i int) error {
+		r := &ranges{b: b, src: src, run: -1, frame: -1}
+		if job.Pool != nil {
+			r.room = l.block.stored
+			r.raw, r.chunk = l.block.raw[:payload.FrameSize], l.block.raw[payload.FrameSize:][:payload.SumChunk]
 		}
+		return f(ctx, r, i)
+	}
+	return run(ctx, job)
+}
+
+// read fills p from off on.
+func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
+	if r.src.runs == nil {
+		return fetch(ctx, r.src, p, off)
+	}
+	for len(p) > 0 {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		i, frame := off/payload.RunSize, off/payload.FrameSize
+		run := &r.src.runs[i]
+		if r.run != i {
+			var err error
+			r.run, r.frame = -1, -1
+			if r.stored, err = stored(ctx, r.src, run, r.room); err != nil {
+				return err
+			}
+			r.run = i
+		}
+		begin := frame * payload.FrameSize
+		size := min(payload.FrameSize, r.src.size-begin)
+		if r.frame != frame {
+			at, f := int64(0), off%payload.RunSize/payload.FrameSize
+			for _, n := range run.Frames[:f] {
+				at += int64(n)
+			}
+			r.frame = -1
+			if err := r.b.coders.Decode(codec.Codec(run.Codec), r.raw[:size], r.stored[at:][:run.Frames[f]]); err != nil {
+				return r.src.corrupt(&image.CorruptError{Cause: err}, run, at)
+			}
+			r.frame = frame
+		}
+		n := copy(p, r.raw[off-begin:size])
+		p, off = p[n:], off+int64(n)
 	}
 	return nil
 }

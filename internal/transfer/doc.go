@@ -1,19 +1,18 @@
 // Package transfer holds the built-in converters: it moves the bytes of images, tables and
 // dictionaries between host memory, devices and disks.
 //
-//	Builtin.Register ──▶ image, pack, toTable      the converters
-//	source ──transfer──▶ sink                      one way for each kind of memory, in and out
-//	pump.Job: lanes, chunks, copies of a stream    the one loop below all of them
+//	Builtin.convert ──▶ Builtin.copy       one converter, from every form of an image to every other
+//	Source ──fetch──▶ lane ──store──▶ Sink  in host memory, on a device, or in a file
+//	pump.Job                               lanes, and what they borrow
 //
-//	builtin.go         Builtin; the converter between images; host memory to and from disk
-//	sources_sinks.go   source, sink and transfer, which chooses the way between two memories
-//	staged.go          the ways that use a stream or pinned chunks
-//	pack.go            compresses and uncompresses; scratch.go: the memory for it
-//	packed_file.go     reads parts of a compressed batch
-//	dictionaries.go    shared dictionaries; extended.go: those that begin with the values of others
-//	table.go           tables; table_peek.go, table_slab.go: reading and allocating them
-//	permit.go          permits for disk transfers; spare.go: transfers that give way to others
-//	columns_read.go    some columns of a batch on disk; digest.go: digests
+//	builtin.go         Builtin; its converter; layouts, digests, verification
+//	copy.go            the loop: pieces, checksums, compression
+//	memory.go          Source and Sink of each kind of memory; streams
+//	scratch.go         what lanes work in
+//	dictionaries.go    shared dictionaries
+//	table.go           scattered images: how they are read and allocated
+//	permit.go          permits for disk transfers, and transfers that give way to others
+//	columns_read.go    some columns of a batch on disk
 //
 // Of the calls that this text names, those of a Mover are in package convert.
 //
@@ -24,7 +23,7 @@
 //
 // # Tables
 //
-// A batch may also lie on a GPU as a table (payload.Table): each Arrow buffer in an allocation
+// A batch may also lie on a GPU scattered, as a table: each Arrow buffer in an allocation
 // of its own, as GPU libraries make them. One batched copy of the device's brings them to
 // their places in an image, or from there; no device memory is needed for that.
 //
@@ -49,28 +48,25 @@
 //	image (GPU) ─┼─▶ copy (GPU)        ├─ image (host)
 //	image (GPU) ─┘     └─ dictionary ──┴▶ copy (host) ──▶ one array, shared by opened records
 //
-// A dictionary that begins with the values of an earlier one, its base, is an extension: its image
-// has only the other values, and an image that uses it holds a reference to its base, too. In host
-// memory the array is assembled when a record is opened. On a GPU, where programs read images in
-// place, the parts stay apart, because few programs look at dictionaries: cdevice.Export copies them
-// to one piece of device memory until the release, and others find them by Descriptor.From.
-//
 // # Compressed batches
 //
-// On disk, and in host memory, an image can also be packed (payload.Packed): runs of 1 MiB,
-// compressed for themselves, that lanes pack and unpack side by side.
+// On disk, and in host memory, an image can also be compressed: in runs of 1 MiB, which lanes
+// compress and uncompress at the same time.
 //
-//	image │ frame frame frame frame │ frame …      run 0, run 1, …
-//	         ╰──── S2, Zstandard, bitpack ────╮
-//	packed │ f f  f f │ f f f f │ …                a buffer for each run, a checksum of what is stored
+//	image       │ frame frame frame frame │ frame …      run 0, run 1, …
+//	               ╰──── S2, Zstandard, bitpack ────╮
+//	compressed  │ f f  f f │ f f f f │ …                 in one buffer, with a checksum of each run
+//
+// The buffer is as long as the body until all runs are stored. Each lane takes room for its run from
+// one counter, so the runs are in any order. Then the rest of the buffer is given back.
 //
 // Builtin.Codec is the codec; codec.Auto measures whether compressing is faster. A read verifies
 // two checksums: that of the stored bytes and that of the image's bytes.
 //
-// Lanes work in scratch memory: 1.5 MiB each, and 1 MiB more to lay a record out. All transfers
-// together have an eighth of host memory for that, and at least 3 MiB. It is drawn from a host
-// space and freed when the transfer ends; if that space has no room, it comes from the Go heap. A
-// Zstandard coder has about 1 MiB of the heap beside that, until the garbage collector frees it.
+// Lanes work in scratch memory of 2.25 MiB each: a run as it is stored, and as it is. All transfers
+// together have an eighth of host memory for that, and at least 4.5 MiB. It is drawn from a host
+// space and freed when the transfer ends; if that space is small or full, it comes from the heap. A
+// Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector frees it.
 //
 // # Columns
 //

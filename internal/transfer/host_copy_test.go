@@ -8,22 +8,28 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/testseed"
+	"github.com/spillway-db/spillway/tier"
 )
 
-// extents is host memory in pieces of any lengths.
-type extents [][]byte
-
-func (e extents) Size() (n int64) {
-	for _, p := range e {
-		n += int64(len(p))
-	}
-	return n
+// copyHost copies host memory to host memory.
+func copyHost(ctx context.Context, dst, src hostMemory, size int) error {
+	from := &bytesFrom{Source: src, space: anyHost, size: int64(size)}
+	return new(Builtin).copy(ctx, &bytesTo{Sink: dst, space: anyHost}, from)
 }
 
-func (e extents) Extents() [][]byte { return e }
+// anyHost is a space of host memory that is only asked for its name.
+var anyHost = func() *tier.Space {
+	s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: 1 << 20, Node: -1, Backend: "none", Pool: noPool{}})
+	if err != nil {
+		panic(err)
+	}
+	return s
+}()
+
+type noPool struct{ tier.Pool }
 
 // cut cuts memory at random.
-func cut(rng *rand.Rand, p []byte) (out extents) {
+func cut(rng *rand.Rand, p []byte) (out hostMemory) {
 	for len(p) > 0 {
 		n := 1 + rng.IntN(len(p))
 		if rng.IntN(4) == 0 {
@@ -34,7 +40,7 @@ func cut(rng *rand.Rand, p []byte) (out extents) {
 	return out
 }
 
-// hostToHost copies each byte to its place, whatever the pieces on either side.
+// copy copies each byte to its place, whatever the pieces on either side.
 func TestHostToHostAnyPieces(t *testing.T) {
 	seed := testseed.One(t)
 	rng := rand.New(rand.NewPCG(seed, 2))
@@ -44,7 +50,7 @@ func TestHostToHostAnyPieces(t *testing.T) {
 			for i := range src {
 				src[i] = byte(i>>16) ^ byte(i>>8) ^ byte(i)
 			}
-			if err := hostToHost(t.Context(), cut(rng, dst), cut(rng, src)); err != nil {
+			if err := copyHost(t.Context(), cut(rng, dst), cut(rng, src), size); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(src, dst) {
@@ -52,7 +58,7 @@ func TestHostToHostAnyPieces(t *testing.T) {
 			}
 		}
 	}
-	if err := hostToHost(t.Context(), extents{make([]byte, 10)}, extents{make([]byte, 4), nil, make([]byte, 5)}); err == nil {
+	if err := copyHost(t.Context(), hostMemory{make([]byte, 10)}, hostMemory{make([]byte, 4), nil, make([]byte, 5)}, 10); err == nil {
 		t.Error("a source that is too short was taken")
 	}
 }
@@ -73,7 +79,7 @@ func (c *impatient) Err() error {
 // A cancelled copy between host spaces ends within a piece.
 func TestHostToHostCancelled(t *testing.T) {
 	src, dst := bytes.Repeat([]byte{7}, 3*MaxPiece), make([]byte, 3*MaxPiece)
-	err := hostToHost(&impatient{t.Context(), 1}, extents{dst}, extents{src})
+	err := copyHost(&impatient{t.Context(), 1}, hostMemory{dst}, hostMemory{src}, len(src))
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -29,10 +31,37 @@ func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// IsMonitors reports whether ForMonitor made the context.
-func IsMonitors(ctx context.Context) bool {
-	d, _ := ctx.Value(dutyKey{}).(duty)
-	return d.monitor
+// turns counts the transfers with disks that somebody waits for. One transfer at a time may be
+// made in the time that they spare. The zero value is ready.
+type turns struct {
+	mu     sync.Mutex
+	others int                     // that are under way, or wait for a permit
+	last   time.Time               // when the last of them has ended
+	cancel context.CancelCauseFunc // of the one in spare time; nil if there is none
+}
+
+// errTurn means that others use the disks, and pre-cleaning must wait.
+var errTurn = fmt.Errorf("convert: others use the disks: %w", context.Canceled)
+
+// Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is
+// free. The context ends as soon as another transfer with a disk begins, or waits for a permit. An
+// error, which matches context.Canceled, means that there has been one within the time quiet, or
+// that the pool of permits has waiters, which may be another engine's. end must be called.
+func (b *Builtin) Spare(ctx context.Context, quiet time.Duration) (_ context.Context, end func(), err error) {
+	t := &b.turns
+	waiting := b.Permits.Stats().Waiting
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if waiting > 0 || t.others > 0 || t.cancel != nil || time.Since(t.last) < quiet {
+		return nil, nil, errTurn
+	}
+	ctx, t.cancel = context.WithCancelCause(context.WithValue(ctx, dutyKey{}, duty{spare: true}))
+	return ctx, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.cancel(nil)
+		t.cancel = nil
+	}, nil
 }
 
 // OnDisk waits for a permit and runs f, which reads bytes from a disk or, if writes is set, writes
@@ -56,22 +85,34 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	if err := b.NeedsPermits(); err != nil {
 		return err
 	}
+	if t := &b.turns; !d.spare {
+		t.mu.Lock()
+		if t.others++; t.cancel != nil {
+			t.cancel(errTurn)
+		}
+		t.mu.Unlock()
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.others--
+			t.last = time.Now()
+		}()
+	}
 	r := permit.Request{Spill: writes, Capped: true}
 	if !d.monitor {
 		r.Bytes = map[string]int64{permit.Host: pinned}
 	}
-	if d.spare {
-		return b.inSpare(ctx, r, duty{spare: true, reads: true, writes: writes}, f)
-	}
-	b.turns.enter()
-	defer b.turns.leave()
 	var got *permit.Permit
-	if d.monitor {
+	if d.monitor || d.spare {
 		got, err = b.Permits.TryAcquire(r)
 	} else {
 		got, err = b.Permits.Acquire(ctx, r)
 	}
-	if d.monitor && errors.Is(err, tier.ErrOutOfBudget) {
+	switch {
+	case err == nil:
+	case d.spare:
+		return fmt.Errorf("%w: %w", errTurn, err)
+	case d.monitor && errors.Is(err, tier.ErrOutOfBudget):
 		// Programs have all slots, and may wait for the room that f makes.
 		select {
 		case b.reserve <- struct{}{}:
@@ -79,11 +120,11 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		case <-ctx.Done():
 			return fairqueue.Ended(ctx, "convert: a move that makes room waited for another one to write")
 		}
-	} else if err != nil {
+	default:
 		return err
 	}
 	defer func() { err = cmp.Or(err, got.Release()) }() // nil if it is the reserve
-	return f(context.WithValue(ctx, dutyKey{}, duty{reads: true, writes: writes}))
+	return f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
 }
 
 // NeedsPermits returns an error if b.Permits lacks something that transfers need.
@@ -99,34 +140,30 @@ func (b *Builtin) NeedsPermits() error {
 }
 
 // Permitted runs f, which transfers bodies of at most body bytes, one after the other, from src to
-// dst, with a permit if one of them is a disk. If src is nil, the source is memory of the program.
-func (b *Builtin) Permitted(ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error) error {
-	writes := dst.Kind() == tier.Disk
-	reads := src != nil && src.Kind() == tier.Disk
-	if body == 0 || !writes && !reads {
+// dst, with a permit if one of them is a disk. If src is nil, the source is memory of the program; if
+// dst is nil, the bytes are only looked at. The permit is for the most bytes of pinned memory that
+// such a transfer uses at a time: of the arena, or of the staging chunks.
+func (b *Builtin) Permitted(
+	ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error,
+) error {
+	is := func(s *tier.Space, k tier.Kind) bool { return s != nil && s.Kind() == k }
+	if body == 0 || !is(dst, tier.Disk) && !is(src, tier.Disk) {
 		return f(ctx)
 	}
-	pinned, err := b.underWay(dst, src)
+	var pinned int64
+	var err error
+	switch {
+	case is(src, tier.Host):
+		pinned = DiskUnderWay
+	case is(dst, tier.Host):
+		pinned = ReadsAhead * MaxPiece
+	default:
+		pinned, err = b.StagedAtOnce(nodeOf(src, dst))
+	}
 	if err != nil {
 		return err
 	}
-	return b.OnDisk(ctx, min(body, pinned), writes, f)
-}
-
-// underWay returns the most bytes of pinned memory that a transfer with a disk uses at a time: of
-// the arena, or of the staging chunks.
-func (b *Builtin) underWay(dst, src *tier.Space) (int64, error) {
-	node := dst.Node()
-	switch {
-	case src == nil:
-	case src.Kind() == tier.Host:
-		return DiskUnderWay, nil
-	case dst.Kind() == tier.Host:
-		return ReadsAhead * MaxPiece, nil
-	case dst.Kind() == tier.Disk:
-		node = src.Node()
-	}
-	return b.StagedAtOnce(node)
+	return b.OnDisk(ctx, min(body, pinned), is(dst, tier.Disk), f)
 }
 
 // StagedAtOnce returns how many bytes of chunks a staged transfer uses at a time.

@@ -12,33 +12,34 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Scratch is lent in the order in which it was asked for; who needs little does not pass who
-// needs much, and who gives up waiting is forgotten.
+// Scratch is lent in the order in which it was asked for, and a waiter that gives up is forgotten.
 func TestScratchIsLentInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s scratch
-		one, err := s.borrow(t.Context(), 0, BlockSize)
+		one, err := s.borrow(t.Context(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		two, ok := s.tryBorrow(0, BlockSize)
+		two, ok := s.tryBorrow(0)
 		if !ok {
 			t.Fatal("there is no scratch for a second lane")
 		}
-		if &one.p[0] == &two.p[0] || address.Of(one.p)%tier.Page != 0 || int64(len(one.p)) != BlockSize {
+		if &one.raw[0] == &two.raw[0] || address.Of(one.stored)%tier.Page != 0 || address.Of(one.raw)%tier.Page != 0 ||
+			int64(len(one.stored)+len(one.raw)) != BlockSize {
 			t.Error("the blocks are one, or not on pages")
 		}
 		ours := errors.New("ours")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var order []string
 		var mu sync.Mutex
-		ask := func(ctx context.Context, name string, n int64, want error) {
+		ask := func(ctx context.Context, name string, want error) {
 			go func() {
-				b, err := s.borrow(ctx, 0, n)
+				b, err := s.borrow(ctx, 0)
 				if !errors.Is(err, want) {
 					t.Errorf("%s: %v", name, err)
 				}
@@ -49,61 +50,28 @@ func TestScratchIsLentInOrder(t *testing.T) {
 				order = append(order, name)
 				mu.Unlock()
 				time.Sleep(time.Second) // of the bubble's
-				b.back()
+				s.giveBack(b)
 			}()
 			synctest.Wait()
 		}
-		ask(ctx, "large and gives up", layingSize, ours)
-		ask(t.Context(), "large", layingSize, nil)
-		ask(t.Context(), "small", BlockSize, nil)
+		ask(ctx, "gives up", ours)
+		ask(t.Context(), "first", nil)
+		ask(t.Context(), "second", nil)
 		if !s.wanted() {
 			t.Error("nobody is said to wait")
 		}
-		one.back()
-		synctest.Wait()
-		if _, ok := s.tryBorrow(0, BlockSize); ok || len(order) > 0 {
-			t.Errorf("those who wait were passed: %v", order)
-		}
 		cancel(ours)
 		synctest.Wait()
-		two.back()
+		s.giveBack(one)
+		if _, ok := s.tryBorrow(0); ok {
+			t.Error("those who wait were passed")
+		}
+		synctest.Wait()
+		s.giveBack(two)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if len(order) != 2 || order[0] != "large" || order[1] != "small" || s.Lent != 0 || s.wanted() {
+		if len(order) != 2 || order[0] != "first" || order[1] != "second" || s.Lent != 0 || s.wanted() {
 			t.Errorf("lent in the order %v; %d bytes are still", order, s.Lent)
-		}
-	})
-}
-
-// A waiter in front that gives up lets those behind it go on, who need less.
-func TestScratchAfterOneGaveUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s scratch
-		one, _ := s.borrow(t.Context(), 0, BlockSize)
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() {
-			if _, err := s.borrow(ctx, 0, layingSize); err == nil {
-				t.Error("there was scratch for it")
-			}
-		}()
-		synctest.Wait()
-		got := false
-		go func() {
-			b, err := s.borrow(t.Context(), 0, BlockSize)
-			if err == nil {
-				got = true
-				b.back()
-			}
-		}()
-		synctest.Wait()
-		cancel()
-		synctest.Wait()
-		if !got {
-			t.Error("it waits although there is scratch")
-		}
-		one.back()
-		if s.Lent != 0 {
-			t.Errorf("%d bytes are lent", s.Lent)
 		}
 	})
 }
@@ -113,20 +81,22 @@ func TestScratchServesAtTheSameMoment(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the waiter runs when both have happened
 	synctest.Test(t, func(t *testing.T) {
 		var s scratch
-		one, _ := s.borrow(t.Context(), 0, layingSize)
+		one, _ := s.borrow(t.Context(), 0)
+		two, _ := s.borrow(t.Context(), 0)
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan error)
 		go func() {
-			b, err := s.borrow(ctx, 0, layingSize)
+			b, err := s.borrow(ctx, 0)
 			if err == nil {
-				b.back()
+				s.giveBack(b)
 			}
 			got <- err
 		}()
 		synctest.Wait()
 		cancel()
-		one.back()
-		if err := <-got; err != nil || s.Lent != 0 {
+		s.giveBack(one)
+		defer s.giveBack(two)
+		if err := <-got; err != nil || s.Lent != BlockSize {
 			t.Errorf("%v; %d bytes are lent", err, s.Lent)
 		}
 	})
@@ -145,11 +115,11 @@ func TestScratchStorm(t *testing.T) {
 				if rng.IntN(3) == 0 {
 					go cancel()
 				}
-				b, err := s.borrow(ctx, 0, []int64{BlockSize, layingSize}[rng.IntN(2)])
+				b, err := s.borrow(ctx, 0)
 				cancel()
 				if err == nil {
 					runtime.Gosched()
-					b.back()
+					s.giveBack(b)
 				} else if !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
@@ -170,8 +140,8 @@ func TestScratchStorm(t *testing.T) {
 func TestLanesShareScratch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for blocks, want := range map[int64]int64{2: 2, 3 * StagedUnderWay: StagedUnderWay} {
-			b := &Builtin{Staging: func(int) (Staging, error) { return nil, nil }}
-			b.Scratch.most = blocks * BlockSize
+			b := new(Builtin)
+			b.Scratch.max = blocks * BlockSize
 			var running atomic.Int64
 			goOn := make(chan struct{})
 			done := make(chan error, 1)
@@ -180,11 +150,13 @@ func TestLanesShareScratch(t *testing.T) {
 				n = 100
 			}
 			go func() {
-				done <- b.inLanes(t.Context(), -1, n, func(context.Context, *lane, int) error {
+				pool := &lanes{b: b, node: -1, blocks: true}
+				job := pump.Job[*lane]{Pieces: n, Lanes: StagedUnderWay, Pool: pool, Do: func(context.Context, *lane, int) error {
 					running.Add(1)
 					<-goOn
 					return nil
-				})
+				}}
+				done <- run(t.Context(), job)
 			}()
 			synctest.Wait()
 			if got := running.Load(); got != want {
@@ -201,7 +173,7 @@ func TestLanesShareScratch(t *testing.T) {
 			others := make(chan *block, 2)
 			for range 2 {
 				go func() {
-					block, err := b.Scratch.borrow(t.Context(), -1, BlockSize)
+					block, err := b.Scratch.borrow(t.Context(), -1)
 					if err != nil {
 						t.Error(err)
 					}
@@ -216,12 +188,12 @@ func TestLanesShareScratch(t *testing.T) {
 				t.Fatalf("%d of 2 waiters have scratch, %d runs have begun, and %d lanes wait",
 					len(others), running.Load(), b.Scratch.waits.Len())
 			}
-			(<-others).back()
+			b.Scratch.giveBack(<-others)
 			goOn <- struct{}{} // of the last run, for which one block is enough
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
-			(<-others).back()
+			b.Scratch.giveBack(<-others)
 			if b.Scratch.Lent != 0 {
 				t.Errorf("%d bytes are lent at the end", b.Scratch.Lent)
 			}

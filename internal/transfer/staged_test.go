@@ -24,7 +24,7 @@ func TestWhosePanic(t *testing.T) {
 		"of the file system":       {func() error { return ofDisk }, false},
 		"of the file system, told": {func() error { return fmt.Errorf("reading: %w", ofDisk) }, false},
 	} {
-		err := run(t.Context(), pump.Job[struct{}]{Pieces: 3, Lanes: 2, End: func(context.Context, struct{}, int) error { return c.f() }})
+		err := run(t.Context(), pump.Job[struct{}]{Pieces: 3, Lanes: 2, Do: func(context.Context, struct{}, int) error { return c.f() }})
 		if errors.Is(err, batch.ErrUnmovable) != c.mine || errors.Is(err, syscall.EIO) == c.mine {
 			t.Errorf("%s: %v", name, err)
 		}

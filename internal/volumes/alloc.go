@@ -344,6 +344,36 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e.unref()
 }
 
+// Shrink gives the room of a memory behind its first size bytes back, in whole pages. If a file cannot
+// be cut, the memory stays as it is. Nothing may use it meanwhile.
+func (v *Volume) Shrink(m tier.Memory, size int64) {
+	e := m.(*extents)
+	if size = round(size); size >= e.size || e.kept != nil && !v.cutKept(e.kept, size) {
+		return
+	}
+	if unwritten := e.size - max(size, e.written.Load()); unwritten > 0 {
+		v.disk.Settle(unwritten)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if e.kept != nil {
+		v.mu.used -= round(e.size) - size
+	}
+	var left []piece
+	for _, p := range e.pieces {
+		keep := min(p.Len, max(0, size-p.Off))
+		if keep < p.Len && e.kept == nil {
+			rest := p.At
+			rest.off += keep
+			source{v}.Free(rest, p.Len-keep)
+		}
+		if p.Len = keep; keep > 0 {
+			left = append(left, p)
+		}
+	}
+	e.size, e.pieces = size, left
+}
+
 // ref begins a use of the memory.
 func (e *extents) ref() error {
 	e.v.mu.Lock()

@@ -117,6 +117,11 @@ func (g *guardedFile) Punch(off, n int64) (err error) {
 	return g.file.Punch(off, n)
 }
 
+func (g *guardedFile) Truncate(size int64) (err error) {
+	defer guard.Error(&err, filesOf)
+	return g.file.Truncate(size)
+}
+
 func (g *guardedFile) Direct() bool { return g.direct }
 
 func (g *guardedFile) Alignment() (address, offset int) { return g.address, g.offset }

@@ -419,6 +419,15 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 	return join(err, f.Close())
 }
 
+// cutKept makes a file shorter, and reports whether it could.
+func (v *Volume) cutKept(k *keptFile, size int64) bool {
+	f, err := v.openKept(k, false)
+	if err != nil {
+		return false
+	}
+	return join(f.Truncate(size), f.Close()) == nil
+}
+
 // freeKept removes the file of a memory that was freed, and gives its room back.
 func (v *Volume) freeKept(e *extents) {
 	v.mu.Lock()

@@ -74,6 +74,8 @@ type File interface {
 	// Punch gives the room of n bytes at off back. errors.ErrUnsupported: it
 	// cannot.
 	Punch(off, n int64) error
+	// Truncate cuts the file, so that it is size bytes long.
+	Truncate(size int64) error
 	// Direct reports whether ReadAt and WriteAt bypass the page cache.
 	Direct() bool
 	// Alignment returns what the addresses, and the offsets and lengths, given to
@@ -218,6 +220,7 @@ const fallbackAlignment = tier.Page
 
 func (f *osFile) ReadAt(p []byte, off int64) (int, error)  { return f.f.ReadAt(p, off) }
 func (f *osFile) WriteAt(p []byte, off int64) (int, error) { return f.f.WriteAt(p, off) }
+func (f *osFile) Truncate(size int64) error                { return f.f.Truncate(size) }
 func (f *osFile) Direct() bool                             { return f.direct }
 func (f *osFile) Alignment() (address, offset int)         { return f.address, f.offset }
 func (f *osFile) Close() error                             { return f.f.Close() }

@@ -1,6 +1,7 @@
 package tiertest
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ func RunPool(t *testing.T, open func(t *testing.T, capacity int64) tier.Pool, tr
 		{"Fragmentation", testPoolFragmentation},
 		{"Cuts", testPoolCuts},
 		{"Small", testPoolSmall},
+		{"Shrink", testPoolShrink},
 		{"ReclaimedOnce", testPoolReclaimedOnce},
 		{"AllocInReclaimed", testPoolAllocInReclaimed},
 		{"CloseWaits", testPoolCloseWaits},
@@ -220,6 +222,58 @@ func (p *pool) checkRefusal(m tier.Memory, err error, size int64, cuts []int64) 
 		p.t.Fatalf("Alloc(%d) with %d cuts: %v; want a NoSpaceError", size, len(cuts), err)
 	}
 	return full
+}
+
+// testPoolShrink checks pools that can take the end of a memory back: what stays keeps its bytes, and
+// the rest can be allocated.
+func testPoolShrink(t *testing.T, p *pool) {
+	s, ok := p.Pool.(interface {
+		Shrink(m tier.Memory, size int64)
+	})
+	if !ok {
+		t.Skip("the pool cannot")
+	}
+	held := p.fill()
+	for i, size := range []int64{sixteenth, sixteenth - 1, 5*tier.Page + 1, 1} {
+		m := held[i]
+		p.store(m)
+		before := p.bytes(m, sixteenth)
+		s.Shrink(m.Memory, size)
+		kept := m.Size()
+		if kept < size || kept > sixteenth || kept%tier.Page != 0 {
+			t.Fatalf("%d of %d bytes are left, want %d", kept, int64(sixteenth), size)
+		}
+		if after := p.bytes(m, kept); !bytes.Equal(after, before[:kept]) {
+			t.Errorf("shrunk to %d bytes, the memory has others", kept)
+		}
+		if kept < sixteenth {
+			held = append(held, p.alloc(sixteenth-kept, nil))
+			p.store(held[len(held)-1])
+			if after := p.bytes(m, kept); !bytes.Equal(after, before[:kept]) {
+				t.Errorf("what another wrote is in a memory shrunk to %d bytes", kept)
+			}
+		}
+		p.mustRefuse(1, nil)
+	}
+	p.freeAndWait(held...)
+	p.free(p.allocAll())
+}
+
+// bytes returns the first n bytes of a memory.
+func (p *pool) bytes(m piece, n int64) (all []byte) {
+	p.t.Helper()
+	switch m := m.Memory.(type) {
+	case tier.HostMemory:
+		for _, e := range m.Extents() {
+			all = append(all, e...)
+		}
+	case tier.FileMemory:
+		all = make([]byte, n)
+		if err := m.ReadAt(p.t.Context(), all, 0); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	return all[:n]
 }
 
 const sixteenth = poolCapacity / 16

@@ -42,6 +42,7 @@ const (
 	opWrite         = "write"
 	opAllocate      = "allocate"
 	opPunch         = "punch"
+	opTruncate      = "truncate"
 	opClose         = "close"
 )
 
@@ -49,7 +50,7 @@ const (
 type Rule struct {
 	// Ops are patterns of path.Match for the names of operations, which are "stat", "usage",
 	// "open-anonymous", "create", "reopen", "mkdir", "readdir", "remove", "rename", "lock", "unlock",
-	// "read", "write", "allocate", "punch" and "close".
+	// "read", "write", "allocate", "punch", "truncate" and "close".
 	Ops []string
 	// Path is a pattern of filepath.Match for the path, its last element, or one of its parent
 	// directories. The path of an anonymous file is its directory's with "#0", "#1", … in the order
@@ -121,7 +122,7 @@ type FS struct {
 func New(inner disk.FS, seed uint64, rules ...Rule) *FS {
 	f := &FS{inner: inner, rules: faultrule.New[Rule](seed,
 		opStat, opUsage, opOpenAnonymous, opCreate, opReopen, opMkdir, opReadDir, opRemove, opRename,
-		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opClose)}
+		opLock, opUnlock, opRead, opWrite, opAllocate, opPunch, opTruncate, opClose)}
 	for _, r := range rules {
 		f.Add(r)
 	}

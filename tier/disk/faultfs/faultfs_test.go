@@ -154,6 +154,7 @@ func TestEveryOperationCanFail(t *testing.T) {
 		"write":          func() error { _, err := file.WriteAt(make([]byte, 1), 0); return err },
 		"allocate":       func() error { return file.Allocate(0, 1) },
 		"punch":          func() error { return file.Punch(0, 1) },
+		"truncate":       func() error { return file.Truncate(1) },
 		"unlock":         lock.Close,
 		"close":          file.Close,
 	}

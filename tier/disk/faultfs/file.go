@@ -76,3 +76,7 @@ func (f *file) Allocate(off, n int64) error {
 func (f *file) Punch(off, n int64) error {
 	return f.fs.try(opPunch, f.path, func(string) error { return f.File.Punch(off, n) })
 }
+
+func (f *file) Truncate(size int64) error {
+	return f.fs.try(opTruncate, f.path, func(string) error { return f.File.Truncate(size) })
+}

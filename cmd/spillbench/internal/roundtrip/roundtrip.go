@@ -42,12 +42,9 @@ func (e Edge) String() string {
 // registered pairs: those with a type of which the tier is not known, as it is neither an image nor a
 // table.
 func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
-	kinds := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU}
-	for _, k := range tier.Kinds() {
-		kinds[batch.ImageType(k)] = k
-		if packed := payload.PackedType(k); packed != "" {
-			kinds[packed] = k
-		}
+	kinds := make(map[batch.PayloadType]tier.Kind)
+	for _, form := range payload.Types() {
+		kinds[form], _, _ = payload.FormOf(form)
 	}
 	spaces := eng.Reservations().Spaces()
 	for _, e := range eng.Registry().Edges() {

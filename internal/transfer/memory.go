@@ -1,0 +1,281 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/pump"
+	"github.com/spillway-db/spillway/internal/sumcopy"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
+type Source interface {
+	// View returns the bytes at off where they lie: n, or fewer if they do not lie together. It
+	// returns nil if Go code cannot reach them, which then have to be fetched.
+	View(off, n int64) []byte
+	// Fetch begins to bring the bytes at off to p, and returns what waits for that; nil if they are
+	// there.
+	Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error)
+}
+
+// Sink is memory to write.
+type Sink interface {
+	// View is Source.View for bytes to write.
+	View(off, n int64) []byte
+	// Store copies p to off, and returns when it is there.
+	Store(ctx context.Context, p []byte, off int64) error
+}
+
+// sourceAndSink is implemented for the memory of each tier.
+type sourceAndSink interface {
+	Source
+	Sink
+}
+
+// memoryOf returns the memory of a buffer; nil for a nil buffer.
+func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
+	switch m := buf.Memory().(type) {
+	case nil:
+		return hostMemory(nil), nil
+	case tier.HostMemory:
+		return hostMemory(m.Extents()), nil
+	case tier.DeviceMemory:
+		return &deviceMemory{space: buf.Space(), parts: image.WholeOf(m.Addr(), m.Size()), whole: m}, nil
+	case tier.FileMemory:
+		return fileMemory{FileMemory: m}, nil
+	default:
+		return nil, fmt.Errorf("convert: copying %T: %w", m, tier.ErrNotSupported)
+	}
+}
+
+// unseen is embedded in what Go code cannot reach.
+type unseen struct{}
+
+func (unseen) View(int64, int64) []byte { return nil }
+
+// hostMemory is the extents of memory of a host space.
+type hostMemory [][]byte
+
+func (m hostMemory) View(off, n int64) []byte {
+	for _, e := range m {
+		if off < int64(len(e)) {
+			end := min(off+n, int64(len(e)))
+			return e[off:end:end]
+		}
+		off -= int64(len(e))
+	}
+	return nil
+}
+
+func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
+	return nil, image.Gather(p, m, off)
+}
+
+func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
+	return image.Across(m, off, int64(len(p)), func(to []byte) error { p = p[sumcopy.Spread(to, p):]; return nil })
+}
+
+// fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
+// CorruptError, like that of a wrong checksum.
+type fileMemory struct {
+	unseen
+	tier.FileMemory
+}
+
+func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
+	return func() error { return corruptFile(m.ReadAt(ctx, p, off)) }, nil
+}
+
+// Store reads, too, where it writes a part of what is sealed as a whole.
+func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
+	return corruptFile(m.WriteAt(ctx, p, off))
+}
+
+func corruptFile(err error) error {
+	var a *tier.AlteredError
+	if !errors.As(err, &a) {
+		return err
+	}
+	return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
+}
+
+// layoutSource is a record that is laid out as it is read: from the beginning to the end.
+type layoutSource struct {
+	unseen
+	*image.Layout
+}
+
+func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) (wait func() error, err error) {
+	n, err := s.Next(p)
+	if err == nil && n != len(p) {
+		err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
+	}
+	return nil, err
+}
+
+// deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
+// for it; see onStreams.
+type deviceMemory struct {
+	unseen
+	space  *tier.Space
+	parts  image.Parts
+	whole  tier.DeviceMemory // of an image that is not scattered: what parts are of
+	stream *stream
+}
+
+// stream is a stream of a device while a transfer has it. The lock lets one lane at a time put copies
+// on it.
+type stream struct {
+	tier.Stream
+	dev     tier.Device
+	mu      sync.Mutex
+	regions []tier.Region // room for those of one copy
+}
+
+func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
+	e, err := m.copy(m.parts.Gather, p, off)
+	if e == nil || err != nil {
+		return nil, err
+	}
+	return func() error { return await(e, nil) }, nil
+}
+
+func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
+	return await(m.copy(m.parts.Scatter, p, off))
+}
+
+// copy puts the regions of p on the stream, as one piece of work. The event is nil if there are none.
+func (m *deviceMemory) copy(
+	regions func([]tier.Region, []byte, int64) []tier.Region, p []byte, off int64,
+) (tier.Event, error) {
+	s := m.stream
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.regions = regions(s.regions[:0], p, off)
+	return s.copyRegions(s.regions)
+}
+
+// copyRegions puts copies on the stream as one piece of work; the event is nil if there are none.
+func (s *stream) copyRegions(regions []tier.Region) (tier.Event, error) {
+	var err error
+	switch {
+	case len(regions) == 0:
+		return nil, nil
+	case len(regions) == 1 && regions[0].HostDst != nil:
+		err = s.dev.CopyToHost(s.Stream, regions[0].HostDst, regions[0].Src)
+	case len(regions) == 1 && regions[0].HostSrc != nil:
+		err = s.dev.CopyToDevice(s.Stream, regions[0].Dst, regions[0].HostSrc)
+	default:
+		err = s.dev.CopyRegions(s.Stream, regions)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.record()
+}
+
+// record returns the event after the work that is on the stream. Where the device cannot give one, it
+// waits for the stream instead, so that no copy is under way in memory that the caller takes back.
+func (s *stream) record() (tier.Event, error) {
+	e, err := s.dev.Record(s.Stream)
+	if err != nil {
+		return nil, errors.Join(err, s.Sync())
+	}
+	return e, nil
+}
+
+// await waits for a copy, if there is one. It does not end with a context, because the copy uses
+// memory that the caller takes back.
+func await(e tier.Event, err error) error {
+	if e == nil || err != nil {
+		return err
+	}
+	return tier.Wait(context.Background(), e)
+}
+
+// onStreams borrows a stream for each of the devices, and runs f, which leaves no work on them. It
+// borrows them in the order of the spaces; otherwise two moves in opposite directions could each hold
+// the stream that the other needs. Memory of one device uses one stream, because a second one may
+// never be free.
+func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func() error) error {
+	if len(devices) == 0 {
+		return f()
+	}
+	first, rest := devices[0], devices[1:]
+	if len(rest) > 0 && rest[0].space.ID().Ordinal < first.space.ID().Ordinal {
+		first, rest = rest[0], devices[:1]
+	}
+	pool, err := b.Streams(first.space.ID())
+	if err != nil {
+		return err
+	}
+	s, err := pool.Borrow(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Return(s)
+	first.stream = &stream{Stream: s, dev: pool.Device()}
+	if len(rest) > 0 && rest[0].space == first.space {
+		rest[0].stream, rest = first.stream, nil
+	}
+	return b.onStreams(ctx, rest, f)
+}
+
+// copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
+// each other are tier.ErrNotSupported.
+func copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
+	rest, size := image.Between(dst.parts, src.parts)
+	to, from := dst.stream, src.stream
+	if dst.whole != nil && size < dst.whole.Size() { // what an image has between its buffers is zero
+		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
+		if err == nil {
+			err = await(to.record())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	pieces := int((size + MaxPiece - 1) / MaxPiece)
+	events := make([]tier.Event, pieces)
+	var piece []tier.Region
+	job := pump.Job[struct{}]{Pieces: pieces, Lanes: copiesUnderWay, Quick: quickCopy}
+	job.Begin = func(_ struct{}, i int) (err error) {
+		piece, rest = onePiece(piece[:0], rest)
+		if to == from {
+			events[i], err = from.copyRegions(piece)
+			return err
+		}
+		for n, r := range piece {
+			if err := from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size); err != nil {
+				if n > 0 { // what is on the stream already must not go on without us
+					err = errors.Join(err, from.Sync())
+				}
+				return err
+			}
+		}
+		events[i], err = from.record()
+		return err
+	}
+	job.Do = func(_ context.Context, _ struct{}, i int) error { return await(events[i], nil) }
+	return run(ctx, job)
+}
+
+// onePiece takes MaxPiece bytes of the copies.
+func onePiece(to, copies []tier.Region) (piece, rest []tier.Region) {
+	for room := int64(MaxPiece); room > 0 && len(copies) > 0; {
+		c := &copies[0]
+		n := min(c.Size, room)
+		to = append(to, tier.Region{Dst: c.Dst, Src: c.Src, Size: n})
+		room -= n
+		if n == c.Size {
+			copies = copies[1:]
+			continue
+		}
+		*c = tier.Region{Dst: c.Dst + tier.Addr(n), Src: c.Src + tier.Addr(n), Size: c.Size - n}
+	}
+	return to, copies
+}
