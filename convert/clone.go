@@ -26,7 +26,7 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	}
 	defer end()
 	p, err := m.clone(ctx, b)
-	for errors.Is(err, errStale) {
+	for errors.Is(err, errStale) && ctx.Err() == nil {
 		p, err = m.clone(ctx, b)
 	}
 	if err != nil {

@@ -166,3 +166,29 @@ func TestMoveToAFormThatDoesNotFit(t *testing.T) {
 	}
 	m.whole(t, b, tier.Host)
 }
+
+// TestEvictionForAWaitThatHasEnded: an eviction whose context ends because the wait of another move
+// has become useless ends, too, and does not look at its own batch again.
+func TestEvictionForAWaitThatHasEnded(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.Host)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	tries := 0
+	err := m.registry.Wrap(batch.HostImage, batch.DiskImage, func(inner Func) Func {
+		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			if tries++; tries > 1 {
+				return nil, errors.New("it tries again")
+			}
+			cancel(errStale)
+			return inner(ctx, src, r)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = m.mover.Inside().Relieve(ctx, b, tier.ID{Kind: tier.Disk}, ReasonDemand)
+	if !errors.Is(err, errStale) || tries != 1 {
+		t.Errorf("%d tries, %v", tries, err)
+	}
+	m.whole(t, b, tier.Host)
+}
