@@ -26,7 +26,10 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	}
 	defer end()
 	p, err := m.clone(ctx, b)
-	for errors.Is(err, errStale) && ctx.Err() == nil {
+	for errors.Is(err, errStale) {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		p, err = m.clone(ctx, b)
 	}
 	if err != nil {

@@ -130,7 +130,10 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		case err == nil:
 			return h, nil
 		case again:
-		case errors.Is(err, errStale) && ctx.Err() == nil: // else another request's wait, for which this one moves
+		case errors.Is(err, errStale):
+			if ctx.Err() != nil { // also if this move makes room for another one, whose wait is useless now
+				return nil, context.Cause(ctx)
+			}
 			q.attempts = attempts{}
 		case errors.Is(err, errGone): // the caller's reservation is too small
 			s := r.Space()
