@@ -500,7 +500,7 @@ func (j *job) ended(v Victim, err error) (over bool) {
 		j.freed += v.Bytes
 	case busy, unmovable:
 		j.retry = true
-	case failed:
+	case failed, noRoom: // another list has other targets
 		j.over, j.retry = true, true
 	default:
 		j.over = true
