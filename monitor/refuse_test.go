@@ -430,3 +430,26 @@ func TestStuckIsToldOnce(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestAnotherTierAfterNoRoom: an eviction whose target turns out to have no room for what it
+// promised, for example because the batch needs dictionaries there, goes to the next tier at once.
+func TestAnotherTierAfterNoRoom(t *testing.T) {
+	bubble(t, "disk", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
+		w.mover.fault = func(_ *batch.Batch, _, to tier.ID) error {
+			if to == host0 {
+				return &tier.NoSpaceError{Space: host0, Cause: errors.New("a dictionary needs it")}
+			}
+			return nil
+		}
+		all := w.fillSpace(gpu0, 8, 8*kib)
+		if e := w.mon.Evict(t.Context(), gpu0, 8*kib); e.Moved == 0 {
+			t.Errorf("%+v", e)
+		}
+		if n := len(left(all, disk0)); n != 1 {
+			t.Errorf("%d batches are on disk, want 1", n)
+		}
+		w.start()
+		w.end(all...)
+	})
+}
