@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -317,6 +318,33 @@ func TestWriterOfSlices(t *testing.T) {
 			t.Errorf("a batch of %d bytes, and %d follow", size, n)
 			break
 		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestWriterAfterItsContext: the end of a context in the middle of a put leaves no memory and no
+// batch behind.
+func TestWriterAfterItsContext(t *testing.T) {
+	t.Parallel()
+	eng, repo := writerEngine(t)
+	rec := numberedRecord(0, 20_000, wordList(1, 100))
+	w, err := repo.Writer(t.Context(), 0, rec.Schema(), 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Append(ctx, rec, 0, 10); err != nil {
+		t.Errorf("rows that are only gathered: %v", err)
+	}
+	if err := w.Append(ctx, rec, 0, 20_000); !errors.Is(err, context.Canceled) || repo.Total() != 0 {
+		t.Errorf("%v, and %d batches were put", err, repo.Total())
 	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
