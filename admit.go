@@ -68,8 +68,8 @@ type Task struct {
 // Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
 //
 // If the inputs can never be in one of the spaces together, with the output and overhead that the
-// task states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost GPU, it
-// fails with a *tier.LostError. Nothing is moved in these cases.
+// task states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost
+// GPU, it fails with a *tier.LostError. Nothing is moved in these cases.
 func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *Grant, []*Handle) error) (err error) {
 	owner := reservation.OwnerOf(ctx)
 	if owner == nil {

@@ -382,10 +382,10 @@ type Info struct {
 
 // A Batch is one Arrow record batch with a stable id. Its data is in at most one image per tier:
 // the residents. One resident is current, and a use of the batch reads it. The others are clean
-// images in slower tiers. They have the same bytes, because a batch's bytes never change, so a move
-// onto one copies none. Their room counts as free (tier.Usage.Cached): their spaces drop them when
-// others need it, and the batch drops them when it is dropped, gets other bytes, or becomes current
-// in their tier or a slower one.
+// images, in slower tiers as a rule: a batch that moves down onto one keeps those in between. They
+// have the same bytes, because a batch's bytes never change, so a move onto one copies none. Their
+// room counts as free (tier.Usage.Cached): their spaces drop them when others need it. The batch
+// drops them when it is dropped, gets other bytes, or becomes current in their tier.
 //
 // All that happens to a batch follows the table at State. It is safe for concurrent use. Its
 // creator owns it until it is handed to a repository or dropped.

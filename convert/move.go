@@ -90,6 +90,9 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			}
 			return h, err
 		}
+		if mv.prefetches && len(mv.spaces) > 0 && now.Space.Kind < mv.spaces[0].Kind() {
+			return nil, nil // another caller has brought it to a faster tier
+		}
 
 		ctx := ctx
 		if m.cfg.Events != nil {
@@ -185,11 +188,11 @@ func (m *Mover) attempt(
 		return nil, err
 	}
 	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
-	if mv.arrived(b.Cut()) {               // another caller brought it while this one waited
-		return nil, errStale
-	}
 	src := transit.Payload()
 	from := src.Space()
+	if mv.arrived(b.Cut()) || mv.prefetches && from.Kind() < to.Kind() {
+		return nil, errStale // another caller brought it while this one waited
+	}
 	if exec.IsEnabled() {
 		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}

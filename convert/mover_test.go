@@ -580,3 +580,22 @@ func TestADiskInPieces(t *testing.T) {
 		})
 	}
 }
+
+// TestPrefetchMovesNothingDown: a prefetch leaves a batch alone that another caller has brought to a
+// faster tier, before it looks or between its look and its move.
+func TestPrefetchMovesNothingDown(t *testing.T) {
+	for _, at := range []tier.Kind{tier.GPU, tier.Disk} {
+		m := newMachine(t, machineConfig{})
+		b := m.put(t, numbered(1, 1000), at)
+		m.mover.cfg.Persists = func(tier.ID) bool { // which a prefetch calls after its look
+			if err := m.mover.Move(t.Context(), b, toGPU); err != nil {
+				t.Error(err)
+			}
+			return false
+		}
+		if err := m.mover.Inside().Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+			t.Error(err)
+		}
+		m.whole(t, b, tier.GPU)
+	}
+}

@@ -173,7 +173,8 @@ func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...Ta
 
 // ClaimBytes is Claim by bytes instead of a number of batches, for operators whose memory has a
 // fixed size. It waits until it can claim at least min bytes, or until the input is closed; then it
-// claims what there is, up to max bytes. One batch that is larger than max is a claim by itself.
+// claims what there is, up to max bytes. It claims fewer than min bytes at once if the next batch
+// would exceed max. One batch that is larger than max is a claim by itself.
 // The bytes of a batch are those of its Arrow data, also where it is compressed. While it waits for
 // min bytes the batches stay in memory or on disk, so min must be less than what these can hold.
 func (r *Repository) ClaimBytes(

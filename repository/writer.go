@@ -147,21 +147,51 @@ func (w *Writer) copy(ctx context.Context, first int) {
 	w.copies = first + 1
 }
 
-// bytesOf returns the bytes of the buffers of arrays, without dictionaries, which are shared.
+// bytesOf returns about how many bytes the rows of arrays have, without dictionaries, which are
+// shared. The rows of a slice count as large as the other rows in its buffers.
 func bytesOf(columns []arrow.Array) (n int64) {
-	var data []arrow.ArrayData
 	for _, c := range columns {
-		data = append(data, c.Data())
-	}
-	for ; len(data) > 0; data = data[1:] {
-		for _, b := range data[0].Buffers() {
-			if b != nil {
-				n += int64(b.Len())
-			}
-		}
-		data = append(data, data[0].Children()...)
+		n += bytesIn(c.Data())
 	}
 	return n
+}
+
+func bytesIn(d arrow.ArrayData) int64 {
+	bytes, rows := int64(0), math.MaxInt // what the buffers and the children have
+	dt := d.DataType()
+	if e, ok := dt.(arrow.ExtensionType); ok {
+		dt = e.StorageType()
+	}
+	specs, more := dt.Layout().Buffers, 0
+	if _, ok := dt.(arrow.OffsetsDataType); ok {
+		more = 1 // offset than rows
+	}
+	for i, b := range d.Buffers() {
+		if b == nil {
+			continue
+		}
+		bytes += int64(b.Len())
+		switch {
+		case i >= len(specs):
+		case specs[i].Kind == arrow.KindBitmap:
+			rows = min(rows, 8*b.Len())
+		case specs[i].Kind == arrow.KindFixedWidth:
+			rows = min(rows, b.Len()/max(1, specs[i].ByteWidth)-more)
+		}
+	}
+	for _, child := range d.Children() {
+		bytes += bytesIn(child)
+		switch dt := dt.(type) {
+		case *arrow.StructType:
+			rows = min(rows, child.Len())
+		case *arrow.FixedSizeListType:
+			rows = min(rows, child.Len()/max(1, int(dt.Len())))
+		}
+	}
+	if rows <= d.Len() || rows == math.MaxInt {
+		return bytes
+	}
+	return int64(float64(bytes) * float64(d.Len()) / float64(rows))
 }
 
 // drop releases what the Writer has gathered.

@@ -56,7 +56,8 @@ type randomRun struct {
 
 	words   arrow.Array // the dictionary of every other record
 	numbers atomic.Int64
-	lowered atomic.Bool // a limit was lowered
+	lowered atomic.Bool  // a limit was lowered
+	unread  atomic.Int64 // batches that were dropped without having been read
 	mu      sync.Mutex
 	sources map[int64]*source // by the number in column 0
 }
@@ -443,10 +444,18 @@ func (r *randomRun) compare(ctx context.Context, h *batch.Handle, consumed bool)
 		rec, err = r.eng.Mover().Record(ctx, h)
 	}
 	if err != nil {
+		if consumed {
+			r.unread.Add(1)
+		}
 		return err
 	}
 	defer rec.Release()
-	n := rec.Column(0).(*array.Int64).Value(0)
+	return r.same(rec.Column(0).(*array.Int64).Value(0), rec, consumed)
+}
+
+// same checks that rec is the record that was put with the number n, and notes whether it is
+// consumed.
+func (r *randomRun) same(n int64, rec arrow.RecordBatch, consumed bool) error {
 	r.mu.Lock()
 	src := r.sources[n]
 	twice := src != nil && consumed && src.consumed
@@ -456,7 +465,7 @@ func (r *randomRun) compare(ctx context.Context, h *batch.Handle, consumed bool)
 	r.mu.Unlock()
 	switch {
 	case src == nil:
-		return fmt.Errorf("batch %d holds number %d, which was never put", h.Batch().ID(), n)
+		return fmt.Errorf("a batch holds number %d, which was never put", n)
 	case twice:
 		return fmt.Errorf("batch number %d was consumed twice", n)
 	}

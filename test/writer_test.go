@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -279,6 +280,71 @@ func TestWriterOfLargeRows(t *testing.T) {
 	}
 	if repo.Total() != 3 || eng.Stats().HeapOverflow.Bytes != 0 {
 		t.Errorf("%d batches, %d bytes on the Go heap", repo.Total(), eng.Stats().HeapOverflow.Bytes)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestWriterOfSlices: a slice of a record counts the bytes of its rows, not those of the whole.
+func TestWriterOfSlices(t *testing.T) {
+	t.Parallel()
+	eng, repo := writerEngine(t)
+	rec := numberedRecord(0, 20_000, wordList(1, 100))
+	const bytes = 256 << 10
+	w, err := repo.Writer(t.Context(), 0, rec.Schema(), bytes, repository.WithPlacement(reservation.AnyInTier(tier.Host)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from := int64(0); from < 20_000; from += 50 {
+		part := rec.NewSlice(from, from+50)
+		if err := w.Append(t.Context(), part, 0, 50); err != nil {
+			t.Fatal(err)
+		}
+		part.Release()
+	}
+	if err := w.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n := repo.Len(0)
+	t.Log(n)
+	for b := range repo.Batches(0) {
+		size := b.Info().Descriptor.Body
+		if n--; size > 2*bytes || n > 0 && size < bytes/2 {
+			t.Errorf("a batch of %d bytes, and %d follow", size, n)
+			break
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := repo.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// TestWriterAfterItsContext: the end of a context in the middle of a put leaves no memory and no
+// batch behind.
+func TestWriterAfterItsContext(t *testing.T) {
+	t.Parallel()
+	eng, repo := writerEngine(t)
+	rec := numberedRecord(0, 20_000, wordList(1, 100))
+	w, err := repo.Writer(t.Context(), 0, rec.Schema(), 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Append(ctx, rec, 0, 10); err != nil {
+		t.Errorf("rows that are only gathered: %v", err)
+	}
+	if err := w.Append(ctx, rec, 0, 20_000); !errors.Is(err, context.Canceled) || repo.Total() != 0 {
+		t.Errorf("%v, and %d batches were put", err, repo.Total())
 	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
