@@ -363,6 +363,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	defer v.mu.Unlock()
 	if e.kept != nil {
 		v.mu.used -= round(e.size) - size
+		v.given.Add(round(e.size) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {
@@ -377,6 +378,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 		}
 	}
 	e.size, e.pieces = size, left
+	v.wakeTrimmer()
 }
 
 // ref begins a use of the memory.
@@ -419,10 +421,14 @@ func (e *extents) unref() {
 			v.warn(causes.DiskFails, "%v", err)
 		}
 	} else {
-		select {
-		case v.freed <- struct{}{}:
-		default:
-		}
+		v.wakeTrimmer()
 	}
 	e.reclaimed()
+}
+
+func (v *Volume) wakeTrimmer() {
+	select {
+	case v.freed <- struct{}{}:
+	default:
+	}
 }

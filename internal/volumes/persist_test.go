@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/copytree"
@@ -463,6 +465,58 @@ func TestHeaderTakesRoom(t *testing.T) {
 	free(v, f)
 	closeVolume(t, v)
 	wantEmpty(t, dir)
+}
+
+// TestShrunkFile: a memory that was cut takes as much room as is left, in the file system too, and
+// persists. If its file cannot be cut, it stays as it was.
+func TestShrunkFile(t *testing.T) {
+	const left = 75 * page
+	for _, fails := range []bool{false, true} {
+		dir := tempDir(t)
+		fsys := faultfs.New(disk.OS(), 1)
+		v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+		e := alloc(t, v, mib)
+		write(t, e, random(left, 1), 0)
+		want, cut := int64(left), func() {}
+		if fails {
+			want, cut = mib, fsys.Add(faultfs.Rule{Ops: []string{"truncate"}, Effect: faultfs.Fail(syscall.EIO)})
+		}
+		v.Shrink(e, left-page+1)
+		cut()
+		if s := v.Stats(); e.Size() != want || s.Used != want || s.Fresh-s.Given != want || s.Backlog != want-left {
+			t.Errorf("%d bytes are left, want %d: %+v", e.Size(), want, s)
+		}
+		_, file, _ := e.Locate(0)
+		files, err := filepath.Glob(filepath.Join(dir, "*", file))
+		if err != nil || len(files) != 1 {
+			t.Fatal(files, err)
+		}
+		if info, err := os.Stat(files[0]); err != nil || info.Size() != want {
+			t.Errorf("a file of %d bytes, want %d: %v", info.Size(), want, err)
+		}
+		if _, err := v.Persist(metaOf(1), placeOf(1), anyRoom, e); err != nil {
+			t.Fatal(err)
+		}
+		leave(t, v, e)
+		if s := v.Stats(); s.Used != 0 || s.Backlog != 0 {
+			t.Errorf("in the end: %+v", s)
+		}
+		v = openPersistent(t, dir)
+		kept := v.Persisted()
+		if len(kept) != 1 || kept[0].Room != want+page {
+			t.Fatalf("kept: %+v; %q", kept, v.Stats().Warnings)
+		}
+		ms, err := v.Take(kept[0].Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e = ms[0].(tier.FileMemory); e.Size() != want || !bytes.Equal(read(t, e, left, 0), random(left, 1)) {
+			t.Errorf("%d bytes are left, want %d, or they are others", e.Size(), want)
+		}
+		free(v, e)
+		closeVolume(t, v)
+		wantEmpty(t, dir)
+	}
 }
 
 // TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one
