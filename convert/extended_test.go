@@ -151,6 +151,26 @@ func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
 	return errors.Join(err, h.Close())
 }
 
+// TestDigestOfABaseThatIsUsed: the digest does not depend on which dictionaries of a record extend which.
+func TestDigestOfABaseThatIsUsed(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	short := codes(values(growing[0].dt, growing[0].append, 600, 0, 1<<30), 10)
+	long := codes(values(growing[0].dt, growing[0].append, 900, 0, 1<<30), 10)
+	fields := []arrow.Field{long.Schema().Field(0), short.Schema().Field(0)}
+	both := array.NewRecordBatch(arrow.NewSchema(fields, nil), []arrow.Array{long.Column(0), short.Column(0)}, 10)
+	all := []*batch.Batch{m.make(t, short, tier.Host), m.make(t, both, tier.Host)}
+	if d := all[1].Info().Descriptor; d.AllDictionaries()[0] != d.Dictionaries[1] {
+		t.Fatal("the first dictionary does not extend the second one: the test shows nothing")
+	}
+	for _, k := range tier.Kinds() {
+		m.move(t, all[1], k)
+		if err := m.sameDigest(t, all[1]); err != nil {
+			t.Errorf("in %s: %v", k, err)
+		}
+	}
+	drop(t, all...)
+}
+
 // TestDeltaStream: the dictionaries of arrow-go's reader extend each other. In host memory the array
 // that all are slices of is there once, and charged.
 func TestDeltaStream(t *testing.T) {
