@@ -64,7 +64,6 @@ var persistSuite = map[string]func(*testing.T){
 	"TestShrunkFile":                          TestShrunkFile,
 	"TestPersistedEndOfASparseFile":           TestPersistedEndOfASparseFile,
 	"TestMutatedFiles":                        TestMutatedFiles,
-	"TestMissingAndShortParts":                TestMissingAndShortParts,
 	"TestUnreadableHeaderLosesNothing":        TestUnreadableHeaderLosesNothing,
 	"TestMoreThanTheCapacityIsLeftAlone":      TestMoreThanTheCapacityIsLeftAlone,
 	"TestOtherFormatIsLeftAlone":              TestOtherFormatIsLeftAlone,
