@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -147,6 +149,26 @@ func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
 		err = fmt.Errorf("the digest is %x, want %x", got, want)
 	}
 	return errors.Join(err, h.Close())
+}
+
+// TestDigestOfABaseThatIsUsed: the digest does not depend on which dictionaries of a record extend which.
+func TestDigestOfABaseThatIsUsed(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	short := codes(values(growing[0].dt, growing[0].append, 600, 0, 1<<30), 10)
+	long := codes(values(growing[0].dt, growing[0].append, 900, 0, 1<<30), 10)
+	fields := []arrow.Field{long.Schema().Field(0), short.Schema().Field(0)}
+	both := array.NewRecordBatch(arrow.NewSchema(fields, nil), []arrow.Array{long.Column(0), short.Column(0)}, 10)
+	all := []*batch.Batch{m.make(t, short, tier.Host), m.make(t, both, tier.Host)}
+	if d := all[1].Info().Descriptor; d.AllDictionaries()[0] != d.Dictionaries[1] {
+		t.Fatal("the first dictionary does not extend the second one: the test shows nothing")
+	}
+	for _, k := range tier.Kinds() {
+		m.move(t, all[1], k)
+		if err := m.sameDigest(t, all[1]); err != nil {
+			t.Errorf("in %s: %v", k, err)
+		}
+	}
+	drop(t, all...)
 }
 
 // TestDeltaStream: the dictionaries of arrow-go's reader extend each other. In host memory the array
@@ -465,4 +487,77 @@ func TestAdoptedExtension(t *testing.T) {
 		}
 	}
 	drop(t, all...)
+}
+
+// TestExtensionThatDoesNotFit: what an adopted dictionary says of its base is checked when it is opened,
+// and the dictionaries that it claims to extend can be opened all the same.
+func TestExtensionThatDoesNotFit(t *testing.T) {
+	for name, spoil := range map[string]func(*batch.Descriptor){
+		"begins beyond its base": func(d *batch.Descriptor) { d.From[2] += 1 << 20 },
+		"begins in a word":       func(d *batch.Descriptor) { d.From[2]++ },
+		"huge":                   func(d *batch.Descriptor) { d.From[1], d.From[2] = 1<<61, 1<<61 },
+		"without a buffer":       func(d *batch.Descriptor) { d.Buffers[2] = payload.Absent },
+	} {
+		m := newMachine(t, machineConfig{})
+		var all []*batch.Batch
+		for _, n := range []int{600, 900, 1300} {
+			all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.Host))
+		}
+		copyOf := func(b *tier.Buffer) *tier.Buffer {
+			c, err := m.spaces[tier.Host].DrawNew(b.Size())
+			if err != nil {
+				t.Fatal(err)
+			}
+			copy(c.Memory().(tier.HostMemory).Extents()[0], b.Memory().(tier.HostMemory).Extents()[0])
+			return c
+		}
+		var adopted []batch.Shared
+		var opens []*batch.Batch
+		for i, b := range all {
+			img := b.Info().Payload.(*batch.Image)
+			old := img.Shared()[i]
+			dict := *old.Descriptor()
+			dict.From, dict.Buffers = slices.Clone(dict.From), slices.Clone(dict.Buffers)
+			if i > 0 {
+				dict.Dictionaries = []*batch.Descriptor{adopted[i-1].Descriptor()}
+			}
+			if i == 2 {
+				spoil(&dict)
+			}
+			s, err := m.mover.cfg.Builtin.AdoptDictionary(t.Context(), &dict, copyOf(old.Buffer()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			adopted = append(adopted, s)
+			var shared []batch.Shared
+			for _, s := range adopted {
+				s, err := m.mover.cfg.Builtin.Again(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				shared = append(shared, s)
+			}
+			desc := *img.Descriptor()
+			desc.Dictionaries = []*batch.Descriptor{&dict}
+			p := batch.NewImage(&desc, copyOf(img.Buffer()), img.Space(), shared...)
+			again, err := batch.New(batch.Options{IDs: &m.ids, Payload: p})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.records[again.ID()] = m.records[b.ID()]
+			opens = append(opens, again)
+		}
+		for i, b := range opens {
+			err := m.same(t.Context(), b)
+			var invalid *image.InvalidError
+			if bad := i == 2; bad != errors.As(err, &invalid) || !bad && err != nil {
+				t.Errorf("%s: batch %d: %v", name, i, err)
+			}
+		}
+		drop(t, append(all, opens...)...)
+		if err := transfer.ReleaseAll(adopted); err != nil {
+			t.Error(err)
+		}
+		m.holds(t, tier.Host, 0)
+	}
 }

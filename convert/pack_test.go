@@ -239,11 +239,11 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 // in which a bit is wrong.
 func TestPlaceOfWhatIsWrong(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: CodecBitpack})
-	b := m.put(t, random(200_000), tier.Host)
+	b := m.put(t, random(300_000), tier.Host)
 	m.move(t, b, tier.Disk)
 	img := b.Info().Payload.(*batch.Image)
 	f := img.Buffer().Memory().(tier.FileMemory)
-	var run payload.Run // one that is not at the beginning
+	var run payload.Run // one of the two whole ones that is not at the beginning
 	for _, r := range img.Runs() {
 		if r.Offset > run.Offset && r.Stored() > 3*payload.FrameSize {
 			run = r

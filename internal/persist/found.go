@@ -61,7 +61,7 @@ type found struct {
 	key     Key
 	space   *tier.Space
 	bytes   int64          // charged
-	promise *books.Promise // of the bytes in memories
+	promise *books.Promise // of the bytes in the memory
 	header  *books.Promise // of the rest
 	entry   *Entry         // nil if it cannot be read
 	err     error
@@ -93,10 +93,7 @@ func (f *Found) Add(space *tier.Space) error {
 	for _, k := range space.Pool().(*volumes.Volume).Persisted() {
 		b := &found{key: Key{space.ID(), k.Key}, space: space, bytes: k.Room, err: k.Err}
 		var err error
-		header := k.Room
-		for _, n := range k.Sizes {
-			header -= space.Charge(n)
-		}
+		header := k.Room - space.Charge(k.Size)
 		if b.header, err = space.Occupy(header); err != nil {
 			return err
 		}
@@ -107,7 +104,7 @@ func (f *Found) Add(space *tier.Space) error {
 		if b.err == nil {
 			b.entry, b.err = schemas.Read(k.Meta, k.Place)
 		}
-		if b.err == nil && !b.entry.fitsIn(k.Sizes) {
+		if b.err == nil && !b.entry.fitsIn(k.Size) {
 			b.entry, b.err = nil, errFormat
 		}
 		if b.err == nil {
@@ -131,12 +128,10 @@ func (f *Found) Add(space *tier.Space) error {
 	return nil
 }
 
-// fitsIn reports whether the memories of a file are the one, or none, that an entry needs.
-func (e *Entry) fitsIn(sizes []int64) bool {
-	if e.Stored() == 0 {
-		return len(sizes) == 0
-	}
-	return len(sizes) == 1 && sizes[0] >= e.Stored()
+// fitsIn reports whether a memory of some size, 0 for none, is what an entry needs.
+func (e *Entry) fitsIn(size int64) bool {
+	n := e.Stored()
+	return size >= n && (n > 0 || size == 0)
 }
 
 // findDictionaries finds the dictionaries of b, which were written before it, among files.
@@ -244,22 +239,22 @@ func (f *Found) end(b *found) error {
 	return err
 }
 
-// take hands the memories of a file out as buffers. The caller calls keep when they are adopted, or
-// else putBack before it releases the buffers.
-func (f *Found) take(b *found) (buffers []*tier.Buffer, keep func(), putBack func() error, err error) {
-	memories, err := b.volume().Take(b.key.key)
+// take hands the memory of a file out as a buffer, nil if there is none. The caller calls keep when it
+// is adopted, or else putBack before it releases the buffer.
+func (f *Found) take(b *found) (buf *tier.Buffer, keep func(), putBack func() error, err error) {
+	memory, err := b.volume().Take(b.key.key)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	f.count(b, -b.bytes)
-	for _, mem := range memories {
-		buffers = append(buffers, b.space.Adopt(b.promise, mem))
+	if memory != nil {
+		buf = b.space.Adopt(b.promise, memory)
 	}
 	keep = func() {
 		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.header) })
-		_ = b.space.Release(b.promise) // else bytes of the buffers would return to it
+		_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
 	}
-	return buffers, keep, func() error {
+	return buf, keep, func() error {
 		f.count(b, b.bytes)
 		return b.volume().PutBack(b.key.key)
 	}, nil
@@ -274,11 +269,14 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	if err != nil {
 		return nil, err
 	}
-	buffers, keep, putBack, err := f.take(b)
+	buf, keep, putBack, err := f.take(b)
 	if err != nil {
 		return nil, errors.Join(err, releaseShared(shared))
 	}
-	parts := payload.Parts{Descriptor: b.entry.Descriptor, Space: b.space, Buffers: buffers, Shared: shared}
+	parts := payload.Parts{Descriptor: b.entry.Descriptor, Space: b.space, Shared: shared}
+	if buf != nil {
+		parts.Buffers = []*tier.Buffer{buf}
+	}
 	if b.entry.Packed {
 		parts.Encoding, parts.Runs = payload.Compressed, b.entry.Runs
 	}
@@ -319,11 +317,11 @@ func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared [
 
 // adoptDictionary brings a dictionary, verified. The turn is held.
 func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error {
-	buffers, keep, putBack, err := f.take(d)
+	buf, keep, putBack, err := f.take(d)
 	if err != nil {
 		return err
 	}
-	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buffers[0]) // it has bytes: see Entry.fits
+	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buf) // it has bytes: see Entry.fits
 	if err != nil {
 		return errors.Join(err, d.space.Release(d.promise), d.space.Release(d.header))
 	}

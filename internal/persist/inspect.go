@@ -53,7 +53,7 @@ func (d *Directory) list(checksums bool) {
 		if l.Err == nil {
 			l.Entry, l.Err = schemas.Read(l.Record.Meta, l.Record.Place)
 		}
-		if l.Err == nil && !l.Entry.fitsIn(l.Record.Sizes) {
+		if l.Err == nil && !l.Entry.fitsIn(l.Record.Size) {
 			l.Err = errFormat
 		}
 		if l.Err == nil {
@@ -80,10 +80,10 @@ func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 		return nil
 	}
 	e := l.Entry
-	if len(l.Record.Sizes) == 0 {
+	if l.Record.Size == 0 {
 		return nil
 	}
-	path := l.Record.Path(0)
+	path := l.Record.File
 	file, err := os.Open(path)
 	if err != nil {
 		return err

@@ -239,17 +239,14 @@ func (r *Recorder) record(id batch.ID, rec, old *Record) (_ uint64, err error) {
 			return 0, err
 		}
 	}
-	var memories []tier.Memory
-	for _, buf := range image.Buffers() {
-		memories = append(memories, buf.Memory())
-	}
+	memory := image.Buffer().Memory()
 	key, ok := old.key, old.volume == rec.volume && samePayload(old.payload, rec.payload)
-	if len(memories) > 0 { // a clean image that became the current one is another payload of the same memory
-		key, ok = rec.volume.KeyOf(memories[0])
+	if memory != nil { // a clean image that became the current one is another payload of the same memory
+		key, ok = rec.volume.KeyOf(memory)
 	}
 	switch {
 	case !ok:
-		return r.persist(rec, e, image.Descriptor(), keys, memories)
+		return r.persist(rec, e, image.Descriptor(), keys, memory)
 	case key == old.key && rec.samePlace(old) && !old.missed:
 		return key, nil
 	}
@@ -271,12 +268,12 @@ func (r *Recorder) recordDictionary(rec *Record, s batch.Shared, keys map[*batch
 	if key, ok := rec.volume.KeyOf(buf.Memory()); ok {
 		return key, nil
 	}
-	return r.persist(rec, &Entry{}, s.Descriptor(), keys, []tier.Memory{buf.Memory()})
+	return r.persist(rec, &Entry{}, s.Descriptor(), keys, buf.Memory())
 }
 
 // persist writes the file of an entry, where rec's image is. The turn is held.
 func (r *Recorder) persist(
-	rec *Record, e *Entry, d *batch.Descriptor, keys map[*batch.Descriptor]uint64, memories []tier.Memory,
+	rec *Record, e *Entry, d *batch.Descriptor, keys map[*batch.Descriptor]uint64, memory tier.Memory,
 ) (uint64, error) {
 	e.Descriptor = d
 	for _, dict := range d.Dictionaries {
@@ -298,7 +295,7 @@ func (r *Recorder) persist(
 	return rec.volume.Persist(e.meta(schema.bytes), e.place(), func(n int64) (func(), error) {
 		p, err := rec.space.Occupy(n)
 		return func() { _ = rec.space.Release(p) }, err
-	}, memories...)
+	}, memory)
 }
 
 // errKnownSchema: the schema cannot be written, and the log says so already.

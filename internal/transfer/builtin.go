@@ -333,33 +333,36 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 		return d, onDevice, err
 	}
 	at := src.size
-	used := make(map[*batch.Descriptor]bool) // not only by those that extend them
-	for _, dict := range img.Descriptor().Dictionaries {
-		used[dict] = true
-	}
+	shared := make(map[*batch.Descriptor]batch.Shared) // those that do not count yet
 	for _, s := range img.Shared() {
-		for _, dict := range s.Descriptor().Dictionaries {
-			used[dict] = used[dict] || s.Descriptor().From == nil
-		}
+		shared[s.Descriptor()] = s
 	}
-	for _, s := range img.Shared() {
-		if !used[s.Descriptor()] {
-			continue
+	var add func(of *batch.Descriptor) error // the dictionaries of an image, as if they extended no others
+	add = func(of *batch.Descriptor) error {
+		for _, desc := range of.Dictionaries {
+			s, ok := shared[desc]
+			if !ok {
+				continue
+			}
+			delete(shared, desc)
+			var dict tier.Digest
+			var err error
+			if desc.From != nil {
+				dict, err = b.digestExtension(ctx, img, desc, at)
+			} else if err = add(desc); err == nil {
+				if src, err = fromBuffer(desc, s.Buffer()); err == nil {
+					dict, _, err = b.digestOf(ctx, src, at)
+				}
+			}
+			if err != nil {
+				return err
+			}
+			d = d.Add(dict)
+			at += image.Whole(desc).Body
 		}
-		var dict tier.Digest
-		whole := image.Whole(s.Descriptor())
-		if src, err = fromBuffer(s.Descriptor(), s.Buffer()); err == nil && s.Descriptor().From != nil {
-			dict, err = b.digestExtension(ctx, img, s.Descriptor(), at)
-		} else if err == nil {
-			dict, _, err = b.digestOf(ctx, src, at)
-		}
-		if err != nil {
-			return d, onDevice, err
-		}
-		d = d.Add(dict)
-		at += whole.Body
+		return nil
 	}
-	return d, onDevice, nil
+	return d, onDevice, add(img.Descriptor())
 }
 
 // digestExtension returns the digest of the image that a dictionary would have if it extended no other

@@ -194,9 +194,8 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 			end()
 		}
 		var err error
-		if whole, err = longest.assemble(); err == nil && !whole.begins(c) { // another array
-			err = whole.release()
-			if err == nil {
+		if whole, err = longest.assemble(); c != longest && (err != nil || !whole.begins(c)) { // damaged, or another array
+			if err = whole.release(); err == nil {
 				whole, err = c.assemble()
 			}
 		}

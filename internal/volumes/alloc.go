@@ -344,11 +344,16 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	e.unref()
 }
 
-// Shrink gives the room of a memory behind its first size bytes back, in whole pages. If a file cannot
-// be cut, the memory stays as it is. Nothing may use it meanwhile.
+// Shrink gives the room of a memory behind its first size bytes back, in whole pages, or if the volume
+// encrypts in whole blocks. If a file cannot be cut, the memory stays as long as it is. Nothing may use
+// it meanwhile.
 func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e := m.(*extents)
-	if size = round(size); size >= e.size || e.kept != nil && !v.cutKept(e.kept, size) {
+	size = round(size)
+	if e.sealed != nil && size < e.size {
+		size = e.sealed.Cut(size)
+	}
+	if size >= e.size || e.kept != nil && !v.cutKept(e.kept, size) {
 		return
 	}
 	if unwritten := e.size - max(size, e.written.Load()); unwritten > 0 {
@@ -358,6 +363,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	defer v.mu.Unlock()
 	if e.kept != nil {
 		v.mu.used -= round(e.size) - size
+		v.given.Add(round(e.size) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {
@@ -372,6 +378,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 		}
 	}
 	e.size, e.pieces = size, left
+	v.wakeTrimmer()
 }
 
 // ref begins a use of the memory.
@@ -414,10 +421,14 @@ func (e *extents) unref() {
 			v.warn(causes.DiskFails, "%v", err)
 		}
 	} else {
-		select {
-		case v.freed <- struct{}{}:
-		default:
-		}
+		v.wakeTrimmer()
 	}
 	e.reclaimed()
+}
+
+func (v *Volume) wakeTrimmer() {
+	select {
+	case v.freed <- struct{}{}:
+	default:
+	}
 }

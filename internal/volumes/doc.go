@@ -73,14 +73,14 @@
 // # What persists
 //
 // With Config.Persist each memory is a file of its own, and there are no segments. Volume.Persist
-// writes a header behind the body of the first of a batch's memories, and renames that file: from
-// then on the batch is on the disk whatever ends the process. See kept_file.go and kept_dir.go.
+// writes a header behind the body of a batch, and renames the file: from then on the batch is on
+// the disk whatever ends the process. See kept_file.go and kept_dir.go.
 //
 // A memory is in one of three states. It is a part: Alloc created its file, which the next volume
-// removes. It persists: its entry has a header, and the file of the first memory has the entry's key
-// for a name. It stays: an earlier process left it, and it counts as used until the owner Takes it,
-// which makes it persist, or forgets it, which frees it. At Close what stays is left for the next
-// volume. The Free of any memory of an entry ends the entry first: its file is a part again.
+// removes. It persists: its entry has a header, and the file has the entry's key for a name. It
+// stays: an earlier process left it, and it counts as used until the owner Takes it, which makes it
+// persist, or forgets it, which frees it. At Close what stays is left for the next volume. The Free
+// of a memory ends its entry first: its file is a part again.
 //
 // Written bytes are in the page cache, and nothing is synchronized, so a failure of the system may
 // lose any of them. Owners must compare bodies with their own checksums. A damaged header is an error
@@ -91,10 +91,10 @@
 // of another user, and one with a file that cannot be read. A directory that needs another Key is a
 // *disk.KeyError if the volume can take no other, and a warning else.
 //
-// With Config.Encrypt and a Key the header has the seals of its memories' blocks and the salts of
-// their keys, and is sealed itself. No key is written. So a changed bit of a body, of a header or of a
-// seal in it is found, even if the checksums were forged. An older file in the place of a newer one is
-// not found. The number of files and their lengths stay readable.
+// With Config.Encrypt and a Key the header has the seals of the body's blocks and the salt of their
+// key, and is sealed itself. No key is written. So a changed bit of a body, of a header or of a
+// seal in it is found, even if the checksums were forged. An older file in the place of a newer one
+// is not found. The number of files and their lengths stay readable.
 //
 // # Locks
 //

@@ -3,8 +3,6 @@ package volumes
 import (
 	"cmp"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -29,7 +27,6 @@ type Kept struct {
 type KeptRecord struct {
 	Persisted
 	order uint64
-	files []string // of its memories
 }
 
 // Inspect describes the directories in dir in which batches persist, or dir itself if it is one. It
@@ -88,12 +85,12 @@ func (k *Kept) read() error {
 	}
 	k.FileBytes, k.Unlisted = files.bytes, files.foreign
 	for key, length := range files.keys {
-		k.Records = append(k.Records, k.record(own, key, length, files.parts))
+		k.Records = append(k.Records, k.record(own, key, length))
 	}
 	slices.SortFunc(k.Records, func(a, b KeptRecord) int {
 		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
 	})
-	if !k.InUse && !k.Sealed { // else the parts may be needed
+	if !k.InUse { // else the parts are needed
 		for n := range maps.Keys(files.parts) {
 			k.Unlisted = append(k.Unlisted, keptName(n, partSuffix))
 		}
@@ -103,17 +100,14 @@ func (k *Kept) read() error {
 }
 
 // record reads the header of a file, if it is not sealed.
-func (k *Kept) record(own *ownDir, key uint64, length int64, parts map[uint64]int64) (r KeptRecord) {
+func (k *Kept) record(own *ownDir, key uint64, length int64) (r KeptRecord) {
 	if k.Sealed {
 		r.Key, r.File, r.Room = key, filepath.Join(k.Path, keptName(key, "")), round(length)
 		return r
 	}
 	var h *keptHeader
-	r.Persisted, h, _ = own.read(key, length, nil, parts)
-	r.order, r.files = h.order, []string{r.File}
-	for _, m := range h.memories[1:] {
-		r.files = append(r.files, filepath.Join(k.Path, keptName(m.File, partSuffix)))
-	}
+	r.Persisted, h, _ = own.read(key, length, nil)
+	r.order = h.Order
 	return r
 }
 
@@ -133,27 +127,3 @@ type readOnlyFile struct {
 
 func (f readOnlyFile) ReadAt(p []byte, off int64) (int, error) { return f.file.ReadAt(p, off) }
 func (f readOnlyFile) Close() error                            { return f.file.Close() }
-
-// Path returns the file of memory i of the record.
-func (r *KeptRecord) Path(i int) string { return r.files[i] }
-
-// Read reads memory i of the record and calls f for each piece of size bytes, the last of which may be
-// shorter. The piece is valid during the call.
-func (r *KeptRecord) Read(i, size int, f func(piece []byte) error) error {
-	file, err := os.Open(r.files[i])
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	buf := make([]byte, size)
-	for off := int64(0); off < r.Sizes[i]; off += int64(size) {
-		piece := buf[:min(int64(size), r.Sizes[i]-off)]
-		if _, err := io.ReadFull(file, piece); err != nil {
-			return fmt.Errorf("%s ends before byte %d: %w", filepath.Base(r.files[i]), off+int64(len(piece)), err)
-		}
-		if err := f(piece); err != nil {
-			return err
-		}
-	}
-	return nil
-}

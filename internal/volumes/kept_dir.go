@@ -22,12 +22,12 @@ import (
 //
 //	<Dir>/spillway-kept-<random>/lock            held by flock while the volume is open
 //	                            /format          keptFormat
-//	                            /<number>.part   a memory that is not, or not only, a batch
+//	                            /<number>.part   a memory that is no batch
 //	                            /<key>           a batch or a dictionary: kept_file.go
 //
 // Number and key have 16 hexadecimal digits. No volume removes such a directory while it contains a
-// key: the next one with Config.Persist takes it over and removes the parts that no key lists. It is
-// removed when nothing in it persists.
+// key: the next one with Config.Persist takes it over and removes the parts. It is removed when nothing
+// in it persists.
 //
 // 100,000 files in one directory were made, opened and removed twice as fast as in 256
 // subdirectories (ext4, 2026-11-27).
@@ -245,10 +245,10 @@ func (v *Volume) takeOver(path string) error {
 	}
 	last := uint64(time.Now().UnixNano())
 	for key, length := range files.keys {
-		if err != nil { // no part or dictionary may be removed: perhaps a file that cannot be read lists it
+		if err != nil { // no dictionary may be removed: perhaps a file that cannot be read lists it
 			break
 		}
-		found, h, damage := own.read(key, length, v.sealer, files.parts)
+		found, h, damage := own.read(key, length, v.sealer)
 		if damage != nil {
 			if !errors.Is(damage, errDamage) {
 				err = damage
@@ -257,7 +257,7 @@ func (v *Volume) takeOver(path string) error {
 			v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", damage)
 		}
 		v.addEntry(found, h)
-		last = max(last, h.order)
+		last = max(last, h.Order)
 	}
 	if err != nil {
 		clear(v.mu.entries)
@@ -266,7 +266,7 @@ func (v *Volume) takeOver(path string) error {
 	}
 	v.own = own
 	v.numbers.Store(last)
-	for n := range files.parts { // that no file lists
+	for n := range files.parts {
 		if err := own.removeFile(keptName(n, partSuffix)); err != nil {
 			v.warn(causes.NotRemoved, "removing %s: %v", keptName(n, partSuffix), err)
 		}
@@ -286,52 +286,37 @@ func (d *ownDir) readFormat() (mark seal.Mark, err error) {
 	return mark, fmt.Errorf("its file %s: %w", formatName, bare(err))
 }
 
-// read reads the header of a file, and takes its parts off the list. The error of a damaged file is
-// also in the result, which has the file's room then.
-func (d *ownDir) read(
-	key uint64, length int64, s *seal.Sealer, parts map[uint64]int64,
-) (p Persisted, h *keptHeader, err error) {
+// read reads the header of a file. The error of a damaged file is also in the result, which has the
+// file's room then.
+func (d *ownDir) read(key uint64, length int64, s *seal.Sealer) (p Persisted, h *keptHeader, err error) {
 	p = Persisted{Key: key, File: filepath.Join(d.path, keptName(key, ""))}
 	f, err := d.fs.Reopen(p.File, false)
 	if err == nil {
 		h, err = readHeader(wholeFile{f, 1}, key, length, s)
 		err = join(err, f.Close())
 	}
-	if err == nil {
-		err = h.takeParts(parts)
-	}
 	if err != nil {
 		p.Err = fmt.Errorf("%s: %w", p.File, bare(err))
-		h = &keptHeader{memories: []keptMemory{{Size: length}}}
+		h = &keptHeader{fixedHeader: fixedHeader{Size: length}}
 	} else {
 		p.Meta, p.Place, p.Room = h.meta, h.place, h.tail.Room
 	}
-	for _, m := range h.memories {
-		p.Room += round(m.Size)
-		if m.Size > 0 { // else the batch has no memory
-			p.Sizes = append(p.Sizes, m.Size)
-		}
-	}
+	p.Size = h.Size
+	p.Room += round(p.Size)
 	return p, h, p.Err
 }
 
 // addEntry adds an entry that was found. It stays until it is taken.
 func (v *Volume) addEntry(found Persisted, h *keptHeader) {
-	ent := &entry{Persisted: found, order: h.order, stays: true}
-	for i, m := range h.memories {
-		k := &keptFile{number: m.File}
-		if i == 0 {
-			k.tail = h.tail
-			k.key.Store(found.Key)
-			k.named.Store(true)
-		}
-		e := v.keptMemory(k, m.Size)
-		e.entry = ent
-		if h.keys != nil {
-			e.sealed = v.sealer.OldExtent(h.keys[i], m.Blocks)
-		}
-		ent.memories = append(ent.memories, e)
+	k := &keptFile{number: h.File, tail: h.tail}
+	k.key.Store(found.Key)
+	k.named.Store(true)
+	e := v.keptMemory(k, h.Size)
+	if h.key != nil {
+		e.sealed = v.sealer.OldExtent(h.key, h.blocks)
 	}
+	ent := &entry{Persisted: found, order: h.Order, stays: true, memory: e}
+	e.entry = ent
 	v.mu.used += ent.Room
 	v.mu.stays += ent.Room
 	v.mu.entries[found.Key] = ent

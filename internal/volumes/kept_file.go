@@ -16,9 +16,9 @@ import (
 
 // A file that persists. All numbers are little-endian.
 //
-//	body     the first memory, to the end of its last page
-//	header   order u64, memories u32; per memory: file u64, size u64, salt [32], blocks u32, and
-//	         per block: pages u32, nonce u64 (0: not written), tag [16] · the meta of Volume.Persist
+//	body     the memory, to the end of its last page
+//	header   order, file, size u64, salt [32], blocks u32; per block: pages u32, nonce u64 (0: not
+//	         written), tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
 //	tail     keptTail, 1024 bytes
 //
@@ -26,9 +26,6 @@ import (
 // sealed as a whole if the volume encrypts, and it never changes. Its XXH3-64 is the file's name.
 // The tail contains the place of Volume.Persist, which may change: it is written at once, within one
 // page, so that a killed process leaves either the old or the new one.
-//
-// A batch whose memories are several has a file for each. The header of the first one lists the
-// others, which have no header.
 
 const (
 	tailSize  = 1024
@@ -60,12 +57,13 @@ type keptTail struct {
 	Sum        uint64 // XXH3-64 of what is before it
 }
 
-// keptMemory describes one memory in a header.
-type keptMemory struct {
-	File   uint64 // the number in the file's name while it is a part
-	Size   int64
-	Salt   seal.Salt    // of the key that sealed the blocks
-	Blocks []seal.Block // none if nothing is encrypted
+// fixedHeader is the beginning of a header.
+type fixedHeader struct {
+	Order uint64 // in which headers were written: those of dictionaries before those that need them
+	File  uint64 // the number in the file's name while it is a part
+	Size  int64
+	Salt  seal.Salt // of the key that sealed the blocks
+	Count uint32    // of blocks
 }
 
 // bytes returns the tail as it is written, with its checksum.
@@ -135,12 +133,12 @@ func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
 
 // keptHeader is what a file's header and tail say.
 type keptHeader struct {
-	tail     *keptTail
-	order    uint64 // in which headers were written: those of dictionaries before those that need them
-	memories []keptMemory
-	keys     []*seal.Key // of the memories, if they are sealed
-	meta     []byte
-	place    []byte
+	fixedHeader
+	tail   *keptTail
+	blocks []seal.Block // none if nothing is encrypted
+	key    *seal.Key    // of the blocks; nil if nothing is encrypted
+	meta   []byte
+	place  []byte
 }
 
 // readHeader reads the end of a file. Without a sealer the file must be unencrypted.
@@ -164,42 +162,20 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 			return nil, errDamaged("its header is not what was sealed")
 		}
 	}
-	if err := h.parseMemories(); err != nil {
+	if err := h.parse(); err != nil {
 		return nil, err
 	}
-	if len(h.memories) == 0 || round(h.memories[0].Size) != t.Body {
+	switch {
+	case round(h.Size) != t.Body:
 		return nil, errDamaged("a body of %d bytes is not that of its header", t.Body)
-	}
-	for _, m := range h.memories {
-		if (s != nil && m.Size > 0) != (len(m.Blocks) > 0) {
-			return nil, errDamaged("a memory of %d bytes with %d sealed blocks", m.Size, len(m.Blocks))
-		}
-		if s == nil {
-			continue
-		}
-		k, err := s.KeyOf(m.Salt)
-		if err != nil {
+	case (s != nil && h.Size > 0) != (len(h.blocks) > 0):
+		return nil, errDamaged("a memory of %d bytes with %d sealed blocks", h.Size, len(h.blocks))
+	case s != nil:
+		if h.key, err = s.KeyOf(h.Salt); err != nil {
 			return nil, err
 		}
-		h.keys = append(h.keys, k)
 	}
 	return h, nil
-}
-
-// takeParts takes the files of further memories off a list of lengths.
-func (h *keptHeader) takeParts(parts map[uint64]int64) error {
-	for _, m := range h.memories[1:] {
-		if n, ok := parts[m.File]; !ok {
-			return errDamaged("its file %s is not there", keptName(m.File, partSuffix))
-		} else if n != round(m.Size) || n == 0 {
-			return errDamaged("its file %s has %d bytes, and it had %d",
-				keptName(m.File, partSuffix), n, round(m.Size))
-		}
-	}
-	for _, m := range h.memories[1:] {
-		delete(parts, m.File)
-	}
-	return nil
 }
 
 func openText(s *seal.Sealer, text, extra []byte, by sealedBy) ([]byte, error) {
@@ -210,14 +186,6 @@ func openText(s *seal.Sealer, text, extra []byte, by sealedBy) ([]byte, error) {
 	return k.OpenText(text, extra, by.Seal)
 }
 
-// memoryHeader is the fixed part of a keptMemory.
-type memoryHeader struct {
-	File   uint64
-	Size   int64
-	Salt   seal.Salt
-	Blocks uint32
-}
-
 // keptBlock is a seal.Block, or with nonce 0 pages that were not written.
 type keptBlock struct {
 	Pages uint32
@@ -225,55 +193,41 @@ type keptBlock struct {
 }
 
 // headerText returns a header before it is sealed.
-func headerText(order uint64, memories []keptMemory, meta []byte) []byte {
-	p := binary.LittleEndian.AppendUint64(nil, order)
-	p = binary.LittleEndian.AppendUint32(p, uint32(len(memories)))
-	for _, m := range memories {
-		var blocks []keptBlock
-		end := int64(0)
-		for _, b := range m.Blocks {
-			if b.Off > end {
-				blocks = append(blocks, keptBlock{Pages: uint32((b.Off - end) / tier.Page)})
-			}
-			blocks = append(blocks, keptBlock{uint32(b.Len / tier.Page), b.Seal})
-			end = b.Off + b.Len
+func headerText(fixed fixedHeader, blocks []seal.Block, meta []byte) []byte {
+	var kept []keptBlock
+	end := int64(0)
+	for _, b := range blocks {
+		if b.Off > end {
+			kept = append(kept, keptBlock{Pages: uint32((b.Off - end) / tier.Page)})
 		}
-		fixed := memoryHeader{m.File, m.Size, m.Salt, uint32(len(blocks))}
-		p, _ = binary.Append(p, binary.LittleEndian, fixed)
-		p, _ = binary.Append(p, binary.LittleEndian, blocks)
+		kept = append(kept, keptBlock{uint32(b.Len / tier.Page), b.Seal})
+		end = b.Off + b.Len
 	}
+	fixed.Count = uint32(len(kept))
+	p, _ := binary.Append(nil, binary.LittleEndian, fixed)
+	p, _ = binary.Append(p, binary.LittleEndian, kept)
 	return append(p, meta...)
 }
 
-// parseMemories takes the order and the memories off the front of h.meta. It allocates no more than
-// the header has bytes. A header with blocks is sealed, so they are what a volume has written.
-func (h *keptHeader) parseMemories() error {
+// parse takes what is before the meta off the front of h.meta. It allocates no more than the header has
+// bytes. A header with blocks is sealed, so they are what a volume has written.
+func (h *keptHeader) parse() error {
 	r := bytes.NewReader(h.meta)
-	var count uint32
-	err := errors.Join(binary.Read(r, binary.LittleEndian, &h.order), binary.Read(r, binary.LittleEndian, &count))
-	for range count {
-		var m memoryHeader
-		if err = errors.Join(err, binary.Read(r, binary.LittleEndian, &m)); err != nil {
-			break
-		}
-		if m.Size < 0 || m.Size > math.MaxInt64/2 || int64(m.Blocks) > int64(r.Len()/binary.Size(keptBlock{})) {
-			return errDamaged("a memory of %d bytes in %d sealed blocks", m.Size, m.Blocks)
-		}
-		memory := keptMemory{m.File, m.Size, m.Salt, nil}
-		blocks := make([]keptBlock, m.Blocks)
-		err = binary.Read(r, binary.LittleEndian, blocks)
-		off := int64(0)
-		for _, b := range blocks {
-			n := int64(b.Pages) * tier.Page
-			if b.Seal.Nonce != 0 {
-				memory.Blocks = append(memory.Blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
-			}
-			off += n
-		}
-		h.memories = append(h.memories, memory)
-	}
-	if err != nil {
+	if err := binary.Read(r, binary.LittleEndian, &h.fixedHeader); err != nil {
 		return errDamaged("its header ends early")
+	}
+	if h.Size < 0 || h.Size > math.MaxInt64/2 || int64(h.Count) > int64(r.Len()/binary.Size(keptBlock{})) {
+		return errDamaged("a memory of %d bytes in %d sealed blocks", h.Size, h.Count)
+	}
+	blocks := make([]keptBlock, h.Count)
+	_ = binary.Read(r, binary.LittleEndian, blocks) // they are there
+	off := int64(0)
+	for _, b := range blocks {
+		n := int64(b.Pages) * tier.Page
+		if b.Seal.Nonce != 0 {
+			h.blocks = append(h.blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
+		}
+		off += n
 	}
 	h.meta = h.meta[len(h.meta)-r.Len():]
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -35,54 +36,43 @@ func (k *keptFile) name() string {
 	return keptName(k.number, partSuffix)
 }
 
-// entry is a batch or a dictionary that persists. The volume's mutex guards memories and stays; the
+// entry is a batch or a dictionary that persists. The volume's mutex guards memory and stays; the
 // rest does not change.
 type entry struct {
 	Persisted
-	order    uint64     // in which entries were written
-	memories []*extents // the first has the header. A batch without memory has one of size 0
-	end      sync.Once
-	stays    bool // it was found and not taken, and stays when the volume is closed
+	order  uint64   // in which entries were written
+	memory *extents // of size 0 for a batch without memory
+	end    sync.Once
+	stays  bool // it was found and not taken, and stays when the volume is closed
 }
 
 // Persisted is a batch or a dictionary that an earlier process left; see Volume.Persisted.
 type Persisted struct {
 	Key         uint64
-	Meta, Place []byte  // as they were given to Persist; not to be changed
-	Sizes       []int64 // of its memories, in bytes
-	Room        int64   // of its files with their header, in bytes
-	File        string  // the first of them
-	Err         error   // why it cannot be read; Forget removes it
+	Meta, Place []byte // as they were given to Persist; not to be changed
+	Size        int64  // of its memory, in bytes; 0: it has none
+	Room        int64  // of its file with the header, in bytes
+	File        string
+	Err         error // why it cannot be read; Forget removes it
 }
 
-// Persist makes memories of this volume outlive the process as one batch. They hold what they are
-// to hold, and nothing may be written to them afterwards. The next volume in the directory finds
-// them with meta and place, unless one of the memories is freed before, or Forget is called. One
-// caller at a time may call Persist and SetPlace for a memory.
+// Persist makes a batch outlive the process: its memory, which is one of this volume, or nil if it has
+// none. The memory holds what it is to hold, and nothing may be written to it afterwards. The next
+// volume in the directory finds it with meta and place, unless it is freed before, or Forget is called.
+// One caller at a time may call Persist and SetPlace for a memory.
 //
 // The header takes room, in whole pages: occupy takes it in the space, and giveUp gives it back when
 // the file is removed. A memory whose writing failed is an error.
 func (v *Volume) Persist(
-	meta, place []byte, occupy func(bytes int64) (giveUp func(), err error), memories ...tier.Memory,
+	meta, place []byte, occupy func(bytes int64) (giveUp func(), err error), m tier.Memory,
 ) (key uint64, err error) {
 	if !v.cfg.Persist {
 		return 0, fmt.Errorf("disk: volume %s: nothing persists here: Config.Persist is not set", v.cfg.Dir)
 	}
-	ent := &entry{}
-	for _, m := range memories {
-		e, ok := m.(*extents)
-		if !ok || e.v != v {
-			return 0, fmt.Errorf("disk: volume %s: persisting memory of another volume", v.cfg.Dir)
-		}
-		if err := e.ref(); err != nil {
-			return 0, err
-		}
-		defer e.unref() // the owner may have freed it meanwhile
-		ent.memories = append(ent.memories, e)
-	}
-	if len(memories) == 0 {
-		e, err := v.createKept(0, new(growth))
-		if err != nil {
+	e, ok := m.(*extents)
+	switch {
+	case m == nil:
+		if e, err = v.createKept(0, new(growth)); err != nil {
 			return 0, err
 		}
 		defer func() {
@@ -90,8 +80,15 @@ func (v *Volume) Persist(
 				v.Free(e, func() {})
 			}
 		}()
-		ent.memories = append(ent.memories, e)
+	case !ok || e.v != v:
+		return 0, fmt.Errorf("disk: volume %s: persisting memory of another volume", v.cfg.Dir)
+	default:
+		if err := e.ref(); err != nil {
+			return 0, err
+		}
+		defer e.unref() // the owner may have freed it meanwhile
 	}
+	ent := &entry{memory: e}
 	if err := v.writeHeader(ent, meta, place, occupy); err != nil {
 		if !errors.Is(err, tier.ErrClosed) {
 			err = fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
@@ -100,34 +97,29 @@ func (v *Volume) Persist(
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, e := range ent.memories {
-		e.entry = ent
-	}
+	e.entry = ent
 	v.mu.entries[ent.Key] = ent
 	return ent.Key, nil
 }
 
-// writeHeader writes the header of an entry behind the first body, and renames the file.
+// writeHeader writes the header of an entry behind the body, and renames the file.
 func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) (func(), error)) error {
-	described := make([]keptMemory, len(ent.memories))
-	for i, e := range ent.memories {
-		if _, ok := v.KeyOf(e); ok {
-			return errors.New("memory that persists already")
-		}
-		m := &described[i]
-		m.File, m.Size = e.kept.number, e.size
-		if e.sealed == nil {
-			continue
-		}
-		blocks, err := e.sealed.Blocks()
-		if err != nil {
-			return err
-		}
-		m.Salt, m.Blocks = e.sealed.Key().Salt(), blocks
+	e := ent.memory
+	if _, ok := v.KeyOf(e); ok {
+		return errors.New("memory that persists already")
 	}
 	ent.order = v.numbers.Add(1)
-	text := headerText(ent.order, described, meta)
-	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(ent.memories[0].size), Length: int64(len(text))}
+	fixed := fixedHeader{Order: ent.order, File: e.kept.number, Size: e.size}
+	var blocks []seal.Block
+	if e.sealed != nil {
+		var err error
+		if blocks, err = e.sealed.Blocks(); err != nil {
+			return err
+		}
+		fixed.Salt = e.sealed.Key().Salt()
+	}
+	text := headerText(fixed, blocks, meta)
+	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text))}
 	if most := maxHeader(t.Body); t.Length > most {
 		return fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, most)
 	}
@@ -139,7 +131,7 @@ func (v *Volume) writeHeader(ent *entry, meta, place []byte, occupy func(int64) 
 	if err := t.setPlace(v.sealer, place); err != nil {
 		return err
 	}
-	k := ent.memories[0].kept
+	k := e.kept
 	if had := k.tail; had != nil { // of an entry that was forgotten: the file keeps its length
 		t.Room = had.Room
 		if t.Length > t.Room-tailSize {
@@ -179,7 +171,7 @@ func (v *Volume) SetPlace(key uint64, place []byte) error {
 	if ent == nil {
 		return v.notThere(key)
 	}
-	e := ent.memories[0]
+	e := ent.memory
 	if err := e.ref(); err != nil {
 		return err
 	}
@@ -200,7 +192,7 @@ func (v *Volume) SetPlace(key uint64, place []byte) error {
 func (v *Volume) GiveUp(key uint64, giveUp func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.mu.entries[key].memories[0].kept.giveUp = giveUp
+	v.mu.entries[key].memory.kept.giveUp = giveUp
 }
 
 // KeyOf returns the key of the entry that a memory is in; false if there is none.
@@ -242,10 +234,10 @@ func (v *Volume) notThere(key uint64) error {
 	return fmt.Errorf("disk: volume %s: %016x: %w", v.cfg.Dir, key, tier.ErrReleased)
 }
 
-// Take hands out the memories of an entry that Persisted lists, as if Alloc had. The caller must
-// Free them, which ends the entry, or PutBack them first. They are to be read: encrypted ones cannot
-// be written. tier.ErrReleased: the entry is not there, or taken.
-func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
+// Take hands out the memory of an entry that Persisted lists, as if Alloc had; nil if it has none. The
+// caller must Free it, which ends the entry, or PutBack it first. It is to be read: encrypted memory
+// cannot be written. tier.ErrReleased: the entry is not there, or taken.
+func (v *Volume) Take(key uint64) (tier.Memory, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	ent := v.mu.entries[key]
@@ -257,15 +249,14 @@ func (v *Volume) Take(key uint64) ([]tier.Memory, error) {
 	}
 	ent.stays = false
 	v.mu.stays -= ent.Room
-	out := make([]tier.Memory, len(ent.Sizes))
-	for i := range out {
-		out[i] = ent.memories[i]
+	if ent.Size == 0 {
+		return nil, nil
 	}
-	return out, nil
+	return ent.memory, nil
 }
 
-// PutBack undoes a Take: Persisted lists the entry again. The memories that were handed out must
-// still be freed, which then frees no room.
+// PutBack undoes a Take: Persisted lists the entry again. The memory that was handed out must still be
+// freed, which then frees no room.
 func (v *Volume) PutBack(key uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -273,19 +264,17 @@ func (v *Volume) PutBack(key uint64) error {
 	if ent == nil || ent.stays || ent.Room == 0 {
 		return v.notThere(key)
 	}
-	for i, e := range ent.memories {
-		e.entry, e.disowned = nil, true
-		again := v.keptMemory(e.kept, e.size)
-		again.sealed, again.entry = e.sealed, ent
-		ent.memories[i] = again
-	}
+	e := ent.memory
+	e.entry, e.disowned = nil, true
+	ent.memory = v.keptMemory(e.kept, e.size)
+	ent.memory.sealed, ent.memory.entry = e.sealed, ent
 	ent.stays = true
 	v.mu.stays += ent.Room
 	return nil
 }
 
-// Forget ends an entry. Memories that were not taken are freed; others stay their holder's. An
-// absent entry is no error.
+// Forget ends an entry. Memory that was not taken is freed; other memory stays its holder's. An absent
+// entry is no error.
 func (v *Volume) Forget(key uint64) {
 	v.mu.Lock()
 	ent := v.mu.entries[key]
@@ -293,16 +282,14 @@ func (v *Volume) Forget(key uint64) {
 		v.mu.Unlock()
 		return
 	}
-	owned := ent.memories // those that the entry owns
+	e, owned := ent.memory, ent.stays || ent.memory.size == 0
 	if ent.stays {
 		ent.stays = false
 		v.mu.stays -= ent.Room
-	} else if owned[0].size > 0 {
-		owned = nil
 	}
 	v.mu.Unlock()
 	v.endEntry(ent)
-	for _, e := range owned {
+	if owned {
 		v.Free(e, func() {})
 	}
 }
@@ -310,16 +297,14 @@ func (v *Volume) Forget(key uint64) {
 // endEntry ends an entry, and returns when it has ended: its file has no key for a name any more.
 func (v *Volume) endEntry(ent *entry) {
 	ent.end.Do(func() {
-		k := ent.memories[0].kept
+		k := ent.memory.kept
 		if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
 			v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		delete(v.mu.entries, ent.Key)
-		for _, e := range ent.memories {
-			e.entry = nil
-		}
+		ent.memory.entry = nil
 	})
 }
 

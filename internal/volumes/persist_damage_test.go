@@ -39,7 +39,7 @@ func persistedFiles(t testing.TB, dir, kind string) []string {
 // keptNumbers returns the seeds of the entries that a volume has found. The bytes of each must be
 // those that were kept; owners compare checksums, this test compares with its random source. It
 // forgets entries that cannot be read, whose errors must name the file.
-func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (seeds []uint64) {
+func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64]int64) (seeds []uint64) {
 	t.Helper()
 	for _, k := range v.Persisted() {
 		if k.Err != nil {
@@ -50,10 +50,10 @@ func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (see
 			continue
 		}
 		var seed uint64
-		if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || sizes[seed] == nil {
+		if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || sizes[seed] == 0 {
 			t.Fatalf("%q is kept", k.Meta)
 		}
-		free(v, wantPersisted(t, v, k, seed, sizes[seed]...)...)
+		free(v, wantPersisted(t, v, k, seed, sizes[seed]))
 		seeds = append(seeds, seed)
 	}
 	return seeds
@@ -65,12 +65,12 @@ func keptNumbers(t *testing.T, v *volumes.Volume, sizes map[uint64][]int64) (see
 func TestMutatedFiles(t *testing.T) {
 	small := func(c *volumes.Config) { c.Capacity = mib }
 	dir := tempDir(t)
-	sizes := map[uint64][]int64{0: {page, page}, 10: {page}, 20: {unit, 1}, 30: {3 * page}}
+	sizes := map[uint64]int64{0: 2 * page, 10: page, 20: unit + page, 30: 3 * page}
 	v := openPersistent(t, dir, small)
 	var all []tier.FileMemory
 	for seed, n := range sizes {
-		_, es := persist(t, v, seed, n...)
-		all = append(all, es...)
+		_, e := persist(t, v, seed, n)
+		all = append(all, e)
 	}
 	leave(t, v, all...)
 	seed := testseed.One(t)
@@ -113,7 +113,7 @@ func TestMutatedFiles(t *testing.T) {
 			if encrypted {
 				continue
 			}
-			if _, err := volumes.Forge(path, int64(header+12+r.IntN(16)), 1<<r.IntN(8)); err != nil {
+			if _, err := volumes.Forge(path, int64(header+8+r.IntN(16)), 1<<r.IntN(8)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -145,7 +145,7 @@ func TestHugeClaimsAllocateNothing(t *testing.T) {
 	dir := t.TempDir() // which has sparse files
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, page)
-	leave(t, v, es...)
+	leave(t, v, es)
 	path := persistedFiles(t, dir, "*")[0]
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -179,52 +179,13 @@ func TestHugeClaimsAllocateNothing(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestMissingAndShortParts: a batch of several files needs all of them. The others are found, and files
-// that no batch lists are removed.
-func TestMissingAndShortParts(t *testing.T) {
-	for name, damage := range map[string]func(path string) error{
-		"missing": os.Remove,
-		"short":   func(path string) error { return os.Truncate(path, 100) },
-		"long":    func(path string) error { return os.Truncate(path, 5*page) },
-	} {
-		dir := tempDir(t)
-		v := openPersistent(t, dir)
-		_, a := persist(t, v, 1, page, page, unit)
-		_, b := persist(t, v, 2, page)
-		leave(t, v, slices.Concat(a, b)...)
-		part := persistedFiles(t, dir, "*.part")[0]
-		if err := damage(part); err != nil {
-			t.Fatal(err)
-		}
-		v = openPersistent(t, dir)
-		if w := warned(v.Stats().Warnings); !strings.Contains(w, filepath.Base(part)) {
-			t.Errorf("%s: warned of %q", name, w)
-		}
-		if left, err := filepath.Glob(filepath.Join(dir, "*", "*.part")); err != nil || len(left) != 0 {
-			t.Errorf("%s: %v are left", name, left)
-		}
-		if got := keptNumbers(
-			t,
-			v,
-			map[uint64][]int64{1: {page, page, unit}, 2: {page}},
-		); !slices.Equal(
-			got,
-			[]uint64{2},
-		) {
-			t.Errorf("%s: %v are kept", name, got)
-		}
-		closeVolume(t, v)
-		wantEmpty(t, dir)
-	}
-}
-
 // TestUnreadableHeaderLosesNothing: a directory with a file whose header cannot be read is left alone,
 // because the header may list files that would be removed otherwise.
 func TestUnreadableHeaderLosesNothing(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	_, es := persist(t, v, 1, page, page, unit)
-	leave(t, v, es...)
+	_, es := persist(t, v, 1, unit)
+	leave(t, v, es)
 	before := contents(t, dir)
 	fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{
 		Ops: []string{"read"}, Path: "????????????????", Effect: faultfs.Fail(syscall.EIO),
@@ -236,7 +197,7 @@ func TestUnreadableHeaderLosesNothing(t *testing.T) {
 	closeVolume(t, v)
 	wantSame(t, "opened", before, contents(t, dir))
 	v = openPersistent(t, dir)
-	if got := keptNumbers(t, v, map[uint64][]int64{1: {page, page, unit}}); len(got) != 1 {
+	if got := keptNumbers(t, v, map[uint64]int64{1: unit}); len(got) != 1 {
 		t.Errorf("%v are kept", got)
 	}
 	closeVolume(t, v)
@@ -247,8 +208,8 @@ func TestUnreadableHeaderLosesNothing(t *testing.T) {
 func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	_, es := persist(t, v, 1, 2*mib, page)
-	leave(t, v, es...)
+	_, es := persist(t, v, 1, 2*mib+page)
+	leave(t, v, es)
 	before := contents(t, dir)
 	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + page })
 	if w := warned(v.Stats().Warnings); len(v.Persisted()) != 0 || !strings.Contains(w, "capacity is 2101248") {
@@ -257,7 +218,7 @@ func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
 	closeVolume(t, v)
 	wantSame(t, "opened", before, contents(t, dir))
 	v = openPersistent(t, dir, func(c *volumes.Config) { c.Capacity = 2*mib + 2*page })
-	if got := keptNumbers(t, v, map[uint64][]int64{1: {2 * mib, page}}); len(got) != 1 {
+	if got := keptNumbers(t, v, map[uint64]int64{1: 2*mib + page}); len(got) != 1 {
 		t.Errorf("%v are kept", got)
 	}
 	closeVolume(t, v)
@@ -282,7 +243,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 		dir := tempDir(t)
 		v := openPersistent(t, dir)
 		_, es := persist(t, v, 1, mib)
-		leave(t, v, es...)
+		leave(t, v, es)
 		kept := names(t, dir)[0]
 		if err := damage(filepath.Join(dir, kept, "format")); err != nil {
 			t.Fatal(err)
@@ -301,7 +262,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, page)
-	leave(t, v, es...)
+	leave(t, v, es)
 	kept := filepath.Join(dir, names(t, dir)[0])
 	foreign := []string{"notes.txt", "ab/0123456789abcdef", "ab/notes", "xy", "manifest-0000000000000001"}
 	for _, name := range foreign {
@@ -311,7 +272,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 		}
 	}
 	v = openPersistent(t, dir)
-	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page)...)
+	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page))
 	closeVolume(t, v)
 	for _, name := range foreign {
 		if p, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(p) != name {
@@ -330,7 +291,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 		dir := memdir.New(t)
 		v := openPersistent(t, dir, small)
 		_, es := persist(t, v, 1, size)
-		leave(t, v, es...)
+		leave(t, v, es)
 		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		kept := false
 		v, err := openVolume(volumes.Config{Dir: dir, Capacity: 4 * mib, SegmentSize: mib, Persist: true, FS: fsys})
@@ -373,7 +334,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 				v.Forget(k.Key)
 				continue
 			}
-			free(v, wantPersisted(t, v, k, 1, size)...)
+			free(v, wantPersisted(t, v, k, 1, size))
 		}
 		closeVolume(t, v)
 		wantEmpty(t, dir)
@@ -392,11 +353,7 @@ func TestRandomPersisting(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 2))
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	type held struct {
-		es    []tier.FileMemory
-		sizes []int64
-	}
-	live := make(map[uint64]held) // by seed
+	live := make(map[uint64]tier.FileMemory) // by seed
 	var loose []tier.FileMemory
 	look := func() {
 		work := tempDir(t)
@@ -409,7 +366,7 @@ func TestRandomPersisting(t *testing.T) {
 		for _, k := range kept {
 			var seed uint64
 			_, _ = fmt.Sscanf(string(k.Meta), "meta %d", &seed)
-			free(v, wantPersisted(t, v, k, seed, live[seed].sizes...)...)
+			free(v, wantPersisted(t, v, k, seed, live[seed].Size()))
 		}
 		closeVolume(t, v)
 		wantEmpty(t, work)
@@ -417,12 +374,7 @@ func TestRandomPersisting(t *testing.T) {
 	for step := range uint64(testseed.Rounds(200, 100)) {
 		switch k := r.IntN(10); {
 		case k < 5 && v.Stats().Used < 8*mib:
-			sizes := []int64{page * (1 + r.Int64N(64))}
-			if r.IntN(2) == 0 {
-				sizes = append(sizes, 1+r.Int64N(mib))
-			}
-			_, es := persist(t, v, 100*step, sizes...)
-			live[100*step] = held{es, sizes}
+			_, live[step] = persist(t, v, step, 1+r.Int64N(mib))
 		case k < 7 && v.Stats().Used < 8*mib:
 			e := alloc(t, v, 1+r.Int64N(mib))
 			write(t, e, random(e.Size(), step), 0)
@@ -431,13 +383,13 @@ func TestRandomPersisting(t *testing.T) {
 			free(v, loose[0])
 			loose = loose[1:]
 		default:
-			for seed, h := range live { // any one
+			for seed, e := range live { // any one
 				if r.IntN(3) == 0 {
-					key, _ := v.KeyOf(h.es[0])
+					key, _ := v.KeyOf(e)
 					v.Forget(key)
-					loose = append(loose, h.es...)
+					loose = append(loose, e)
 				} else {
-					free(v, h.es...)
+					free(v, e)
 				}
 				delete(live, seed)
 				break
@@ -447,8 +399,8 @@ func TestRandomPersisting(t *testing.T) {
 			look()
 		}
 	}
-	for _, h := range live {
-		free(v, h.es...)
+	for _, e := range live {
+		free(v, e)
 	}
 	free(v, loose...)
 	closeVolume(t, v)
@@ -465,14 +417,14 @@ func TestFileThatCannotBeRemoved(t *testing.T) {
 		_, es := persist(t, v, 1, page)
 		_, stays := persist(t, v, 2, page)
 		remove := fsys.Add(faultfs.Rule{Ops: []string{op}, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
-		free(v, es...)
+		free(v, es)
 		remove()
 		if w := v.Stats().Warnings; len(w) != 1 {
 			t.Errorf("%s: warnings %q", op, w)
 		}
-		leave(t, v, stays...)
+		leave(t, v, stays)
 		v = openPersistent(t, dir)
-		if got := keptNumbers(t, v, map[uint64][]int64{2: {page}}); !slices.Equal(got, []uint64{2}) {
+		if got := keptNumbers(t, v, map[uint64]int64{2: page}); !slices.Equal(got, []uint64{2}) {
 			t.Errorf("%s: %v are kept", op, got)
 		}
 		closeVolume(t, v)

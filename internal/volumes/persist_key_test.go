@@ -29,9 +29,9 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			v := openPersistent(t, dir, c.kept)
-			_, a := persist(t, v, 1, mib, page)
+			_, a := persist(t, v, 1, mib+page)
 			_, b := persist(t, v, 2, 5*mib)
-			leave(t, v, append(a, b...)...)
+			leave(t, v, a, b)
 			before, fds := contents(t, dir), descriptors(t)
 			kept := names(t, dir)[0]
 			for range 2 {
@@ -52,14 +52,14 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			elsewhere := t.TempDir()
 			v = openPersistent(t, elsewhere, c.opened)
 			_, es := persist(t, v, 3, page)
-			leave(t, v, es...)
+			leave(t, v, es)
 			mine := names(t, elsewhere)[0]
 			copytree.Copy(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
 			v = openPersistent(t, dir, c.opened)
 			if len(v.Persisted()) != 1 {
 				t.Fatalf("kept: %+v", v.Persisted())
 			}
-			free(v, wantPersisted(t, v, v.Persisted()[0], 3, page)...)
+			free(v, wantPersisted(t, v, v.Persisted()[0], 3, page))
 			if kept < mine { // it was looked at
 				oneLine(t, warned(v.Stats().Warnings), kept, "left as it is", c.says)
 			}
@@ -69,9 +69,9 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			v = openPersistent(t, dir, c.kept)
 			for _, k := range v.Persisted() {
 				if string(k.Meta) == "meta 1" {
-					free(v, wantPersisted(t, v, k, 1, mib, page)...)
+					free(v, wantPersisted(t, v, k, 1, mib+page))
 				} else {
-					free(v, wantPersisted(t, v, k, 2, 5*mib)...)
+					free(v, wantPersisted(t, v, k, 2, 5*mib))
 				}
 			}
 			closeVolume(t, v)
@@ -85,7 +85,7 @@ func TestNoKeyIsNeededForNothing(t *testing.T) {
 	dir := t.TempDir()
 	v := openPersistent(t, dir, sealed)
 	_, es := persist(t, v, 1, page)
-	free(v, es...)
+	free(v, es)
 	leave(t, v)
 	v = openPersistent(t, dir)
 	if w := v.Stats().Warnings; len(v.Persisted()) != 0 || len(w) != 0 || len(names(t, dir)) != 1 {

@@ -99,7 +99,7 @@ func TestKilledProcessIsTakenOver(t *testing.T) {
 			if _, err := fmt.Sscanf(string(k.Meta), "meta %d", &seed); err != nil || !sure[seed] && !maybe[seed] && seed != last+1 {
 				t.Fatalf("round %d: %q is kept", round, k.Meta)
 			}
-			free(v, wantPersisted(t, v, k, seed, sizeOf(seed))...)
+			free(v, wantPersisted(t, v, k, seed, sizeOf(seed)))
 			delete(sure, seed)
 			found++
 		}

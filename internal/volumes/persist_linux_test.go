@@ -56,7 +56,7 @@ func TestPersistentDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 			dir := t.TempDir()
 			v := openPersistent(t, dir)
 			_, es := persist(t, v, 1, page)
-			leave(t, v, es...)
+			leave(t, v, es)
 			v = openPersistent(t, dir, func(cfg *volumes.Config) { cfg.FS = owners{disk.OS(), c.kept, c.above} })
 			if took := len(v.Persisted()) == 1; took != c.took {
 				t.Errorf("%d are kept; %q", len(v.Persisted()), v.Stats().Warnings)
@@ -68,7 +68,7 @@ func TestPersistentDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 
 			v = openPersistent(t, dir) // it is as it was
 			for _, k := range v.Persisted() {
-				free(v, wantPersisted(t, v, k, 1, page)...)
+				free(v, wantPersisted(t, v, k, 1, page))
 			}
 			closeVolume(t, v)
 			wantEmpty(t, dir)

@@ -27,9 +27,9 @@ func TestNothingPersistsThere(t *testing.T) {
 		_, one := persist(t, first, 1, mib)
 		if round%2 == 0 {
 			_, two := persist(t, second, 2, mib)
-			free(second, two...)
+			free(second, two)
 		}
-		leave(t, first, one...)
+		leave(t, first, one)
 		leave(t, second)
 		v := openPersistent(t, dir)
 		volumes.WarnOfOthers(v)
@@ -40,7 +40,7 @@ func TestNothingPersistsThere(t *testing.T) {
 		if warnsOfOthers(v) {
 			t.Errorf("warnings of what nobody kept: %v", v.Warnings())
 		}
-		free(v, wantPersisted(t, v, found[0], 1, mib)...)
+		free(v, wantPersisted(t, v, found[0], 1, mib))
 		closeVolume(t, v)
 	}
 }
@@ -88,13 +88,13 @@ func TestTwoVolumesOfOneEngine(t *testing.T) {
 	for left := range 2 {
 		dir := t.TempDir()
 		dead := make([]*volumes.Volume, 2+left)
-		kept := make([][]tier.FileMemory, len(dead))
+		kept := make([]tier.FileMemory, len(dead))
 		for i := range dead {
 			dead[i] = openPersistent(t, dir)
 			_, kept[i] = persist(t, dead[i], uint64(i), mib)
 		}
 		for i, d := range dead {
-			leave(t, d, kept[i]...)
+			leave(t, d, kept[i])
 		}
 		v, w := openPersistent(t, dir), openPersistent(t, dir) // as Open does: disk:0, then disk:1
 		volumes.WarnOfOthers(v, w)

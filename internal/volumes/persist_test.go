@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/copytree"
@@ -41,21 +43,16 @@ func closeVolume(t testing.TB, v *volumes.Volume) {
 	}
 }
 
-// keep allocates, fills and keeps memories of the sizes; what they hold is made of seed.
-func persist(t testing.TB, v *volumes.Volume, seed uint64, sizes ...int64) (uint64, []tier.FileMemory) {
+// persist allocates, fills and keeps memory; what it holds is made of seed.
+func persist(t testing.TB, v *volumes.Volume, seed uint64, size int64) (uint64, tier.FileMemory) {
 	t.Helper()
-	var es []tier.FileMemory
-	var ms []tier.Memory
-	for i, n := range sizes {
-		e := alloc(t, v, n)
-		write(t, e, random(n, seed+uint64(i)), 0)
-		es, ms = append(es, e), append(ms, e)
-	}
-	key, err := v.Persist(metaOf(seed), placeOf(seed), anyRoom, ms...)
+	e := alloc(t, v, size)
+	write(t, e, random(size, seed), 0)
+	key, err := v.Persist(metaOf(seed), placeOf(seed), anyRoom, e)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return key, es
+	return key, e
 }
 
 // anyRoom is a space that always has room for a header.
@@ -80,30 +77,20 @@ func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 }
 
 // wantPersisted takes what was kept with seed and compares it.
-func wantPersisted(
-	t testing.TB,
-	v *volumes.Volume,
-	k volumes.Persisted,
-	seed uint64,
-	sizes ...int64,
-) []tier.FileMemory {
+func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, size int64) tier.FileMemory {
 	t.Helper()
-	if !bytes.Equal(k.Meta, metaOf(seed)) || !slices.Equal(k.Sizes, sizes) || !bytes.Equal(k.Place, placeOf(seed)) {
-		t.Errorf("kept: %q, %q of %v, want %q, %q of %v", k.Place, k.Meta, k.Sizes, placeOf(seed), metaOf(seed), sizes)
+	if !bytes.Equal(k.Meta, metaOf(seed)) || k.Size != size || !bytes.Equal(k.Place, placeOf(seed)) {
+		t.Errorf("kept: %q, %q of %d, want %q, %q of %d", k.Place, k.Meta, k.Size, placeOf(seed), metaOf(seed), size)
 	}
-	ms, err := v.Take(k.Key)
+	m, err := v.Take(k.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var es []tier.FileMemory
-	for i, m := range ms {
-		e := m.(tier.FileMemory)
-		es = append(es, e)
-		if !bytes.Equal(read(t, e, sizes[i], 0), random(sizes[i], seed+uint64(i))) {
-			t.Errorf("memory %d of %q has other bytes", i, k.Meta)
-		}
+	e := m.(tier.FileMemory)
+	if !bytes.Equal(read(t, e, size, 0), random(size, seed)) {
+		t.Errorf("the memory of %q has other bytes", k.Meta)
 	}
-	return es
+	return e
 }
 
 // TestPersistedMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
@@ -113,13 +100,13 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	v := openPersistent(t, dir)
 	_, a := persist(t, v, 1, mib)
 	_, gone := persist(t, v, 2, 3*mib)
-	_, b := persist(t, v, 3, page, 5*mib, 2*page+100)
+	_, b := persist(t, v, 3, 5*mib+2*page+100)
 	loose := alloc(t, v, mib)
 	write(t, loose, random(mib, 9), 0)
-	free(v, gone...)
+	free(v, gone)
 	again := alloc(t, v, 3*mib)
 	write(t, again, random(3*mib, 10), 0)
-	leave(t, v, slices.Concat(a, b, []tier.FileMemory{loose, again})...)
+	leave(t, v, a, b, loose, again)
 
 	v = openPersistent(t, dir)
 	if w := v.Stats().Warnings; len(w) != 0 {
@@ -129,7 +116,7 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	if len(kept) != 2 {
 		t.Fatalf("kept: %+v", kept)
 	}
-	held := int64(mib + page + 5*mib + 3*page + 2*page) // with two headers
+	held := int64(mib + 5*mib + 3*page + 2*page) // with two headers
 	if s := v.Stats(); s.Used != held || s.Backed != held {
 		t.Errorf("%+v, want %d used", s, held)
 	}
@@ -138,8 +125,7 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	if _, err := v.Alloc(page, nil); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the capacity was handed out: %v", err)
 	}
-	es := wantPersisted(t, v, kept[0], 1, mib)
-	es = append(es, wantPersisted(t, v, kept[1], 3, page, 5*mib, 2*page+100)...)
+	es := []tier.FileMemory{wantPersisted(t, v, kept[0], 1, mib), wantPersisted(t, v, kept[1], 3, 5*mib+2*page+100)}
 	if _, err := v.Take(kept[0].Key); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("taken twice: %v", err)
 	}
@@ -156,30 +142,30 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 func TestPersistedStaysUntilTaken(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	_, es := persist(t, v, 1, mib)
-	_, more := persist(t, v, 2, mib, page)
-	leave(t, v, append(es, more...)...)
+	_, e := persist(t, v, 1, mib)
+	_, more := persist(t, v, 2, mib+page)
+	leave(t, v, e, more)
 	for range 3 {
 		v = openPersistent(t, dir)
 		kept := v.Persisted()
 		if len(kept) != 2 {
 			t.Fatalf("kept: %+v", kept)
 		}
-		taken := wantPersisted(t, v, kept[1], 2, mib, page)
+		taken := wantPersisted(t, v, kept[1], 2, mib+page)
 		if err := v.PutBack(kept[1].Key); err != nil {
 			t.Fatal(err)
 		}
 		if err := v.PutBack(kept[1].Key); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("put back twice: %v", err)
 		}
-		free(v, taken...)
-		again := wantPersisted(t, v, v.Persisted()[1], 2, mib, page)
+		free(v, taken)
+		again := wantPersisted(t, v, v.Persisted()[1], 2, mib+page)
 		if err := v.PutBack(kept[1].Key); err != nil {
 			t.Fatal(err)
 		}
-		e := alloc(t, v, 16*mib-2*mib-4*page)
-		write(t, e, random(16*mib-2*mib-4*page, 5), 0)
-		free(v, append(again, e)...)
+		e := alloc(t, v, 16*mib-2*mib-3*page)
+		write(t, e, random(16*mib-2*mib-3*page, 5), 0)
+		free(v, again, e)
 		closeVolume(t, v)
 		if s := v.Stats(); s.Segments != 0 {
 			t.Errorf("closed: %+v", s)
@@ -212,11 +198,11 @@ func TestPersistedStaysUntilTaken(t *testing.T) {
 func TestPersistedPlaceChanges(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
-	key, es := persist(t, v, 1, mib)
+	key, e := persist(t, v, 1, mib)
 	if err := v.SetPlace(key, placeOf(7)); err != nil {
 		t.Error(err)
 	}
-	if now, ok := v.KeyOf(es[0]); !ok || now != key {
+	if now, ok := v.KeyOf(e); !ok || now != key {
 		t.Errorf("kept as %d: %d, %v", key, now, ok)
 	}
 	if err := v.SetPlace(
@@ -227,12 +213,12 @@ func TestPersistedPlaceChanges(t *testing.T) {
 		t.Errorf("a place of %d bytes: %v", volumes.TailSize, err)
 	}
 	other := alloc(t, v, page)
-	if _, err := v.Persist(nil, nil, anyRoom, es[0], other); err == nil {
-		t.Error("kept with another memory")
+	if _, err := v.Persist(nil, nil, anyRoom, e); err == nil {
+		t.Error("kept twice")
 	}
 	forgotten, f := persist(t, v, 3, mib)
 	v.Forget(forgotten)
-	if _, ok := v.KeyOf(f[0]); ok {
+	if _, ok := v.KeyOf(f); ok {
 		t.Error("forgotten, and it has a key")
 	}
 	if err := v.SetPlace(forgotten, nil); !errors.Is(err, tier.ErrReleased) {
@@ -242,7 +228,7 @@ func TestPersistedPlaceChanges(t *testing.T) {
 	if _, err := v.Persist(nil, nil, anyRoom, other); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("keeping what was freed: %v", err)
 	}
-	leave(t, v, es[0], f[0])
+	leave(t, v, e, f)
 	v = openPersistent(t, dir)
 	kept := v.Persisted()
 	if len(kept) != 1 || string(kept[0].Meta) != "meta 1" || string(kept[0].Place) != "place 7" {
@@ -256,7 +242,7 @@ func TestPersistedPlaceChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := alloc(t, plain, page)
+	e = alloc(t, plain, page)
 	if _, err := plain.Persist(nil, nil, anyRoom, e); err == nil {
 		t.Error("a volume without Persist records what persists")
 	}
@@ -270,7 +256,7 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	dir := tempDir(t)
 	v := openPersistent(t, dir)
 	_, es := persist(t, v, 1, mib)
-	leave(t, v, es...)
+	leave(t, v, es)
 	first := openPersistent(t, dir)
 	second := openPersistent(t, dir)
 	if len(first.Persisted()) != 1 || len(second.Persisted()) != 0 || len(names(t, dir)) != 2 {
@@ -278,12 +264,12 @@ func TestTwoVolumesPersistApart(t *testing.T) {
 	}
 	_, two := persist(t, second, 2, mib)
 	es = wantPersisted(t, first, first.Persisted()[0], 1, mib)
-	free(second, two...)
+	free(second, two)
 	closeVolume(t, second)
 	if len(names(t, dir)) != 1 {
 		t.Errorf("left: %v", names(t, dir))
 	}
-	free(first, es...)
+	free(first, es)
 	closeVolume(t, first)
 	wantEmpty(t, dir)
 }
@@ -294,8 +280,8 @@ func keptByTwo(t *testing.T, dir string) {
 	first, second := openPersistent(t, dir), openPersistent(t, dir)
 	_, one := persist(t, first, 1, mib)
 	_, two := persist(t, second, 2, mib)
-	leave(t, first, one...)
-	leave(t, second, two...)
+	leave(t, first, one)
+	leave(t, second, two)
 }
 
 // TestTwoKeptDirectories: the next volume takes over one of two, and warns of the other. The one
@@ -322,8 +308,8 @@ func TestTwoKeptDirectories(t *testing.T) {
 	if bytes.Equal(a.Meta, metaOf(2)) {
 		seed = 2
 	}
-	free(v, wantPersisted(t, v, a, seed, mib)...)
-	free(w, wantPersisted(t, w, b, 3-seed, mib)...)
+	free(v, wantPersisted(t, v, a, seed, mib))
+	free(w, wantPersisted(t, w, b, 3-seed, mib))
 	closeVolume(t, v)
 	closeVolume(t, w)
 	wantEmpty(t, dir)
@@ -338,12 +324,12 @@ func TestClosedVolumeLeavesTheNextOneAlone(t *testing.T) {
 		var keys []uint64
 		if stays { // so that the directory does
 			_, es := persist(t, v, 1, page)
-			leave(t, v, es...)
+			leave(t, v, es)
 			v = openPersistent(t, dir)
 			keys = append(keys, v.Persisted()[0].Key)
 		}
 		for i := range uint64(3) {
-			key, err := v.Persist(metaOf(10+i), nil, anyRoom)
+			key, err := v.Persist(metaOf(10+i), nil, anyRoom, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -359,7 +345,7 @@ func TestClosedVolumeLeavesTheNextOneAlone(t *testing.T) {
 			t.Errorf("%d are kept of a volume that was closed", n)
 		}
 		for _, k := range next.Persisted() {
-			free(next, wantPersisted(t, next, k, 1, page)...)
+			free(next, wantPersisted(t, next, k, 1, page))
 		}
 		_, es := persist(t, next, 2, mib)
 		for _, key := range keys {
@@ -368,67 +354,57 @@ func TestClosedVolumeLeavesTheNextOneAlone(t *testing.T) {
 		if w := v.Stats().Warnings; len(w) != 0 {
 			t.Errorf("warnings: %q", w)
 		}
-		leave(t, next, es...)
+		leave(t, next, es)
 		next = openPersistent(t, dir)
 		kept := next.Persisted()
 		if len(kept) != 1 {
 			t.Fatalf("%d are kept, want 1", len(kept))
 		}
-		free(next, wantPersisted(t, next, kept[0], 2, mib)...)
+		free(next, wantPersisted(t, next, kept[0], 2, mib))
 		closeVolume(t, next)
 		wantEmpty(t, dir)
 	}
 }
 
-// TestRoomWaitsForTheEnd: memory that is freed while its batch ends, or another memory of the batch is
-// freed, is no room before the batch has ended on the disk.
+// TestRoomWaitsForTheEnd: memory that is freed while its batch is forgotten is no room before the batch
+// has ended on the disk.
 func TestRoomWaitsForTheEnd(t *testing.T) {
-	for name, end := range map[string]func(*volumes.Volume, uint64, tier.FileMemory){
-		"forgotten": func(v *volumes.Volume, key uint64, _ tier.FileMemory) { v.Forget(key) },
-		"freed":     func(v *volumes.Volume, _ uint64, first tier.FileMemory) { free(v, first) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			fsys := faultfs.New(disk.OS(), 1)
-			v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = fsys })
-			key, es := persist(t, v, 1, page, page)
-			ending, goOn := make(chan struct{}), make(chan struct{})
-			used := int64(0)
-			defer fsys.Add(faultfs.Rule{
-				Ops: []string{"rename"}, Times: 1,
-				Effect: faultfs.Do(func(string, string) {
-					used = v.Stats().Used
-					close(ending)
-					<-goOn
-				}),
-			})()
-			var both sync.WaitGroup
-			both.Go(func() { end(v, key, es[0]) })
-			<-ending
-			var early atomic.Bool
-			both.Go(func() { v.Free(es[1], func() { early.Store(true) }) })
-			for range 10_000 { // it has time to go wrong, and cannot fail if it is slow
-				runtime.Gosched()
-			}
-			if early.Load() {
-				t.Error("the room was free while the batch was still there")
-			}
-			close(goOn)
-			both.Wait()
-			if _, ok := v.KeyOf(es[1]); ok || !early.Load() {
-				t.Error("the batch has not ended")
-			}
-			if used != 3*page {
-				t.Errorf("%d bytes were in use while the batch ended, want %d", used, 3*page)
-			}
-			if name == "forgotten" {
-				free(v, es[0])
-			}
-			if n := v.Stats().Used; n != 0 {
-				t.Errorf("%d bytes are in use afterwards", n)
-			}
-			closeVolume(t, v)
-		})
+	fsys := faultfs.New(disk.OS(), 1)
+	v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = fsys })
+	key, e := persist(t, v, 1, page)
+	ending, goOn := make(chan struct{}), make(chan struct{})
+	used := int64(0)
+	defer fsys.Add(faultfs.Rule{
+		Ops: []string{"rename"}, Times: 1,
+		Effect: faultfs.Do(func(string, string) {
+			used = v.Stats().Used
+			close(ending)
+			<-goOn
+		}),
+	})()
+	var both sync.WaitGroup
+	both.Go(func() { v.Forget(key) })
+	<-ending
+	var early atomic.Bool
+	both.Go(func() { v.Free(e, func() { early.Store(true) }) })
+	for range 10_000 { // it has time to go wrong, and cannot fail if it is slow
+		runtime.Gosched()
 	}
+	if early.Load() {
+		t.Error("the room was free while the batch was still there")
+	}
+	close(goOn)
+	both.Wait()
+	if _, ok := v.KeyOf(e); ok || !early.Load() {
+		t.Error("the batch has not ended")
+	}
+	if used != 2*page {
+		t.Errorf("%d bytes were in use while the batch ended, want %d", used, 2*page)
+	}
+	if n := v.Stats().Used; n != 0 {
+		t.Errorf("%d bytes are in use afterwards", n)
+	}
+	closeVolume(t, v)
 }
 
 // TestHeaderTakesRoom: a header is charged in whole pages, and given back with its file. Where there is
@@ -465,6 +441,58 @@ func TestHeaderTakesRoom(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
+// TestShrunkFile: a memory that was cut takes as much room as is left, in the file system too, and
+// persists. If its file cannot be cut, it stays as it was.
+func TestShrunkFile(t *testing.T) {
+	const left = 75 * page
+	for _, fails := range []bool{false, true} {
+		dir := tempDir(t)
+		fsys := faultfs.New(disk.OS(), 1)
+		v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
+		e := alloc(t, v, mib)
+		write(t, e, random(left, 1), 0)
+		want, cut := int64(left), func() {}
+		if fails {
+			want, cut = mib, fsys.Add(faultfs.Rule{Ops: []string{"truncate"}, Effect: faultfs.Fail(syscall.EIO)})
+		}
+		v.Shrink(e, left-page+1)
+		cut()
+		if s := v.Stats(); e.Size() != want || s.Used != want || s.Fresh-s.Given != want || s.Backlog != want-left {
+			t.Errorf("%d bytes are left, want %d: %+v", e.Size(), want, s)
+		}
+		_, file, _ := e.Locate(0)
+		files, err := filepath.Glob(filepath.Join(dir, "*", file))
+		if err != nil || len(files) != 1 {
+			t.Fatal(files, err)
+		}
+		if info, err := os.Stat(files[0]); err != nil || info.Size() != want {
+			t.Errorf("a file of %d bytes, want %d: %v", info.Size(), want, err)
+		}
+		if _, err := v.Persist(metaOf(1), placeOf(1), anyRoom, e); err != nil {
+			t.Fatal(err)
+		}
+		leave(t, v, e)
+		if s := v.Stats(); s.Used != 0 || s.Backlog != 0 {
+			t.Errorf("in the end: %+v", s)
+		}
+		v = openPersistent(t, dir)
+		kept := v.Persisted()
+		if len(kept) != 1 || kept[0].Room != want+page {
+			t.Fatalf("kept: %+v; %q", kept, v.Stats().Warnings)
+		}
+		m, err := v.Take(kept[0].Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e = m.(tier.FileMemory); e.Size() != want || !bytes.Equal(read(t, e, left, 0), random(left, 1)) {
+			t.Errorf("%d bytes are left, want %d, or they are others", e.Size(), want)
+		}
+		free(v, e)
+		closeVolume(t, v)
+		wantEmpty(t, dir)
+	}
+}
+
 // TestPersistedEndOfASparseFile: where files are sparse and written as they are asked to be, one
 // may end inside of a page, and what is kept there is kept all the same, for a volume with direct
 // I/O too.
@@ -476,7 +504,7 @@ func TestPersistedEndOfASparseFile(t *testing.T) {
 			v := openPersistent(t, dir, sparse)
 			_, a := persist(t, v, 1, page)
 			_, b := persist(t, v, 2, size)
-			leave(t, v, append(a, b...)...)
+			leave(t, v, a, b)
 			next := sparse
 			if direct {
 				next = func(*volumes.Config) {}
@@ -486,8 +514,8 @@ func TestPersistedEndOfASparseFile(t *testing.T) {
 			if len(kept) != 2 {
 				t.Fatalf("%d bytes: %d are kept; %q", size, len(kept), v.Stats().Warnings)
 			}
-			free(v, wantPersisted(t, v, kept[0], 1, page)...)
-			free(v, wantPersisted(t, v, kept[1], 2, size)...)
+			free(v, wantPersisted(t, v, kept[0], 1, page))
+			free(v, wantPersisted(t, v, kept[1], 2, size))
 			closeVolume(t, v)
 			wantEmpty(t, dir)
 		}

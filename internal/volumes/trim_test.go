@@ -100,6 +100,21 @@ func TestTrimIdleGivesBackWhatNothingNeeds(t *testing.T) {
 	})
 }
 
+// TestTrimIdleGivesBackWhatIsCut: the end of a memory that was cut, though nothing is freed.
+func TestTrimIdleGivesBackWhatIsCut(t *testing.T) {
+	onLinux(t)
+	synctest.Test(t, func(t *testing.T) {
+		v := open(t, volumes.Config{Capacity: 64 * mib, Idle: time.Minute})
+		e := alloc(t, v, 64*mib)
+		v.Shrink(e, mib)
+		time.Sleep(3 * time.Minute)
+		if s := v.Stats(); s.Backed != mib {
+			t.Errorf("%d MiB are kept", s.Backed/mib)
+		}
+		free(v, e)
+	})
+}
+
 func TestTrimIdleMindsTheReserve(t *testing.T) {
 	onLinux(t)
 	synctest.Test(t, func(t *testing.T) {

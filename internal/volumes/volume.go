@@ -338,7 +338,7 @@ func (v *Volume) Close() error {
 	v.mu.closed = true
 	var over []uint64 // batches without memory, which no Free ends
 	for key, ent := range v.mu.entries {
-		if !ent.stays && ent.memories[0].size == 0 {
+		if !ent.stays && ent.memory.size == 0 {
 			over = append(over, key)
 		}
 	}

@@ -99,6 +99,19 @@ func (x *Extent) findLocked(off, end int64) (first, last int) {
 	return first, last
 }
 
+// Cut forgets the blocks of a memory that is to have size bytes from now on. It returns how many it
+// must have: more if a block would lie on both sides.
+func (x *Extent) Cut(size int64) int64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	_, n := x.findLocked(0, size)
+	x.mu.blocks = x.mu.blocks[:n]
+	if n > 0 {
+		size = max(size, x.mu.blocks[n-1].end())
+	}
+	return size
+}
+
 // CheckWrite returns an error that matches tier.ErrNotSupported if n bytes at off cannot be written:
 // off is inside of a page, the bytes are a part of a block, or an earlier volume has sealed them.
 func (x *Extent) CheckWrite(off, n int64) error {
