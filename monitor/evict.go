@@ -251,6 +251,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			if slices.ContainsFunc(below, open) {
 				var list []Victim
 				list, sp.More = m.victims(t, limit)
+				sp.Victims = make([]decide.Victim, 0, len(list))
 				for n, v := range list {
 					sp.Victims = append(sp.Victims, decide.Victim{
 						N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
