@@ -186,7 +186,10 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	for _, move := range moves {
 		to := below[move.To-1]
 		if jobs[to] == nil {
-			jobs[to] = &job{m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime)}
+			jobs[to] = &job{
+				m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime),
+				left: make([]Victim, 0, len(moves)),
+			}
 			order = append(order, jobs[to])
 		}
 		jobs[to].left = append(jobs[to].left, victims[move.Victim.N])
@@ -454,8 +457,10 @@ func (j *job) work(ctx context.Context) {
 					failed = append(failed, group[i])
 				}
 			}
-			alone = len(failed)
-			group = append(failed, group[n:]...)
+			group = group[n:]
+			if alone = len(failed); alone > 0 {
+				group = append(failed, group...)
+			}
 		}
 	}
 }
