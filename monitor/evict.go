@@ -186,7 +186,10 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	for _, move := range moves {
 		to := below[move.To-1]
 		if jobs[to] == nil {
-			jobs[to] = &job{m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime)}
+			jobs[to] = &job{
+				m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime),
+				left: make([]Victim, 0, len(moves)),
+			}
 			order = append(order, jobs[to])
 		}
 		jobs[to].left = append(jobs[to].left, victims[move.Victim.N])
@@ -251,6 +254,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			if slices.ContainsFunc(below, open) {
 				var list []Victim
 				list, sp.More = m.victims(t, limit)
+				sp.Victims = make([]decide.Victim, 0, len(list))
 				for n, v := range list {
 					sp.Victims = append(sp.Victims, decide.Victim{
 						N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
@@ -453,8 +457,10 @@ func (j *job) work(ctx context.Context) {
 					failed = append(failed, group[i])
 				}
 			}
-			alone = len(failed)
-			group = append(failed, group[n:]...)
+			group = group[n:]
+			if alone = len(failed); alone > 0 {
+				group = append(failed, group...)
+			}
 		}
 	}
 }

@@ -385,6 +385,7 @@ func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Vic
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s, fitting := &x.mu.spaces[place], false
+	list = make([]Victim, 0, min(limit, s.victims.Len()))
 	var last listed
 	add := func(l listed) {
 		list = append(list, l.e.asVictim())

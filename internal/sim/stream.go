@@ -11,7 +11,8 @@ import (
 
 // stream is a queue of work and, while there is some, a goroutine that does it.
 type stream struct {
-	dev *gpu
+	dev  *gpu
+	todo []work // the worker's; its memory and the queue's take turns
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -153,15 +154,16 @@ func (s *stream) drain() {
 func (s *stream) run() {
 	for {
 		s.mu.Lock()
-		todo := s.mu.queue
-		s.mu.queue = nil
-		s.mu.running = len(todo) > 0
-		s.mu.Unlock()
-		if len(todo) == 0 {
+		s.todo, s.mu.queue = s.mu.queue, s.todo[:0]
+		if len(s.todo) == 0 {
+			s.mu.running = false
+			s.mu.Unlock()
 			return
 		}
-		for i := range todo {
-			s.do(&todo[i])
+		s.mu.Unlock()
+		for i := range s.todo {
+			s.do(&s.todo[i])
+			s.todo[i] = work{} // lets go of what it points to
 		}
 	}
 }

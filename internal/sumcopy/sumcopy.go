@@ -79,6 +79,12 @@ func Gather(copies []Copy) {
 	for _, c := range copies {
 		total += len(c.Src)
 	}
+	if total < fusedLeast {
+		for _, c := range copies {
+			copy(c.Dst, c.Src)
+		}
+		return
+	}
 	var next atomic.Int64 // bytes of all copies that were taken
 	work := func() {
 		i, begin := 0, 0 // of the copy that the next byte is in
@@ -94,7 +100,7 @@ func Gather(copies []Copy) {
 				}
 				c := copies[i]
 				from, to := at-begin, min(len(c.Src), end-begin)
-				past(c.Dst[from:to], c.Src[from:to], total)
+				past(c.Dst[from:to], c.Src[from:to])
 				at = begin + to
 			}
 		}
@@ -111,10 +117,10 @@ func Gather(copies []Copy) {
 	wg.Wait()
 }
 
-// past copies a part of so many bytes, past the cache if they are many. It does not fence.
-func past(dst, src []byte, total int) {
+// past copies past the cache, unless that is too little. It does not fence.
+func past(dst, src []byte) {
 	whole := len(src) / Block * Block
-	if !fused || total < fusedLeast || whole < pastLeast {
+	if !fused || whole < pastLeast {
 		copy(dst, src)
 		return
 	}
