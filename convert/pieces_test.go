@@ -58,7 +58,7 @@ func inPieces(t *testing.T, cfg machineConfig) *pieces {
 	if gpu.Available() < 2*half {
 		t.Fatalf("%d bytes are free: the test needs %d", gpu.Available(), 2*half)
 	}
-	p.cancel = m.onWait(func(_ context.Context, _ tier.ID, lack int64) { p.begun <- lack })
+	p.cancel = m.onWait(func(_ context.Context, _ tier.ID, bytes int64) { p.begun <- bytes - gpu.Available() })
 	return p
 }
 
@@ -160,7 +160,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 		select {
 		case lack := <-p.begun:
 			if lack != tier.Page {
-				t.Errorf("it waits for %d bytes", lack)
+				t.Errorf("it lacks %d bytes", lack)
 			}
 			p.tear(t)
 			continue
