@@ -531,7 +531,7 @@ func (m *Manager) spaceChanged(l *line) {
 	}
 	l.wakeLocked()
 	for _, faster := range m.lines {
-		if faster.dry && faster.space.Kind() < l.space.Kind() { // its batches may have room now
+		if faster.space.Kind() < l.space.Kind() { // its batches may have room now
 			faster.wakeHeadLocked()
 		}
 	}

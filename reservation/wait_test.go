@@ -350,6 +350,32 @@ func TestCancelledEviction(t *testing.T) {
 	})
 }
 
+// Room that comes free in a slower space while a request evicts, for which it was too late to be
+// seen, is worth another call at once.
+func TestRoomBelowDuringAnEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var below, part reservation.Reservation
+		calls := 0
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+			Evict: func(context.Context, tier.ID, int64) (e reservation.Eviction) {
+				if calls++; calls == 1 {
+					release(t, below)
+				} else {
+					release(t, part)
+					e.Moved = 60
+				}
+				return e
+			},
+		})
+		below = mustTry(t, m, reservation.Specific(host), 100)
+		part = mustTry(t, m, onGPU0, 60)
+		held := mustTry(t, m, onGPU0, 40)
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		release(t, c.served(t), held)
+	})
+}
+
 // A panic of Evict, and of a listener of the space, ends no wait and keeps no waiter from being
 // served, now or later.
 func TestPanickingListenersWedgeNothing(t *testing.T) {
