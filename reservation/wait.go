@@ -182,6 +182,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 	if err := m.join(w); err != nil {
 		return nil, 0, err
 	}
+	defer m.leave(w) // a function of the program's may panic, or end the goroutine
 	if at, n, err := m.takeAny(w); at != nil || err != nil { // what was freed before w was in line
 		return at, n, err
 	}
@@ -281,6 +282,13 @@ func (m *Manager) join(w *waiter) error {
 		m.failLocked(w, w.candidates[0].exceeded())
 	}
 	return w.err
+}
+
+// leave ends w's wait, if it is not over.
+func (m *Manager) leave(w *waiter) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leaveLocked(w)
 }
 
 // leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served

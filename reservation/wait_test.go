@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -373,6 +374,28 @@ func TestRoomBelowDuringAnEviction(t *testing.T) {
 		held := mustTry(t, m, onGPU0, 40)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		release(t, c.served(t), held)
+	})
+}
+
+// A function of the program's that ends the goroutine of a waiter keeps no other from being served.
+func TestGoexitOfAWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exit := runtime.Goexit
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict:  func(context.Context, tier.ID, int64) (e reservation.Eviction) { exit(); return e },
+		})
+		held := mustTry(t, m, onGPU0, 100)
+		first := startReserve(t.Context(), m, onGPU0, 60)
+		<-first.done
+		exit = func() {}
+		second := startReserve(t.Context(), m, onGPU0, 60)
+		second.waiting(t)
+		if n := m.Waits().Waiting; n != 1 {
+			t.Errorf("%d wait, want one", n)
+		}
+		release(t, held)
+		release(t, second.served(t))
 	})
 }
 
