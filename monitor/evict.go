@@ -90,7 +90,7 @@ func (m *Monitor) give(s *space) {
 // be called with no lock held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
 	place, known := m.byID[id]
-	if !known || m.spaces[place].Lost() != nil {
+	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
 		return e
 	}
 	s := m.spaces[place]
@@ -113,11 +113,15 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		cancel(context.Cause(ctx))
 	})()
 	coming := s.coming()
-	for retry := coming < bytes; retry && moving.Err() == nil; {
-		if e.Moved, retry = m.evict(moving, s, bytes-coming, decide.Demand); e.Moved > 0 {
-			s.dry.Store(false)
-			return e
-		}
+	if coming < bytes {
+		e.Moved, e.Again = m.evict(moving, s, bytes-coming, decide.Demand)
+	}
+	switch {
+	case ctx.Err() != nil: // it shows nothing that no more was moved
+		return reservation.Eviction{Moved: e.Moved}
+	case e.Moved > 0 || e.Again:
+		s.dry.Store(false)
+		return e
 	}
 	for _, t := range append([]*space{s}, s.below(m)...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
@@ -139,16 +143,13 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 			poke(m.wake)
 		}
 	}()
-	for moved := int64(1); moved > 0; {
-		if !s.take(ctx) {
-			return
+	for again := true; again && s.take(ctx); {
+		need, moved := m.excess(s), int64(0)
+		if again = need > 0; again {
+			moved, again = m.evict(ctx, s, need, decide.Trigger)
+			again = again || moved > 0
 		}
-		need := m.excess(s)
-		moved = 0
-		for retry := need > 0; retry && moved == 0 && ctx.Err() == nil; {
-			moved, retry = m.evict(ctx, s, need, decide.Trigger)
-		}
-		s.dry.Store(need > 0 && moved == 0)
+		s.dry.Store(need > 0 && !again)
 		m.give(s)
 	}
 }
