@@ -128,7 +128,9 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 	}
 	if e.Coming = coming > 0; !e.Coming {
 		s.dry.Store(true)
-		e.Hint, e.Broken = m.whyDry(s)
+		var why error
+		why, e.Broken = m.failing(s)
+		e.Why = func() string { return m.whyDry(s, why) }
 	}
 	return e
 }

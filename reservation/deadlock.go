@@ -261,6 +261,12 @@ func (h *holders) hasChangedLocked(l *line) bool {
 // endFull ends the waits of requests in whose spaces batches at rest have all room, unless
 // something has changed there since they were looked at.
 func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
+	hints := make(map[*line]string)
+	for l, h := range lines {
+		if h.wanted && h.eviction.Why != nil {
+			m.panics.Do("Config.Evict", func() { hints[l] = h.eviction.Why() })
+		}
+	}
 	m.mu.Lock()
 	changed := make(map[*line]bool)
 	for l, h := range lines {
@@ -287,7 +293,7 @@ func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
 			full[l] = true
 		}
 		err := w.noRoom()
-		err.Hint = cmp.Or(lines[w.candidates[0].line].eviction.Hint, err.Hint) + notGiven(w.passedLocked())
+		err.Hint = cmp.Or(hints[w.candidates[0].line], err.Hint) + notGiven(w.passedLocked())
 		m.failLocked(w, err)
 		waiters++
 	}

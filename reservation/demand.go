@@ -83,9 +83,10 @@ type Eviction struct {
 	Again  bool  // another call may move other batches: some could not be moved after all
 	Coming bool  // others evict from the space, or bytes of it will be free by themselves
 	Busy   bool  // batches of the space, or of slower ones, are in transit: no request is refused now
-	// Hint is why no batch can leave, for the error of a refused request. Broken is set if that is
-	// because moves fail where only a repair helps: then requests are refused after Config.Grace.
-	Hint   string
+	// Why returns why no batch can leave, for the errors of refused requests. It is called with no
+	// lock held, and may be nil.
+	Why func() string
+	// Broken is set if moves fail where only a repair helps: requests are refused after Config.Grace.
 	Broken bool
 }
 

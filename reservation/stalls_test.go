@@ -783,7 +783,7 @@ func TestRefusalNamesPassedMemory(t *testing.T) {
 		m := managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
 			Evict: func(context.Context, tier.ID, int64) reservation.Eviction {
-				return reservation.Eviction{Hint: "enlarge it"}
+				return reservation.Eviction{Why: func() string { return "enlarge it" }}
 			},
 		})
 		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)

@@ -458,7 +458,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 1000), spaceOf(t, "gpu:1", 1000)},
 			Evict: func(_ context.Context, id tier.ID, _ int64) (e reservation.Eviction) {
 				if id == gpu0 {
-					e.Hint = "use a larger disk"
+					e.Why = func() string { return "use a larger disk" }
 				}
 				return e
 			},
