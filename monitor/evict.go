@@ -288,6 +288,13 @@ func (m *Monitor) isBlocked(s, t *space, now time.Time) bool {
 	return e != nil && now.Before(e.until)
 }
 
+// hasFailed reports whether the last move from s to t has failed.
+func (m *Monitor) hasFailed(s, t *space) bool {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	return s.edges[t.place].failures > 0
+}
+
 // observe describes t, one of the spaces below s, or s itself.
 func (m *Monitor) observe(s, t *space, demand []reservation.Demand, now time.Time) decide.Space {
 	used := t.Used()
@@ -414,8 +421,12 @@ func (j *job) run(ctx context.Context) {
 			return
 		}
 	}
+	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
+	if j.m.hasFailed(j.from, j.to) {
+		atOnce = 1 // which shows whether others would fail, too; see work
+	}
 	var others sync.WaitGroup
-	for range min(j.m.cfg.MovesPerEdge, len(j.left)) - 1 {
+	for range atOnce - 1 {
 		others.Go(func() {
 			labels.Move.Set()
 			j.work(ctx)
@@ -429,7 +440,7 @@ func (j *job) run(ctx context.Context) {
 // space. It moves small batches to a disk together.
 func (j *job) work(ctx context.Context) {
 	mover, together := j.m.cfg.Mover.(joiner)
-	together = together && j.to.Kind() == tier.Disk
+	together = together && j.to.Kind() == tier.Disk && !j.m.hasFailed(j.from, j.to)
 	for {
 		group := j.next(ctx, together)
 		if len(group) == 0 {
