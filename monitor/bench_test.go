@@ -53,26 +53,38 @@ func BenchmarkBatchChanged(b *testing.B) {
 	}
 }
 
-// BenchmarkDryEvict measures a call of Evict from which nothing can leave: all moves were paused
-// because no batch can be converted. Each release of memory, and each end of a use, may cause one.
+// BenchmarkDryEvict measures a call of Evict when nothing can leave, because the slower spaces are full
+// or because no batch can be converted. Each release of memory below, and each end of a use, may cause
+// one.
 func BenchmarkDryEvict(b *testing.B) {
-	for _, n := range []int{1000, 100_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			w, all := manyBatches(b, n)
-			w.mon.cfg.Period = time.Hour // of the pauses
-			from := w.mon.spaces[w.mon.byID[gpu0]]
-			for _, one := range all {
-				for _, to := range from.below(w.mon) {
-					w.mon.noteMove(Victim{Batch: one, ID: one.ID(), Bytes: kib}, from, to, batch.ErrUnmovable)
-				}
+	evict := func(b *testing.B, w *world) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if e := w.mon.Evict(context.Background(), gpu0, 100*kib); e.Moved > 0 {
+				b.Fatal("something was moved")
 			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if e := w.mon.Evict(context.Background(), gpu0, kib); e.Moved > 0 {
-					b.Fatal("something was moved")
-				}
-			}
-			w.end(all...)
-		})
+		}
 	}
+	b.Run("full", func(b *testing.B) {
+		const n = 10_000
+		w := newWorld(b, sizes{gpu0: n * kib, host0: n * kib, disk0: n * kib}, nil)
+		var all []*batch.Batch
+		for i := range n {
+			all = append(all, w.put(gpu0, kib, seq(i)), w.put(host0, kib, seq(i)), w.put(disk0, kib, seq(i)))
+		}
+		evict(b, w)
+		w.end(all...)
+	})
+	b.Run("unmovable", func(b *testing.B) {
+		w, all := manyBatches(b, 100_000)
+		w.mon.cfg.Period = time.Hour // of the pauses
+		from := w.mon.spaces[w.mon.byID[gpu0]]
+		for _, one := range all {
+			for _, to := range from.below(w.mon) {
+				w.mon.noteMove(Victim{Batch: one, ID: one.ID(), Bytes: kib}, from, to, batch.ErrUnmovable)
+			}
+		}
+		evict(b, w)
+		w.end(all...)
+	})
 }
