@@ -163,6 +163,24 @@ func TestCancelledEvictionShowsNothing(t *testing.T) {
 	})
 }
 
+// TestFailedMoveWakesNobody: the end of a move that failed is no new victim, or waiters would retry the
+// move without pause.
+func TestFailedMoveWakesNobody(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
+	b := w.put(gpu0, kib, seq(1))
+	woken := 0
+	w.mon.index.gained = func(int) { woken++ }
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Abort()
+	if w.use(b); woken != 1 {
+		t.Errorf("a failed move and a use woke waiters %d times, want once", woken)
+	}
+	w.end(b)
+}
+
 // TestNextAfterTheMonitor: a waiter that found the monitor at work evicts when that is done.
 func TestNextAfterTheMonitor(t *testing.T) {
 	bubble(t, "at once", func(t *testing.T) {
