@@ -379,7 +379,8 @@ func numbered(n int64, rows int) arrow.RecordBatch {
 	return b.NewRecordBatch()
 }
 
-// onWait has f called when a wait for room begins, until cancel is called.
+// onWait has f called when a wait for room begins, with the bytes of the whole request, until cancel
+// is called.
 func (m *machine) onWait(f func(ctx context.Context, space tier.ID, bytes int64)) (cancel func()) {
 	m.waits.Store(&f)
 	return func() { m.waits.Store(nil) }

@@ -160,7 +160,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 		select {
 		case lack := <-p.begun:
 			if lack != tier.Page {
-				t.Errorf("it waits for %d bytes", lack)
+				t.Errorf("it lacks %d bytes", lack)
 			}
 			p.tear(t)
 			continue

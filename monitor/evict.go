@@ -90,7 +90,7 @@ func (m *Monitor) give(s *space) {
 // be called with no lock held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
 	place, known := m.byID[id]
-	if !known || m.spaces[place].Lost() != nil {
+	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
 		return e
 	}
 	s := m.spaces[place]
@@ -113,18 +113,24 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		cancel(context.Cause(ctx))
 	})()
 	coming := s.coming()
-	for retry := coming < bytes; retry && moving.Err() == nil; {
-		if e.Moved, retry = m.evict(moving, s, bytes-coming, decide.Demand); e.Moved > 0 {
-			s.dry.Store(false)
-			return e
-		}
+	if coming < bytes {
+		e.Moved, e.Again = m.evict(moving, s, bytes-coming, decide.Demand)
+	}
+	switch {
+	case ctx.Err() != nil: // it shows nothing that no more was moved
+		return reservation.Eviction{Moved: e.Moved}
+	case e.Moved > 0 || e.Again:
+		s.dry.Store(false)
+		return e
 	}
 	for _, t := range append([]*space{s}, s.below(m)...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
 	}
 	if e.Coming = coming > 0; !e.Coming {
 		s.dry.Store(true)
-		e.Hint, e.Broken = m.whyDry(s)
+		var why error
+		why, e.Broken = m.failing(s)
+		e.Why = func() string { return m.whyDry(s, why) }
 	}
 	return e
 }
@@ -139,16 +145,13 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 			poke(m.wake)
 		}
 	}()
-	for moved := int64(1); moved > 0; {
-		if !s.take(ctx) {
-			return
+	for again := true; again && s.take(ctx); {
+		need, moved := m.excess(s), int64(0)
+		if again = need > 0; again {
+			moved, again = m.evict(ctx, s, need, decide.Trigger)
+			again = again || moved > 0
 		}
-		need := m.excess(s)
-		moved = 0
-		for retry := need > 0; retry && moved == 0 && ctx.Err() == nil; {
-			moved, retry = m.evict(ctx, s, need, decide.Trigger)
-		}
-		s.dry.Store(need > 0 && moved == 0)
+		s.dry.Store(need > 0 && !again)
 		m.give(s)
 	}
 }
@@ -289,6 +292,13 @@ func (m *Monitor) isBlocked(s, t *space, now time.Time) bool {
 	return e != nil && now.Before(e.until)
 }
 
+// hasFailed reports whether the last move from s to t has failed.
+func (m *Monitor) hasFailed(s, t *space) bool {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	return s.edges[t.place].failures > 0
+}
+
 // observe describes t, one of the spaces below s, or s itself.
 func (m *Monitor) observe(s, t *space, demand []reservation.Demand, now time.Time) decide.Space {
 	used := t.Used()
@@ -415,8 +425,12 @@ func (j *job) run(ctx context.Context) {
 			return
 		}
 	}
+	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
+	if j.m.hasFailed(j.from, j.to) {
+		atOnce = 1 // which shows whether others would fail, too; see work
+	}
 	var others sync.WaitGroup
-	for range min(j.m.cfg.MovesPerEdge, len(j.left)) - 1 {
+	for range atOnce - 1 {
 		others.Go(func() {
 			labels.Move.Set()
 			j.work(ctx)
@@ -430,7 +444,7 @@ func (j *job) run(ctx context.Context) {
 // space. It moves small batches to a disk together.
 func (j *job) work(ctx context.Context) {
 	mover, together := j.m.cfg.Mover.(joiner)
-	together = together && j.to.Kind() == tier.Disk
+	together = together && j.to.Kind() == tier.Disk && !j.m.hasFailed(j.from, j.to)
 	for {
 		group := j.next(ctx, together)
 		if len(group) == 0 {

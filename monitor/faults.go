@@ -196,22 +196,14 @@ func (m *Monitor) putBack(now time.Time) {
 const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
 	"consume or drop some, or make the slower tiers larger"
 
-// whyDry returns why no batch can leave a space, for errors, and whether that is because moves to the
-// only disks fail: a consumer cannot repair those.
-func (m *Monitor) whyDry(s *space) (hint string, broken bool) {
+// failing returns the last error of the moves out of a space that fail, nil if none do, and whether
+// they fail to all disks: a consumer cannot repair those.
+func (m *Monitor) failing(s *space) (why error, broken bool) {
+	below := s.below(m)
 	m.index.mu.Lock()
 	defer m.index.mu.Unlock()
-	var n, bytes int64
-	var cannot, why error
-	now := time.Now()
-	for b, f := range m.faults {
-		if _, conversions := m.pausedLocked(f, now); conversions != 0 && f.form.space == s.ID() &&
-			m.index.entryLocked(b) != nil {
-			n, bytes, cannot = n+1, bytes+f.form.bytes, f.why
-		}
-	}
 	disks := 0
-	for _, from := range append([]*space{s}, s.below(m)...) { // what cannot leave a slower space is in the way
+	for _, from := range append([]*space{s}, below...) { // what cannot leave a slower space is in the way
 		for i, t := range m.spaces {
 			e := from.edges[i]
 			switch {
@@ -227,22 +219,35 @@ func (m *Monitor) whyDry(s *space) (hint string, broken bool) {
 			}
 		}
 	}
-	broken = why != nil && disks == 0
+	return why, why != nil && disks == 0
+}
+
+// whyDry returns why no batch can leave a space, for errors. failing is the error of moves that fail.
+// It looks at all batches that could not be moved, so it is for requests that are refused.
+func (m *Monitor) whyDry(s *space, failing error) string {
+	m.index.mu.Lock()
+	defer m.index.mu.Unlock()
+	var n, bytes int64
+	var cannot error
+	for b, f := range m.faults {
+		if f.why != nil && f.form.space == s.ID() && m.index.entryLocked(b) != nil {
+			n, bytes, cannot = n+1, bytes+f.form.bytes, f.why
+		}
+	}
 	unmovable := ""
 	if n > 0 {
 		unmovable = fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, cannot)
 	}
-	switch {
-	case n > 0 && m.index.mu.spaces[s.place].victims.Len() == 0:
+	if n > 0 && m.index.mu.spaces[s.place].victims.Len() == 0 {
 		return "all that is left there at rest cannot be moved: " + unmovable +
-			": register a converter, or consume or drop them", broken
-	case why != nil:
-		hint = fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", why)
-	default:
-		hint = refuseHint
+			": register a converter, or consume or drop them"
+	}
+	hint := refuseHint
+	if failing != nil {
+		hint = fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", failing)
 	}
 	if unmovable != "" {
 		hint += "; " + unmovable
 	}
-	return hint, broken
+	return hint
 }

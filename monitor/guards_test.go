@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,6 +110,75 @@ func TestListEnds(t *testing.T) {
 		r.Release()
 		w.end(all...)
 	})
+}
+
+// TestReleaseEndsTheSearch: a waiter that finds batch after batch in use is served when others free the
+// room that it lacks, and looks for no more batches.
+func TestReleaseEndsTheSearch(t *testing.T) {
+	bubble(t, "all in use", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			c.MovesPerEdge = 1
+			w.mover.bytesA = time.Millisecond
+			w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
+				return &batch.StateError{Batch: b.ID(), State: batch.Processing}
+			}
+		})
+		all := w.fillSpace(gpu0, 60, kib)
+		r, err := w.res.TryReserve(specific(gpu0), 40*kib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := w.reserve(t.Context(), gpu0, 30*kib)
+		time.Sleep(1500 * time.Microsecond)
+		if err := r.Shrink(30 * kib); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		o := <-out
+		if took := time.Since(begin); o.err != nil || took > time.Millisecond || w.failures() > 2 {
+			t.Errorf("%v after %v and %d moves", o.err, took, w.failures())
+		}
+		o.r.Release()
+		r.Release()
+		w.end(all...)
+	})
+}
+
+// TestCancelledEvictionShowsNothing: a space counts as one from which nothing can leave when the moves
+// have shown it, and not when a waiter has given up.
+func TestCancelledEvictionShowsNothing(t *testing.T) {
+	bubble(t, "during a move", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			w.mover.bytesA = time.Second
+		})
+		b := w.put(gpu0, 90*kib, seq(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		out := w.reserve(ctx, gpu0, 30*kib)
+		settle(time.Second)
+		cancel()
+		if o := <-out; !errors.Is(o.err, context.Canceled) || w.mon.spaces[0].dry.Load() {
+			t.Errorf("%v; dry is %t", o.err, w.mon.spaces[0].dry.Load())
+		}
+		w.end(b)
+	})
+}
+
+// TestFailedMoveWakesNobody: the end of a move that failed is no new victim, or waiters would retry the
+// move without pause.
+func TestFailedMoveWakesNobody(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
+	b := w.put(gpu0, kib, seq(1))
+	woken := 0
+	w.mon.index.gained = func(int) { woken++ }
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Abort()
+	if w.use(b); woken != 1 {
+		t.Errorf("a failed move and a use woke waiters %d times, want once", woken)
+	}
+	w.end(b)
 }
 
 // TestNextAfterTheMonitor: a waiter that found the monitor at work evicts when that is done.

@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,22 +39,23 @@ func TestSmallVictimsBesideHeadroom(t *testing.T) {
 // fixedQuota is one of which others hold a part for good.
 type fixedQuota struct {
 	tier.Quota
-	limit, left int64
+	limit int64
+	left  atomic.Int64
 }
 
 func (q *fixedQuota) Charge(n int64) error {
-	if n > q.left {
+	if q.left.Add(-n) < 0 {
+		q.left.Add(n)
 		return tier.ErrOutOfBudget
 	}
-	q.left -= n
 	return nil
 }
 
 func (q *fixedQuota) Subscribe(func()) func() { return func() {} }
 
-func (q *fixedQuota) Credit(n int64) { q.left += n }
+func (q *fixedQuota) Credit(n int64) { q.left.Add(n) }
 
-func (q *fixedQuota) Remaining() int64 { return q.left }
+func (q *fixedQuota) Remaining() int64 { return q.left.Load() }
 
 func (q *fixedQuota) Limit() int64 { return q.limit }
 
@@ -62,7 +64,9 @@ func (q *fixedQuota) Limit() int64 { return q.limit }
 func TestHeadroomUnderQuota(t *testing.T) {
 	bubble(t, "others hold the rest", func(t *testing.T) {
 		w := worldOf(t, nil)
-		for id, q := range map[tier.ID]tier.Quota{host0: &fixedQuota{limit: 100 * kib, left: 20 * kib}, disk0: nil} {
+		quota := &fixedQuota{limit: 100 * kib}
+		quota.left.Store(20 * kib)
+		for id, q := range map[tier.ID]tier.Quota{host0: quota, disk0: nil} {
 			sp, err := tier.NewSpace(tier.SpaceConfig{
 				ID: id, Capacity: 100 * kib, Node: -1, Backend: "phantom", Pool: &phantomPool{}, Quota: q,
 				Fractions: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},

@@ -285,8 +285,9 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	if e.not != 0 && (moved || newForm) {
 		next.not, wasVictim = 0, false
 	}
+	stayed := e.moving && !moved // a move has failed: its caller knows, and must not be woken by it
 	e.become(next)
-	return next.victim && !wasVictim, nil
+	return next.victim && !wasVictim && !stayed, nil
 }
 
 // become makes next the standing of e, in the sums and the trees, too.

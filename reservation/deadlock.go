@@ -253,22 +253,47 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) outlook {
 	return is
 }
 
-// endFull ends the waits of requests in whose spaces batches at rest have all room.
+// hasChangedLocked reports whether something has changed since l was looked at.
+func (h *holders) hasChangedLocked(l *line) bool {
+	return l.changesLocked() != h.changes || l.nextLocked() != nil
+}
+
+// endFull ends the waits of requests in whose spaces batches at rest have all room, unless
+// something has changed there since they were looked at.
 func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
+	hints := make(map[*line]string)
+	for l, h := range lines {
+		if h.wanted && h.eviction.Why != nil {
+			m.panics.Do("Config.Evict", func() { hints[l] = h.eviction.Why() })
+		}
+	}
 	m.mu.Lock()
+	changed := make(map[*line]bool)
+	for l, h := range lines {
+		changed[l] = h.hasChangedLocked(l)
+	}
 	waiters, full := 0, make(map[*line]bool)
 	for _, w := range all {
-		if !w.waits.Waits() {
-			continue
-		}
+		var its []*line
 		for i := range w.candidates {
+			if !w.candidates[i].entry.Waits() { // it can never be served there
+				continue
+			}
 			for _, l := range m.lines {
 				from := w.candidates[i].line
-				full[l] = full[l] || l == from || lines[from].rest > 0 && l.space.Kind() > from.space.Kind()
+				if l == from || lines[from].rest > 0 && l.space.Kind() > from.space.Kind() {
+					its = append(its, l)
+				}
 			}
 		}
+		if len(its) == 0 || slices.ContainsFunc(its, func(l *line) bool { return changed[l] }) {
+			continue
+		}
+		for _, l := range its {
+			full[l] = true
+		}
 		err := w.noRoom()
-		err.Hint = cmp.Or(lines[w.candidates[0].line].eviction.Hint, err.Hint) + notGiven(w.passedLocked())
+		err.Hint = cmp.Or(hints[w.candidates[0].line], err.Hint) + notGiven(w.passedLocked())
 		m.failLocked(w, err)
 		waiters++
 	}
@@ -334,7 +359,7 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for l, h := range lines {
-		if h.wanted && (l.changesLocked() != h.changes || l.nextLocked() != nil) {
+		if h.wanted && h.hasChangedLocked(l) {
 			return
 		}
 	}

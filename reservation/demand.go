@@ -80,11 +80,13 @@ func (m *Manager) Arriving(id tier.ID) int64 {
 // An Eviction is the outcome of Config.Evict.
 type Eviction struct {
 	Moved  int64 // bytes that have left the space
+	Again  bool  // another call may move other batches: some could not be moved after all
 	Coming bool  // others evict from the space, or bytes of it will be free by themselves
 	Busy   bool  // batches of the space, or of slower ones, are in transit: no request is refused now
-	// Hint is why no batch can leave, for the error of a refused request. Broken is set if that is
-	// because moves fail where only a repair helps: then requests are refused after Config.Grace.
-	Hint   string
+	// Why returns why no batch can leave, for the errors of refused requests. It is called with no
+	// lock held, and may be nil.
+	Why func() string
+	// Broken is set if moves fail where only a repair helps: requests are refused after Config.Grace.
 	Broken bool
 }
 
@@ -112,8 +114,9 @@ const (
 
 // makeRoom works for a waiter that heads lines: it has batches evicted in the first of its spaces
 // where that helps, and where it helps in none it asks for memory that is not in batches. woken is
-// set if something may have changed. It reports whether batches have left, and whether w heads a line.
-func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (moved, isHead bool) {
+// set if something may have changed. It reports whether w should look for room and call it again at
+// once, because batches have left or others may, and whether w heads a line.
+func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (again, isHead bool) {
 	lockrank.AssertNone("batches are evicted")
 	m.mu.Lock()
 	heads := w.headsLocked()
@@ -136,9 +139,9 @@ func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (moved, i
 		var e Eviction
 		m.panics.Do("Config.Evict", func() { e = m.config.Evict(ctx, l.space.ID(), lack) })
 		m.mu.Lock()
-		l.tried, l.dry, l.eviction = time.Now(), e.Moved == 0 && !e.Coming, e
+		l.tried, l.dry, l.eviction = time.Now(), e.Moved == 0 && !e.Again && !e.Coming, e
 		m.mu.Unlock()
-		if e.Moved > 0 {
+		if e.Moved > 0 || e.Again {
 			return true, true
 		}
 		if coming = coming || e.Coming; e.Coming && time.Since(w.begun) < comingFor {

@@ -435,7 +435,7 @@ func TestRefuseBesideHeadroom(t *testing.T) {
 				Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100), spaceOf(t, "disk:0", 100)},
 				Headroom: func(tier.ID, int64) int64 { return 30 },
 				Evict: func(context.Context, tier.ID, int64) reservation.Eviction {
-					return reservation.Eviction{Hint: "hint", Broken: broken}
+					return reservation.Eviction{Why: func() string { return "hint" }, Broken: broken}
 				},
 			})
 			full := mustTry(t, m, onGPU0, 80)

@@ -54,9 +54,9 @@ type Config struct {
 	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
 	StallTimeout time.Duration
 	// Evict moves batches out of a space for requests that lack bytes there. It is called by the
-	// oldest waiter, on its goroutine and with no lock held, and again as long as it moves something.
-	// It must return soon after ctx has ended, and must not wait for a release of the caller. Nil
-	// means that nothing can be evicted. An engine sets Monitor.Evict.
+	// oldest waiter, on its goroutine and with no lock held, and again as long as it moves something or
+	// sets Eviction.Again. It must return soon after ctx has ended, and must not wait for a release of
+	// the caller. Nil means that nothing can be evicted. An engine sets Monitor.Evict.
 	Evict func(ctx context.Context, space tier.ID, bytes int64) Eviction
 	// Clear is called when promised bytes cannot be allocated because the free room is in pieces
 	// (tier.NoSpaceError.Largest). It may evict batches from the space, and calls enough after each
@@ -531,7 +531,7 @@ func (m *Manager) spaceChanged(l *line) {
 	}
 	l.wakeLocked()
 	for _, faster := range m.lines {
-		if faster.dry && faster.space.Kind() < l.space.Kind() { // its batches may have room now
+		if faster.space.Kind() < l.space.Kind() { // its batches may have room now
 			faster.wakeHeadLocked()
 		}
 	}

@@ -1,9 +1,11 @@
 package reservation_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -502,6 +505,101 @@ func TestNoDeadlockDuringReclaim(t *testing.T) {
 	})
 }
 
+// describing is what a handle is on. A look for deadlocks calls it with no lock held.
+type describing func()
+
+func (f describing) Describe(*tier.Holding) { f() }
+
+// keepDescribing keeps a byte of a space for o. Each look for deadlocks calls f.
+func keepDescribing(t *testing.T, m *reservation.Manager, id tier.ID, o *reservation.Owner, f func()) *kept {
+	t.Helper()
+	k := &kept{buf: drawn(t, m, id, 1)}
+	k.hold.Begin(k.buf.Space().Books(), books.HoldView{
+		Kind: books.Handle, Memory: k.buf, Bytes: 1, Owner: o, About: describing(f),
+	})
+	return k
+}
+
+// drawn returns n bytes of a space that belong to no reservation.
+func drawn(t *testing.T, m *reservation.Manager, id tier.ID, n int64) *tier.Buffer {
+	t.Helper()
+	r := mustTry(t, m, reservation.Specific(id), n)
+	defer release(t, r)
+	return mustAlloc(t, r, n)
+}
+
+// Looking for deadlocks takes little of the time, however long each look takes.
+func TestLooksForDeadlocksAreRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		a := newTask(t, m, "a")
+		var looked atomic.Int64 // seconds
+		held := a.hold(gpu0, 50)
+		rest := keepDescribing(t, m, gpu0, newTask(t, m, "b").o, func() {
+			looked.Add(1)
+			time.Sleep(time.Second)
+		})
+		c := a.ask(onGPU0, 50)
+		time.Sleep(10 * time.Minute)
+		if n := looked.Load(); n < 1 || n > 40 {
+			t.Errorf("of 10 minutes it looked for %d s", n)
+		}
+		rest.close(t)
+		time.Sleep(2 * time.Second)
+		release(t, c.served(t), held)
+	})
+}
+
+// hookedPool calls a function once a look for deadlocks asks it for its room.
+type hookedPool struct {
+	*heapPool
+	looks func()
+}
+
+func (p *hookedPool) Unsure() int64 {
+	stack := make([]byte, 1<<16)
+	if bytes.Contains(stack[:runtime.Stack(stack, false)], []byte("isStuck")) {
+		p.looks()
+	}
+	return 0
+}
+
+// A look for deadlocks ends no wait if bytes were freed meanwhile.
+func TestBytesAreFreedDuringALook(t *testing.T) {
+	inHost := reservation.Specific(host)
+	for _, atRest := range []bool{false, true} { // batches at rest fill host memory, or owners that wait
+		synctest.Test(t, func(t *testing.T) {
+			pool := &hookedPool{&heapPool{granule: 1}, func() {}}
+			small, err := tier.NewSpace(tier.SpaceConfig{
+				ID: gpu0, Capacity: 40, Pool: pool, Fractions: tier.Fractions{Limit: 1},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := managerOf(t, reservation.Config{
+				Spaces:       []*tier.Space{small, spaceOf(t, "host:0", 100)},
+				StallTimeout: reservation.DefaultGrace,
+				Evict:        func(context.Context, tier.ID, int64) (e reservation.Eviction) { return e },
+			})
+			a, b := newTask(t, m, "a"), newTask(t, m, "b")
+			var first, second releaser
+			if atRest {
+				first, second = drawn(t, m, host, 50), drawn(t, m, host, 50)
+			} else {
+				first, second = a.hold(host, 50), b.hold(host, 50)
+			}
+			pool.looks = sync.OnceFunc(func() { release(t, first) })
+			ca := a.ask(inHost, 50)
+			cb := b.ask(reservation.AnyInTiers(tier.GPU, tier.Host), 100) // looked at second
+			time.Sleep(reservation.DefaultGrace + 50*time.Millisecond)
+			got := ca.served(t)
+			cb.waiting(t)
+			release(t, got, second)
+			release(t, cb.served(t))
+		})
+	}
+}
+
 // Clean images are dropped for a request that their memory is in the way of.
 func TestCleanImagesMakeRoom(t *testing.T) {
 	m, s := one(t, 100, 0)
@@ -685,7 +783,7 @@ func TestRefusalNamesPassedMemory(t *testing.T) {
 		m := managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
 			Evict: func(context.Context, tier.ID, int64) reservation.Eviction {
-				return reservation.Eviction{Hint: "enlarge it"}
+				return reservation.Eviction{Why: func() string { return "enlarge it" }}
 			},
 		})
 		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)

@@ -182,6 +182,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 	if err := m.join(w); err != nil {
 		return nil, 0, err
 	}
+	defer m.leave(w)                                         // a function of the program's may panic, or end the goroutine
 	if at, n, err := m.takeAny(w); at != nil || err != nil { // what was freed before w was in line
 		return at, n, err
 	}
@@ -197,7 +198,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 	}()
 	var ticks <-chan time.Time
 	for woken := true; ; {
-		moved, isHead := m.makeRoom(ctx, w, woken)
+		again, isHead := m.makeRoom(ctx, w, woken)
 		if isHead && ticks == nil {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
@@ -207,7 +208,7 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 		if w.refused { // or what the quota credits when it refuses would wake w again and again
 			wake, retry = nil, time.After(tick)
 		}
-		if woken = true; !moved {
+		if woken = true; !again {
 			select {
 			case <-wake:
 			case <-retry:
@@ -281,6 +282,13 @@ func (m *Manager) join(w *waiter) error {
 		m.failLocked(w, w.candidates[0].exceeded())
 	}
 	return w.err
+}
+
+// leave ends w's wait, if it is not over.
+func (m *Manager) leave(w *waiter) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leaveLocked(w)
 }
 
 // leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -350,6 +351,54 @@ func TestCancelledEviction(t *testing.T) {
 	})
 }
 
+// Room that comes free in a slower space while a request evicts, for which it was too late to be
+// seen, is worth another call at once.
+func TestRoomBelowDuringAnEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var below, part reservation.Reservation
+		calls := 0
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
+			Evict: func(context.Context, tier.ID, int64) (e reservation.Eviction) {
+				if calls++; calls == 1 {
+					release(t, below)
+				} else {
+					release(t, part)
+					e.Moved = 60
+				}
+				return e
+			},
+		})
+		below = mustTry(t, m, reservation.Specific(host), 100)
+		part = mustTry(t, m, onGPU0, 60)
+		held := mustTry(t, m, onGPU0, 40)
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		release(t, c.served(t), held)
+	})
+}
+
+// A function of the program's that ends the goroutine of a waiter keeps no other from being served.
+func TestGoexitOfAWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exit := runtime.Goexit
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
+			Evict:  func(context.Context, tier.ID, int64) (e reservation.Eviction) { exit(); return e },
+		})
+		held := mustTry(t, m, onGPU0, 100)
+		first := startReserve(t.Context(), m, onGPU0, 60)
+		<-first.done
+		exit = func() {}
+		second := startReserve(t.Context(), m, onGPU0, 60)
+		second.waiting(t)
+		if n := m.Waits().Waiting; n != 1 {
+			t.Errorf("%d wait, want one", n)
+		}
+		release(t, held)
+		release(t, second.served(t))
+	})
+}
+
 // A panic of Evict, and of a listener of the space, ends no wait and keeps no waiter from being
 // served, now or later.
 func TestPanickingListenersWedgeNothing(t *testing.T) {
@@ -409,7 +458,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 1000), spaceOf(t, "gpu:1", 1000)},
 			Evict: func(_ context.Context, id tier.ID, _ int64) (e reservation.Eviction) {
 				if id == gpu0 {
-					e.Hint = "use a larger disk"
+					e.Why = func() string { return "use a larger disk" }
 				}
 				return e
 			},

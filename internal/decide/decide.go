@@ -100,7 +100,10 @@ func Excess(pressure, trigger, stop int64) int64 {
 // image further down also skips a tier that it would bring to its trigger, if that holds nothing
 // that should go before it: it would soon follow.
 func Decide(s Snapshot, places []int, need int64) (moves []Move, short bool) {
-	p := &planner{s: slices.Clone(s), places: places, next: make([]int, len(s)), given: make([]int, len(s))}
+	p := &planner{
+		s: slices.Clone(s), places: places,
+		next: make([]int, len(s)), given: make([]int, len(s)), dry: make([]bool, len(s)),
+	}
 	from := &p.s[0]
 	for i := range from.Victims {
 		if need <= 0 {
@@ -124,6 +127,7 @@ func Decide(s Snapshot, places []int, need int64) (moves []Move, short bool) {
 		}
 		moves = append(moves, m)
 		need -= v.Bytes
+		clear(p.dry)
 	}
 	return moves, need > 0 && from.More || p.short
 }
@@ -132,9 +136,10 @@ func Decide(s Snapshot, places []int, need int64) (moves []Move, short bool) {
 type planner struct {
 	s      Snapshot
 	places []int
-	next   []int // for each space, the first victim that no move makes leave
-	given  []int // for each space, how many moves it was given
-	short  bool  // the shortlist of a target was too short to tell
+	next   []int  // for each space, the first victim that no move makes leave
+	given  []int  // for each space, how many moves it was given
+	dry    []bool // for each space, it is known since the last move that no victim can leave it
+	short  bool   // the shortlist of a target was too short to tell
 }
 
 func (s *Space) charged(v *Victim) int64 {
@@ -220,7 +225,7 @@ func (p *planner) fits(j int, v *Victim) bool {
 // and the first of them that could go anywhere can go now.
 func (p *planner) canMakeRoom(j int, v *Victim) bool {
 	t := &p.s[j]
-	if t.Blocked || v.Not.Has(t.ID.Kind) || t.Refused > 0 && t.charged(v) >= t.Refused {
+	if p.dry[j] || t.Blocked || v.Not.Has(t.ID.Kind) || t.Refused > 0 && t.charged(v) >= t.Refused {
 		return false
 	}
 	room := t.Room - t.keep(v)
@@ -235,6 +240,7 @@ func (p *planner) canMakeRoom(j int, v *Victim) bool {
 			return true
 		}
 	}
+	p.dry[j] = !sheds
 	p.short = p.short || t.More
 	return false
 }

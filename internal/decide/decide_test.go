@@ -309,3 +309,21 @@ func check(s Snapshot, moves []Move, need int64) error {
 	}
 	return nil
 }
+
+// TestFullSpacesCostLittle: where all is full, the victims of a slower space are looked at once, and
+// not for each victim of the first.
+func TestFullSpacesCostLittle(t *testing.T) {
+	const n = 1000
+	looks := 0
+	s := make(Snapshot, len(three))
+	for i, id := range three {
+		s[i] = Space{ID: id, Calm: math.MaxInt64, Charge: func(n int64) int64 { looks++; return n }}
+		for k := range n {
+			s[i].Victims = append(s[i].Victims, Victim{N: k, Bytes: 1})
+		}
+	}
+	s[2].Victims = nil
+	if moves, _ := Decide(s, []int{0, 1, 2}, n); len(moves) != 0 || looks > 10*n {
+		t.Errorf("%d moves after %d looks at %d victims", len(moves), looks, 2*n)
+	}
+}
