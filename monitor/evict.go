@@ -520,7 +520,14 @@ func (j *job) ended(v Victim, err error) (over bool) {
 		j.freed += v.Bytes
 	case busy, unmovable:
 		j.retry = true
-	case failed, noRoom: // another list has other targets
+	case noRoom:
+		j.over = true
+		j.m.index.mu.Lock()
+		if j.to.refusal.bound(time.Now(), j.to.Used()) > 0 { // another list has other targets
+			j.retry = true
+		}
+		j.m.index.mu.Unlock()
+	case failed:
 		j.over, j.retry = true, true
 	default:
 		j.over = true
