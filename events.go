@@ -55,7 +55,13 @@ func (e *Engine) sayer() func(Event) {
 
 // codecChosen says that what goes to a disk is compressed otherwise from now on.
 func (e *Engine) codecChosen(disk tier.ID, k convert.Codec, cost float64) {
-	e.say(Event{Kind: events.CodecChosen, To: disk, Text: fmt.Sprintf("%s, which should cost %.2f of what bytes cost as they are", k, cost)})
+	e.say(
+		Event{
+			Kind: events.CodecChosen,
+			To:   disk,
+			Text: fmt.Sprintf("%s, which should cost %.2f of what bytes cost as they are", k, cost),
+		},
+	)
 }
 
 // monitorEvents are the monitor's as Config.Events has them, and that a lost GPU is warned of at once.
@@ -81,7 +87,13 @@ func (e *Engine) monitorEvents() monitor.Events {
 			e.say(ev)
 		},
 		Stuck: func(s monitor.Stuck) {
-			text := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest", s.Waiters, s.Used, s.Limit, s.Resting)
+			text := fmt.Sprintf(
+				"%d wait, %d bytes are used of %d, %d of them in batches at rest",
+				s.Waiters,
+				s.Used,
+				s.Limit,
+				s.Resting,
+			)
 			for _, r := range s.Below {
 				text += fmt.Sprintf(", %s has %d", r.Space, r.Available)
 			}
@@ -89,8 +101,14 @@ func (e *Engine) monitorEvents() monitor.Events {
 		},
 		Unmovable: func(u monitor.Unmovable) {
 			e.say(Event{
-				Kind: events.Unmovable, Origin: ofPlace(u.Place), Batch: uint64(u.Batch), From: u.Space, To: u.To, Bytes: u.Bytes,
-				Text: string(u.Form), Err: u.Err,
+				Kind:   events.Unmovable,
+				Origin: ofPlace(u.Place),
+				Batch:  uint64(u.Batch),
+				From:   u.Space,
+				To:     u.To,
+				Bytes:  u.Bytes,
+				Text:   string(u.Form),
+				Err:    u.Err,
 			})
 		},
 	}
@@ -130,7 +148,12 @@ func (e *Engine) watchDisks(ctx context.Context) {
 
 // tellTask says that a task has begun, and returns what says that it has ended. Config.Events is not
 // nil. What is done with the context is the task's.
-func (e *Engine) tellTask(ctx context.Context, owner *reservation.Owner, inputs []*batch.Batch, waited time.Duration) (_ context.Context, ended func(error)) {
+func (e *Engine) tellTask(
+	ctx context.Context,
+	owner *reservation.Owner,
+	inputs []*batch.Batch,
+	waited time.Duration,
+) (_ context.Context, ended func(error)) {
 	var o events.Origin
 	if len(inputs) > 0 {
 		o = ofPlace(inputs[0].Info().Place)

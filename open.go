@@ -219,7 +219,13 @@ func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64
 	}
 	size = min(size, total)
 	if size < tier.Page {
-		return 0, fmt.Errorf("%s has no memory free for a page of %d bytes, of %d bytes: %w", dev.Info().Name, tier.Page, total, tier.ErrNoSpace)
+		return 0, fmt.Errorf(
+			"%s has no memory free for a page of %d bytes, of %d bytes: %w",
+			dev.Info().Name,
+			tier.Page,
+			total,
+			tier.ErrNoSpace,
+		)
 	}
 	return size, nil
 }
@@ -233,7 +239,9 @@ func (e *Engine) openHost() error {
 			bind = -1
 		}
 		capacity := h.Memory.Bytes / tier.Page * tier.Page
-		arena, err := host.NewArena(host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true})
+		arena, err := host.NewArena(
+			host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true},
+		)
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
@@ -286,8 +294,16 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 		}
 	}
 	volume, err := volumes.Open(volumes.Config{
-		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS,
-		Encrypt: d.Encrypt, Key: d.Key, Persist: d.Persist, Space: tier.ID{Kind: tier.Disk, Ordinal: i}, Stripe: &e.stripe, Events: e.sayer(),
+		Dir:      d.Dir,
+		Capacity: capacity,
+		Reserve:  d.Reserve,
+		FS:       d.FS,
+		Encrypt:  d.Encrypt,
+		Key:      d.Key,
+		Persist:  d.Persist,
+		Space:    tier.ID{Kind: tier.Disk, Ordinal: i},
+		Stripe:   &e.stripe,
+		Events:   e.sayer(),
 	})
 	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {
@@ -295,8 +311,17 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
 	}
 	e.warnFor(tier.ID{Kind: tier.Disk, Ordinal: i}, volume.Warnings)
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: capacity, Fractions: marks(d.Marks, e.cfg.DiskMarks), Node: nodeOr(d.Node, topology.Unknown),
-		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir), Logger: e.cfg.Logger,
+		ID: tier.ID{
+			Kind:    tier.Disk,
+			Ordinal: i,
+		},
+		Capacity:  capacity,
+		Fractions: marks(d.Marks, e.cfg.DiskMarks),
+		Node:      nodeOr(d.Node, topology.Unknown),
+		Backend:   "disk",
+		Pool:      volume,
+		Hint:      fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
+		Logger:    e.cfg.Logger,
 	})
 	if err != nil {
 		return errors.Join(err, volume.Close())

@@ -142,7 +142,13 @@ func Whole(d *batch.Descriptor) *batch.Descriptor {
 			p.put(total(d, i), buffer{}, nil, nil)
 		}
 	}
-	return &batch.Descriptor{Schema: d.Schema, Rows: d.Rows, Nodes: d.Nodes, Buffers: p.spans, Body: RoundUp(p.at, alignLarge)}
+	return &batch.Descriptor{
+		Schema:  d.Schema,
+		Rows:    d.Rows,
+		Nodes:   d.Nodes,
+		Buffers: p.spans,
+		Body:    RoundUp(p.at, alignLarge),
+	}
 }
 
 // ChainPart is N bytes of a dictionary's whole image: those at From of the body of Of are at To.
@@ -159,7 +165,8 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 		until[i] = total(d, i)
 	}
 	for of := d; ; of = of.Dictionaries[0] {
-		if len(of.Buffers) != len(d.Buffers) || of.From != nil && (len(of.From) != len(of.Buffers) || len(of.Dictionaries) != 1) {
+		if len(of.Buffers) != len(d.Buffers) ||
+			of.From != nil && (len(of.From) != len(of.Buffers) || len(of.Dictionaries) != 1) {
 			return nil, Path{"dictionary"}.Invalid("%d buffers of one that has %d", len(of.Buffers), len(d.Buffers))
 		}
 		for i, s := range of.Buffers {
@@ -167,11 +174,16 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 			if of.From != nil {
 				from = of.From[i]
 			}
-			if (s == payload.Absent) != (d.Buffers[i] == payload.Absent) || from < 0 || from%8 != 0 || from > end || end > total(of, i) {
-				return nil, Path{"dictionary"}.Invalid("buffer %d ends at %d, and begins at %d with %d bytes", i, end, from, s.Length)
+			if (s == payload.Absent) != (d.Buffers[i] == payload.Absent) || from < 0 || from%8 != 0 || from > end ||
+				end > total(of, i) {
+				return nil, Path{"dictionary"}.Invalid(
+					"buffer %d ends at %d, and begins at %d with %d bytes", i, end, from, s.Length)
 			}
 			if end > from {
-				parts = append(parts, ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from})
+				parts = append(
+					parts,
+					ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from},
+				)
 			}
 			until[i] = from
 		}

@@ -275,7 +275,9 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	}
 	l.Rewind() // an attempt in another space may have written a part
 	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return safely(func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) })
+		return safely(
+			func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) },
+		)
 	})
 	if err == nil {
 		out.cut(parts)
@@ -367,7 +369,12 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 
 // digestExtension returns the digest of the image that a dictionary would have if it extended no other
 // one. It assembles that image on the Go heap.
-func (b *Builtin) digestExtension(ctx context.Context, img *batch.Image, d *batch.Descriptor, base int64) (tier.Digest, error) {
+func (b *Builtin) digestExtension(
+	ctx context.Context,
+	img *batch.Image,
+	d *batch.Descriptor,
+	base int64,
+) (tier.Digest, error) {
 	bodies := make(map[*batch.Descriptor][]byte)
 	for of := d; of != nil; {
 		bodies[of] = make([]byte, of.Body)
