@@ -80,13 +80,16 @@ func withDriver(t *testing.T, c *spillway.Config) {
 // lookingPolicy counts the looks at what may be moved.
 type lookingPolicy struct {
 	monitor.Policy
-	looks *int
+	looks *atomic.Int64
 }
 
-func (p lookingPolicy) Order(now int64, list []monitor.Victim) { *p.looks++; p.Policy.Order(now, list) }
+func (p lookingPolicy) Order(now int64, list []monitor.Victim) {
+	p.looks.Add(1)
+	p.Policy.Order(now, list)
+}
 
 func watched(_ *testing.T, c *spillway.Config) {
-	c.Policy = lookingPolicy{monitor.PlanOrder(), new(int)}
+	c.Policy = lookingPolicy{monitor.PlanOrder(), new(atomic.Int64)}
 }
 
 // pressed keeps the GPU above its trigger for so long, while there is nowhere to go.

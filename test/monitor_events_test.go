@@ -164,6 +164,11 @@ func TestStuckEvents(t *testing.T) {
 		if len(all) != len(want) {
 			t.Fatalf("%d events, want %d: %+v", len(all), len(want), all)
 		}
+		for i := 0; i < len(all); i += 3 { // the two spaces at their triggers are found in any order
+			if all[i].To != want[i].To {
+				all[i], all[i+1] = all[i+1], all[i]
+			}
+		}
 		for i, e := range all {
 			noted(t, e, want[i])
 		}

@@ -390,14 +390,14 @@ var settings = []setting{
 		watched(t, c)
 		return func(eng *spillway.Engine) bool {
 			pressed(t, eng, time.Second)
-			return *c.Policy.(lookingPolicy).looks > 0
+			return c.Policy.(lookingPolicy).looks.Load() > 0
 		}
 	}},
 	{field: "MonitorPeriod", with: watched, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.MonitorPeriod = 10 * time.Second
 		return func(eng *spillway.Engine) bool {
 			pressed(t, eng, time.Minute) // in which there are 1200 looks without it
-			looks := *c.Policy.(lookingPolicy).looks
+			looks := c.Policy.(lookingPolicy).looks.Load()
 			return looks >= 6 && looks < 200
 		}
 	}},
