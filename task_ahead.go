@@ -131,8 +131,8 @@ func (a *aheadOfTasks) next() []*taskInputs {
 }
 
 // bring fetches a batch to where the task may run, if it is clear which GPU that will be, or else to
-// host memory, and reports whether it came anywhere. What fails for another reason than room is left
-// to the task.
+// host memory, and reports whether it moved the batch. Errors other than a lack of room are left to
+// the task.
 func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch, full *[tier.Disk + 1]bool) bool {
 	all := a.e.reservations.Spaces()
 	for _, to := range []reservation.Strategy{in.to, reservation.AnyInTier(tier.Host)} {

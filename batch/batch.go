@@ -265,7 +265,7 @@ type leased interface {
 	OnUnleased(f func())
 }
 
-// What the built-in forms of a batch's data are made of.
+// The types of the built-in payload and of its description.
 type (
 	// Image is the bytes of a batch in the one layout that all tiers share, in a buffer of any
 	// space: the payload of GPUImage, HostImage and DiskImage.

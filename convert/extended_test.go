@@ -219,7 +219,7 @@ func TestDeltaStream(t *testing.T) {
 			t.Errorf("batch %d: %v", i, err)
 		}
 	}
-	// What was opened is recognised when it is put again.
+	// The store recognises the array of an opened record when the record is put again.
 	again := m.make(t, opened[20], tier.Host)
 	if shared(again) != shared(all[20]) {
 		t.Error("an opened dictionary was not recognised")
@@ -489,8 +489,8 @@ func TestAdoptedExtension(t *testing.T) {
 	drop(t, all...)
 }
 
-// TestExtensionThatDoesNotFit: what an adopted dictionary says of its base is checked when it is opened,
-// and the dictionaries that it claims to extend can be opened all the same.
+// TestExtensionThatDoesNotFit: opening an adopted dictionary checks it against its base, and the
+// dictionaries that it claims to extend can still be opened.
 func TestExtensionThatDoesNotFit(t *testing.T) {
 	for name, spoil := range map[string]func(*batch.Descriptor){
 		"begins beyond its base": func(d *batch.Descriptor) { d.From[2] += 1 << 20 },

@@ -48,7 +48,7 @@ type WorkStats struct {
 // MoveStats counts moves of batches.
 type MoveStats struct {
 	Batches int64
-	Bytes   int64         // that were moved: a copy that lay there moves none
+	Bytes   int64         // moved; a move onto a clean image moves none
 	Busy    time.Duration // sum over the moves; they may overlap
 }
 

@@ -351,7 +351,8 @@ func (m *Monitor) findCopies(in []*space, list []Victim) {
 	}
 }
 
-// What moves are taken to need before there was one: a transfer between memories, or with a disk.
+// Assumed costs of moves on an edge that has no measured move yet: memorySpeed between memories,
+// storageSpeed with a disk.
 const (
 	eachMove     = 20 * time.Microsecond
 	memorySpeed  = 8 << 30 // bytes a second

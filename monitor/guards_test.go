@@ -86,7 +86,8 @@ func TestWritingAheadComesBack(t *testing.T) {
 	})
 }
 
-// TestListEnds: a list of moves ends when as much has left the space as it was for, whoever freed it.
+// TestListEnds: a list of moves ends when the space has as few bytes in use as the list was for, also
+// if other goroutines freed them.
 func TestListEnds(t *testing.T) {
 	bubble(t, "a release", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {

@@ -149,7 +149,7 @@ type Holdings struct {
 // Holder is a part of Holdings: what one owner, or one operator of a plan, keeps by one kind of
 // holds. With Engine, Retired and Others the Bytes of all make up Used while nothing moves.
 type Holder struct {
-	// What names the kind of holder: "handle", "record", "reservation" (promised bytes, drawn or not)
+	// The field What is the kind of holder: "handle", "record", "reservation" (promised bytes, drawn or not)
 	// or "buffer" (all other used bytes: in buffers whose reservation is released, and dictionaries
 	// that only clean images use). In Batches it is "batch".
 	What     string

@@ -313,9 +313,9 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 }
 
 // Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
-// measuring, it measures what is not compressed, and counts the processor time of what is. What is in
-// progress at the same time counts its time once, and pauses count none. After an error or a panic of
-// f nobody knows how many bytes the time so far belongs to, and it does not count.
+// measuring, Timed measures the speed of uncompressed bytes and the processor time of compressed
+// ones. Calls that overlap count their common time once, and pauses count none. After an error or
+// a panic of f the time does not count, because it is not known how many bytes it belongs to.
 func (c *Chooser) Timed(
 	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
 ) (err error) {

@@ -149,8 +149,8 @@ func (s *Space) charged(v *Victim) int64 {
 	return s.Charge(v.Bytes)
 }
 
-// keep returns how many bytes the move of v into the space leaves free. What work keeps in use is no
-// headroom.
+// keep returns how many bytes the move of v into the space leaves free: its headroom, but no more
+// than would be free without batches at rest.
 func (s *Space) keep(v *Victim) int64 { return max(0, min(s.Headroom, s.Spare-s.charged(v))) }
 
 // target returns the space that v should be moved to, -1 if there is none.

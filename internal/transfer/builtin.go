@@ -187,8 +187,8 @@ func (d *bytesTo) cut(parts *payload.Parts) {
 	}
 }
 
-// from returns an image as what is read. What an image on disk holds is compared with the checksums;
-// so is what is uncompressed.
+// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are compared
+// with the checksums.
 func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
 	if p.Encoding() == payload.Scattered {
 		return b.fromScattered(ctx, p)

@@ -34,8 +34,8 @@ const helpersPerDepth = 4
 //
 // A volume is open, closed or ended. Close makes it closed: nothing is allocated any more, and its
 // goroutines have ended. It is ended when all allocated memory is free, too: at the end of Close, or
-// with the last Free. Then its files are closed and removed, and its keys overwritten. What persists
-// and was not taken stays for the next volume.
+// with the last Free. Then its files are closed and removed, and its keys overwritten. Persisted
+// files that nobody took stay for the next volume.
 type Volume struct {
 	cfg       Config
 	dir       string // absolute

@@ -231,7 +231,7 @@ func testPoolShrink(t *testing.T, p *pool) {
 		Shrink(m tier.Memory, size int64)
 	})
 	if !ok {
-		t.Skip("the pool cannot")
+		t.Skip("needs a pool with a method Shrink")
 	}
 	held := p.fill()
 	for i, size := range []int64{sixteenth, sixteenth - 1, 5*tier.Page + 1, 1} {
