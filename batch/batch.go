@@ -640,7 +640,7 @@ func (b *Batch) update(apply func() (change, error)) error {
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
 	b.mu.changed = nil
 	if b.mu.over = b.mu.released; b.mu.over {
-		c.clean, b.mu.clean = b.mu.clean, nil
+		c.clean, b.mu.clean = append(c.clean, b.mu.clean...), nil
 		if b.mu.active == 0 {
 			c.old = b.mu.payload
 			b.mu.payload, b.mu.traits = nil, payloadTraits{}

@@ -232,6 +232,40 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	}
 }
 
+// TestLastMove: a move that also drops the batch drops all clean images: the one that it replaces in
+// its tier, and those of other tiers.
+func TestLastMove(t *testing.T) {
+	gpu, host, other, disk := newSpace(t, "gpu:0"), newSpace(t, "host:0"), newSpace(t, "host:1"), newSpace(t, "disk:0")
+	desc := &Descriptor{Rows: 1, Body: tier.Page}
+	image := func(s *tier.Space) *Image { return NewImage(desc, draw(t, s, desc.Body), s) }
+	b := newBatch(t, image(gpu), nil)
+	all := &ledger{t: t, made: make(map[events.Kind]int)}
+	for _, s := range []*tier.Space{host, disk} {
+		if !b.Inside().AddClean(image(s), desc, all.retained()) {
+			t.Fatalf("%s did not keep an image", s.ID())
+		}
+	}
+	tr, err := b.TryTransit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := tr.CommitOpen(t.Context(), image(other), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*tier.Space{gpu, host, other, disk} {
+		if u := s.Usage(); u.Used()+u.Cached != 0 {
+			t.Errorf("%s holds %+v", s.ID(), u)
+		}
+	}
+	if n := all.made[events.CopyDropped]; n != 2 {
+		t.Errorf("%d clean images were dropped, want 2", n)
+	}
+}
+
 // TestEndsOfAhead: a prefetch is used when the batch is, or when it is moved ahead again, and
 // wasted when the batch is dropped or evicted first. A clean image without room is dropped.
 func TestEndsOfAhead(t *testing.T) {
