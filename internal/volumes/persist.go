@@ -382,13 +382,19 @@ func (v *Volume) rename(k *keptFile, to string, named bool) error {
 	return nil
 }
 
-// openKept opens a file by the name that it has, which may change meanwhile.
+// openKept opens a file by the name that it has, which may change meanwhile. The key is looked up
+// after the number's name was not found: then the file has been renamed to it.
 func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
-	part, key := keptName(k.number, partSuffix), keptName(k.key.Load(), "")
-	for _, name := range []string{k.name(), part, key, part, key} {
+	name := k.name()
+	for range 5 {
 		f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
+		}
+		if part := keptName(k.number, partSuffix); name != part {
+			name = part
+		} else {
+			name = keptName(k.key.Load(), "")
 		}
 	}
 	return f, err

@@ -93,6 +93,44 @@ func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed ui
 	return e
 }
 
+// reopenHook is a file system that calls before once, when a file is about to be opened again.
+type reopenHook struct {
+	disk.FS
+	before atomic.Pointer[func()]
+}
+
+func (f *reopenHook) Reopen(path string, direct bool) (disk.File, error) {
+	if before := f.before.Swap(nil); before != nil {
+		(*before)()
+	}
+	return f.FS.Reopen(path, direct)
+}
+
+// TestReadDuringRename: a memory can be read while its file gets its key for a name, and while it
+// loses it.
+func TestReadDuringRename(t *testing.T) {
+	hook := &reopenHook{FS: disk.OS()}
+	v := openPersistent(t, tempDir(t), func(c *volumes.Config) { c.FS = hook })
+	defer closeVolume(t, v)
+	e := alloc(t, v, mib)
+	defer v.Free(e, func() {})
+	write(t, e, random(mib, 1), 0)
+	var key uint64
+	persisting := func() {
+		var err error
+		if key, err = v.Persist(metaOf(1), placeOf(1), anyRoom, e); err != nil {
+			t.Error(err)
+		}
+	}
+	forgetting := func() { v.Forget(key) }
+	for _, rename := range []func(){persisting, forgetting} {
+		hook.before.Store(&rename)
+		if !bytes.Equal(read(t, e, mib, 0), random(mib, 1)) {
+			t.Error("the memory has other bytes")
+		}
+	}
+}
+
 // TestPersistedMemoriesAreThereAfterwards: what was kept is found with its bytes, whatever
 // was freed or not kept beside it is room again, and in the end nothing is left.
 func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
