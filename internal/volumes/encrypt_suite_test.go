@@ -71,6 +71,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestPersistingSurvivesEveryFault":        TestPersistingSurvivesEveryFault,
 	"TestRandomPersisting":                    TestRandomPersisting,
 	"TestFileThatCannotBeRemoved":             TestFileThatCannotBeRemoved,
+	"TestReadDuringRename":                    TestReadDuringRename,
 }
 
 // others are tests in the same files that a key makes no difference to, or that write parts of pages,
