@@ -71,7 +71,7 @@ type found struct {
 	gone  bool // it was adopted or forgotten, or is not needed any more; guarded by Found.mu
 
 	// Of a dictionary. From the first batch that is adopted until the last is adopted or forgotten,
-	// Found has a reference to it.
+	// Found has a reference to it, and its file is lent.
 	waiting int          // batches that need it; guarded by Found.mu
 	shared  batch.Shared // nil until it is needed; guarded by Found.turn
 }
@@ -233,31 +233,28 @@ func (f *Found) end(b *found) error {
 			f.drop(d)
 			continue
 		}
+		f.own(d)
 		err = errors.Join(err, d.shared.Release())
 		d.shared = nil
 	}
 	return err
 }
 
-// take hands the memory of a file out as a buffer, nil if there is none. The caller calls keep when it
-// is adopted, or else putBack before it releases the buffer.
-func (f *Found) take(b *found) (buf *tier.Buffer, keep func(), putBack func() error, err error) {
+// take lends the memory of a file as a buffer, nil if there is none. When the buffer is released, the
+// file is as it was before, unless own was called.
+func (f *Found) take(b *found) (*tier.Buffer, error) {
 	memory, err := b.volume().Take(b.key.key)
-	if err != nil {
-		return nil, nil, nil, err
+	if err != nil || memory == nil {
+		return nil, err
 	}
+	return b.space.Adopt(b.promise, memory), nil
+}
+
+// own makes a file that was taken one of this process: it goes with its memory.
+func (f *Found) own(b *found) {
+	b.volume().Own(b.key.key, func() { _ = b.space.Release(b.header) })
 	f.count(b, -b.bytes)
-	if memory != nil {
-		buf = b.space.Adopt(b.promise, memory)
-	}
-	keep = func() {
-		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.header) })
-		_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
-	}
-	return buf, keep, func() error {
-		f.count(b, b.bytes)
-		return b.volume().PutBack(b.key.key)
-	}, nil
+	_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
 }
 
 // payload makes a payload of a batch, verified.
@@ -269,7 +266,7 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	if err != nil {
 		return nil, err
 	}
-	buf, keep, putBack, err := f.take(b)
+	buf, err := f.take(b)
 	if err != nil {
 		return nil, errors.Join(err, releaseShared(shared))
 	}
@@ -282,9 +279,9 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	}
 	p := payload.New(parts)
 	if err := im.Verify(ctx, p); err != nil {
-		return nil, errors.Join(err, putBack(), p.Release())
+		return nil, errors.Join(err, p.Release())
 	}
-	keep()
+	f.own(b)
 	return p, nil
 }
 
@@ -315,21 +312,20 @@ func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared [
 	return shared, nil
 }
 
-// adoptDictionary brings a dictionary, verified. The turn is held.
+// adoptDictionary makes a dictionary of a file, verified. The turn is held.
 func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error {
-	buf, keep, putBack, err := f.take(d)
+	buf, err := f.take(d)
 	if err != nil {
 		return err
 	}
 	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buf) // it has bytes: see Entry.fits
 	if err != nil {
-		return errors.Join(err, d.space.Release(d.promise), d.space.Release(d.header))
+		return err
 	}
 	if err := im.VerifyDictionary(ctx, s); err != nil {
-		return errors.Join(err, putBack(), s.Release())
+		return errors.Join(err, s.Release())
 	}
 	d.shared = s
-	keep()
 	return nil
 }
 
@@ -349,13 +345,13 @@ func (f *Found) Close() error {
 	f.busy.Wait()
 	var err error
 	for _, b := range f.order {
-		switch {
-		case b.gone:
-		case b.shared == nil:
-			f.leave(b)
-		default:
-			err = errors.Join(err, b.volume().PutBack(b.key.key), b.shared.Release(), b.space.Release(b.header))
+		if b.gone {
+			continue
 		}
+		if b.shared != nil { // a dictionary that batches here need still
+			err = errors.Join(err, b.shared.Release())
+		}
+		f.leave(b)
 	}
 	return err
 }

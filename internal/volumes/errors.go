@@ -115,7 +115,7 @@ func (v *Volume) full(size int64, cause error) error {
 
 // refused returns the error of an Alloc that the file system refused.
 func (v *Volume) refused(size int64, cause error) error {
-	v.disk.Fail()
+	v.Disk.Fail()
 	if isFull(cause) {
 		return v.full(size, cause)
 	}

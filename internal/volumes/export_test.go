@@ -14,7 +14,7 @@ import (
 )
 
 // UnderWay returns how many bytes of reads and writes are in progress.
-func (v *Volume) UnderWay() int64 { return v.disk.Stats().Running }
+func (v *Volume) UnderWay() int64 { return v.Disk.Stats().Running }
 
 // Mapped returns how many bytes of memory a volume has mapped for what it seals.
 func (v *Volume) Mapped() int64 {

@@ -81,8 +81,8 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		kept = f
 	}
 
-	var mu sync.Mutex // of next, lanes and failed
-	begin, next, lanes, failed := off, off, 1, error(nil)
+	var mu sync.Mutex // of next, lanes, failed and piece, the one that next is in
+	begin, next, lanes, failed, piece := off, off, 1, error(nil), 0
 	var helpers sync.WaitGroup
 	// request makes the next request. It returns false if there is none, or none for a helper.
 	request := func(helper bool) bool {
@@ -95,9 +95,12 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 			return false
 		}
 		off := next
-		piece := &e.pieces[e.pieceAt(off)]
-		most := min(end, piece.Off+piece.Len) - off
-		begun := v.disk.Begin(most, write, helper)
+		for off >= e.pieces[piece].Off+e.pieces[piece].Len {
+			piece++
+		}
+		in := &e.pieces[piece]
+		most := min(end, in.Off+in.Len) - off
+		begun := v.Disk.Begin(most, write, helper)
 		if begun == 0 {
 			mu.Unlock()
 			return false
@@ -108,7 +111,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		next += n
 		mu.Unlock()
-		err := e.do(ctx, kept, piece, p[off-begin:][:n:n], off, begun, write)
+		err := e.do(ctx, kept, in, p[off-begin:][:n:n], off, begun, write)
 		if err != nil {
 			mu.Lock()
 			failed = cmp.Or(failed, err)
@@ -182,7 +185,7 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 	default:
 		v.read.Add(n)
 	}
-	v.disk.End(begun, done, settled, write)
+	v.Disk.End(begun, done, settled, write)
 	if end != nil {
 		end(err)
 	}

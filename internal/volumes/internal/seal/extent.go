@@ -61,8 +61,8 @@ func (s *Sealer) OldExtent(key *Key, blocks []Block) *Extent {
 	return x
 }
 
-// Key returns the key that sealed the memory.
-func (x *Extent) Key() *Key { return x.key }
+// Salt returns the salt of the key that sealed the memory.
+func (x *Extent) Salt() Salt { return x.key.salt }
 
 // Blocks returns the blocks that were written. If a write failed and was not repeated, Blocks returns its
 // error.

@@ -20,7 +20,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"slices"
 	"sync/atomic"
 )
@@ -114,9 +113,6 @@ func (k *Key) expand() (err error) {
 	return err
 }
 
-// Salt returns what the key was derived with.
-func (k *Key) Salt() Salt { return k.salt }
-
 // Mark identifies the user's key. No sealer is the mark of what is not sealed.
 func (s *Sealer) Mark() Mark {
 	if s == nil {
@@ -134,9 +130,6 @@ func (s *Sealer) Opens(m Mark) (bool, error) {
 	proof, err := proofOf(s.users, m.Salt)
 	return err == nil && proof == m.Proof, err
 }
-
-// Own returns the key that the sealer seals with.
-func (s *Sealer) Own() *Key { return s.own }
 
 // KeyOf returns the key of an earlier volume.
 func (s *Sealer) KeyOf(salt Salt) (*Key, error) {
@@ -190,15 +183,13 @@ func (s *Sealer) SealText(text, extra []byte) ([]byte, Seal) {
 	return p[:len(text)], made
 }
 
-var errAltered = errors.New("it is not what was sealed")
-
-// OpenText returns what SealText sealed.
-func (k *Key) OpenText(sealed, extra []byte, known Seal) ([]byte, error) {
+// OpenText returns what SealText of a volume, with the key of a salt, has sealed.
+func (s *Sealer) OpenText(sealed, extra []byte, salt Salt, known Seal) ([]byte, error) {
+	k, err := s.KeyOf(salt)
+	if err != nil {
+		return nil, err
+	}
 	nonce := nonceOf(known.Nonce)
 	text := slices.Concat(sealed, known.Tag[:])
-	text, err := k.aead.Open(text[:0], nonce[:], text, extra)
-	if err != nil {
-		return nil, errAltered
-	}
-	return text, nil
+	return k.aead.Open(text[:0], nonce[:], text, extra)
 }

@@ -143,7 +143,7 @@ func TestRandomRequests(t *testing.T) {
 		if ok, err := later.sealer.Opens(m.sealer.Mark()); !ok || err != nil {
 			t.Errorf("the same key: %v, %v", ok, err)
 		}
-		key, err := later.sealer.KeyOf(m.extent.Key().Salt())
+		key, err := later.sealer.KeyOf(m.extent.Salt())
 		if err != nil {
 			t.Fatal(err)
 		}
