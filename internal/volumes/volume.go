@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/volumes/internal/pace"
@@ -62,7 +63,6 @@ type Volume struct {
 	trimmer             sync.WaitGroup
 	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
 	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
-	patch               chan struct{}  // a token: one write of parts of pages at a time
 
 	// change is a token of the goroutine that adds room or gives it back. Its owner, if it finds no
 	// room, knows that there is none. System calls are made with it, so it is not a mutex; mu is
@@ -97,18 +97,16 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	v := &Volume{
 		cfg:    cfg.withDefaults(),
-		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 	}
 	v.cfg.Key = nil // the caller's, and not to be kept
 	v.Disk.Request, v.Disk.Depth, v.Disk.Stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
 	v.maxHelpers.Store(helpersPerDepth * int64(v.cfg.Depth))
-	v.buffers.length = v.cfg.Request + beyondRequest
+	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.mu.entries = make(map[uint64]*keptFile)
 	var err error
 	if cfg.Encrypt {
-		v.buffers.mapped = helpersPerDepth * v.cfg.Depth
 		v.sealer, err = seal.NewSealer(cfg.Key)
 	}
 	if err == nil {
@@ -116,7 +114,8 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, join(advise(err), v.forgetKeys()))
+		v.forgetKeys()
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, advise(err))
 	}
 	v.sealer.Opened()
 	for off := int64(0); off < v.cfg.Capacity && !v.cfg.Persist; off += v.cfg.SegmentSize {
@@ -223,6 +222,7 @@ func (v *Volume) probe() (err error) {
 // probeFile opens a file, and writes and reads a page, because some file systems refuse direct I/O
 // only then.
 func (v *Volume) probeFile(direct bool) (err error) {
+	defer guard.Error(&err, filesOf)
 	name := segmentFile(0)
 	f, err := v.openSegment(name, direct)
 	if err != nil {
@@ -256,9 +256,9 @@ func (v *Volume) probeFile(direct bool) (err error) {
 }
 
 // forgetKeys ends all use of keys, and of the memory that sealed requests pass through.
-func (v *Volume) forgetKeys() error {
+func (v *Volume) forgetKeys() {
 	v.sealer.Forget()
-	return v.buffers.unmap()
+	v.buffers.unmap()
 }
 
 // openSegment opens a new, empty file.
@@ -366,7 +366,8 @@ func (v *Volume) end() error {
 		err = join(err, v.closeSegment(s.name, files[i]))
 	}
 	if last { // and no header is sealed any more
-		err = join(err, v.leaveDir(), v.forgetKeys())
+		err = join(err, v.leaveDir())
+		v.forgetKeys()
 	}
 	if err != nil {
 		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advise(err))

@@ -161,13 +161,6 @@ func TestRandomRequests(t *testing.T) {
 	}
 }
 
-func TestWritesInsideOfPagesAreRefused(t *testing.T) {
-	m := newMemory(t, nil)
-	if err := m.write(make([]byte, page), 100); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("it is %v", err)
-	}
-}
-
 // TestChangedBytesAreFound finds changed bytes, a block in the place of another one, a block of another
 // memory, and the end of a file.
 func TestChangedBytesAreFound(t *testing.T) {
