@@ -85,7 +85,7 @@ func (f *Found) Add(space *tier.Space) (err error) {
 	files := make(map[uint64]*found)
 	var added []*found
 	for _, p := range space.Pool().(*volumes.Volume).Persisted() {
-		b := &found{Persisted: p, space: space, err: p.Err}
+		b := &found{Persisted: p, space: space}
 		memory := space.Charge(p.Size)
 		if b.header, err = space.Occupy(p.Room - memory); err != nil {
 			return err
@@ -94,13 +94,7 @@ func (f *Found) Add(space *tier.Space) (err error) {
 			return err
 		}
 		space.Hold(p.Room)
-		if b.err == nil {
-			b.entry, b.err = schemas.Read(p.Meta, p.Place)
-		}
-		if b.err == nil && !b.entry.fitsIn(p.Size) {
-			b.entry, b.err = nil, errFormat
-		}
-		if b.err == nil {
+		if b.entry, b.err = schemas.entry(&p); b.err == nil {
 			b.err = b.findDictionaries(files)
 		}
 		if b.err != nil {
@@ -119,10 +113,23 @@ func (f *Found) Add(space *tier.Space) (err error) {
 	return nil
 }
 
-// fitsIn reports whether a memory of some size, 0 for none, is what an entry needs.
-func (e *Entry) fitsIn(size int64) bool {
-	n := e.Stored()
-	return size >= n && (n > 0 || size == 0)
+// entry reads the entry of a file, whose memory must be as long as the entry needs.
+func (s *Schemas) entry(p *volumes.Persisted) (*Entry, error) {
+	if p.Err != nil {
+		return nil, p.Err
+	}
+	e, err := s.Read(p.Meta, p.Place)
+	if err != nil {
+		return nil, err
+	}
+	if n := e.Stored(); p.Size < n || n == 0 && p.Size > 0 {
+		return nil, errFormat
+	}
+	return e, nil
+}
+
+func errDictionary(key uint64) error {
+	return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
 }
 
 // findDictionaries finds the dictionaries of b, which were written before it, among files.
@@ -132,7 +139,7 @@ func (b *found) findDictionaries(files map[uint64]*found) error {
 	for _, key := range b.entry.Dictionaries {
 		dict := files[key]
 		if dict == nil || !dict.isDictionary() {
-			return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
+			return errDictionary(key)
 		}
 		d.Dictionaries = append(d.Dictionaries, dict.entry.Descriptor)
 		for _, needed := range append(slices.Clone(dict.dicts), dict) {

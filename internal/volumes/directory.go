@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -249,6 +248,3 @@ func removeAbandoned(fsys disk.FS, dir string) (removed []string, err error) {
 	}
 	return removed, err
 }
-
-// segmentsPrefix begins the name of a directory of segments.
-func segmentsPrefix() string { return fmt.Sprintf("spillway-%d-", os.Getpid()) }

@@ -15,8 +15,7 @@ import (
 // transfers are completed in wholeFile.
 
 var (
-	errNoDir  = errors.New("the directory does not exist")
-	errNotDir = errors.New("not a directory")
+	errNoDir = errors.New("the directory does not exist")
 
 	// errReserve is the error of a volume that leaves the rest of the file system to others.
 	errReserve = errors.New("the file system's free space is down to the reserve")
@@ -61,7 +60,7 @@ func advise(err error) error {
 		advice = fullAdvice
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		advice = "raise the limit of open files"
-	case errors.Is(err, errNotDir), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EROFS):
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EROFS):
 		advice = "name another directory"
 	case errors.Is(err, syscall.EIO):
 		advice = "the disk fails: name another directory, on one that works"

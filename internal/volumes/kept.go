@@ -332,38 +332,42 @@ func (v *Volume) Own(key uint64, giveUp func()) {
 // entry is no error.
 func (v *Volume) Forget(key uint64) {
 	v.mu.Lock()
-	k, ended := v.mu.entries[key], v.mu.ended
-	v.mu.Unlock()
-	if k == nil || ended { // the directory may be another volume's by now
+	k := v.mu.entries[key]
+	if k == nil || v.mu.ended { // the directory may be another volume's by now
+		v.mu.Unlock()
 		return
 	}
-	if was := v.endEntry(k); was == isFound || was == isOwned && k.memory.size == 0 {
+	unheld := k.state == isFound || k.memory.size == 0
+	if k.state == isFound {
+		v.mu.stays -= k.persisted.Room
+	}
+	k.state = isOwned
+	delete(v.mu.entries, key)
+	v.mu.Unlock()
+	v.endEntry(k)
+	if unheld {
 		v.Free(k.memory, func() {})
 	}
 }
 
-// endEntry ends an entry: its file has no key for a name any more. It returns the state that it ended;
-// isPart if the file was no entry any more.
-func (v *Volume) endEntry(k *keptFile) (was keptState) {
+// endEntry ends the entry of a file, if there is one: it returns when the file has no key for a name any
+// more.
+func (v *Volume) endEntry(k *keptFile) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	v.mu.Lock()
-	was = k.state
+	ended := k.state == isPart
 	v.mu.Unlock()
-	if was == isPart {
-		return was
+	if ended {
+		return
 	}
 	if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
 		v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if was = k.state; was == isFound {
-		v.mu.stays -= k.persisted.Room
-	}
 	delete(v.mu.entries, k.key.Load())
 	k.state = isPart
-	return was
 }
 
 // rename gives a file another name: its key, or its number. Its caller has the file's turn.

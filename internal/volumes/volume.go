@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -150,7 +151,7 @@ func (v *Volume) open() (err error) {
 	case err != nil:
 		return bare(err)
 	case !info.IsDir():
-		return errNotDir
+		return syscall.ENOTDIR
 	}
 	removed, err := removeAbandoned(v.cfg.FS, v.dir)
 	if err != nil {
@@ -201,7 +202,7 @@ func (v *Volume) probe() (err error) {
 			continue
 		}
 		if !kind.anonymous && v.own == nil {
-			if v.own, err = makeOwnDir(v.cfg.FS, v.dir, segmentsPrefix()); err != nil {
+			if v.own, err = makeOwnDir(v.cfg.FS, v.dir, fmt.Sprintf("spillway-%d-", os.Getpid())); err != nil {
 				return bare(err)
 			}
 			v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; "+
