@@ -232,7 +232,7 @@ func (v *Volume) grow(need int64) (full bool, refusal error) {
 			s.holes.Free(off, n)
 		}
 		v.mu.Unlock()
-		if refusal = err; err == nil || !isFull(err) {
+		if refusal = err; err == nil || !isOf(errsFull, err) {
 			break
 		}
 	}

@@ -213,7 +213,7 @@ func (v *Volume) probe() (err error) {
 			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, "+
 				"which is slower and takes memory", v.system)
 		}
-		if !isUnable(err) {
+		if !isOf(errsUnable, err) {
 			break
 		}
 	}
