@@ -23,7 +23,7 @@ type Directory struct {
 
 // Listed is a batch or a dictionary in a Directory.
 type Listed struct {
-	Record *volumes.KeptRecord
+	Record *volumes.Persisted
 	Entry  *Entry // nil if it cannot be read
 	Err    error  // why it cannot be adopted
 }
@@ -50,7 +50,7 @@ func (d *Directory) list(checksums bool) {
 	sound := make(map[uint64]bool) // dictionaries, by key
 	for i := range d.Records {
 		l := Listed{Record: &d.Records[i]}
-		if l.Entry, l.Err = schemas.entry(&l.Record.Persisted); l.Err == nil {
+		if l.Entry, l.Err = schemas.entry(l.Record); l.Err == nil {
 			l.Err = l.check(sound, checksums)
 		}
 		if l.Entry == nil || l.Entry.ID != 0 {

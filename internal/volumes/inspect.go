@@ -1,7 +1,6 @@
 package volumes
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -14,18 +13,12 @@ import (
 // Kept is a directory in which batches persist, as Inspect found it.
 type Kept struct {
 	Path      string
-	InUse     bool         // a volume has it locked, of this process or of another
-	Sealed    bool         // it is encrypted with a user's key: of Records only Key, Room and File are known
-	Records   []KeptRecord // the oldest first
-	Unlisted  []string     // names of files that hold nothing that persists, and are no volume's in use
-	FileBytes int64        // the lengths of all files
-	Err       error        // why nothing of it could be read
-}
-
-// KeptRecord is a batch or a dictionary of a Kept.
-type KeptRecord struct {
-	Persisted
-	order uint64
+	InUse     bool        // a volume has it locked, of this process or of another
+	Sealed    bool        // it is encrypted with a user's key: of Records only Key, Room and File are known
+	Records   []Persisted // the oldest first
+	Unlisted  []string    // names of files that hold nothing that persists, and are no volume's in use
+	FileBytes int64       // the lengths of all files
+	Err       error       // why nothing of it could be read
 }
 
 // Inspect describes the directories in dir in which batches persist, or dir itself if it is one. It
@@ -79,11 +72,8 @@ func (k *Kept) read() error {
 	}
 	if len(files.keys) > 0 {
 		f, err := os.Open(filepath.Join(k.Path, formatName))
+		mark, err := readFormat(f, err)
 		if err != nil {
-			return err
-		}
-		mark, err := readFormat(f)
-		if err := join(err, f.Close()); err != nil {
 			return err
 		}
 		k.Sealed = mark.Sealed
@@ -91,23 +81,14 @@ func (k *Kept) read() error {
 	k.FileBytes, k.Unlisted = files.bytes, files.foreign
 	for key, length := range files.keys {
 		path := filepath.Join(k.Path, keptName(key, ""))
-		r := KeptRecord{Persisted: Persisted{Key: key, File: path, Room: round(length)}}
+		p := Persisted{Key: key, File: path, Room: round(length)}
 		if !k.Sealed {
-			var h *keptHeader
 			f, err := os.Open(path)
-			if err == nil {
-				h, err = readHeader(f, key, length, nil)
-				err = join(err, f.Close())
-			}
-			if r.Persisted = newPersisted(path, key, length, h, err); err == nil {
-				r.order = h.Order
-			}
+			p, _, _ = readFound(f, err, path, key, length, nil)
 		}
-		k.Records = append(k.Records, r)
+		k.Records = append(k.Records, p)
 	}
-	slices.SortFunc(k.Records, func(a, b KeptRecord) int {
-		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
-	})
+	sortPersisted(k.Records)
 	if !k.InUse { // else the parts are needed
 		k.Unlisted = append(k.Unlisted, files.ours...)
 	}

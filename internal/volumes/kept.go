@@ -33,7 +33,6 @@ type keptFile struct {
 	// Guarded by the volume's mutex.
 	state     keptState
 	persisted Persisted // what was found
-	order     uint64    // in which entries were written
 	giveUp    func()    // gives back the header's room in the space; nil: none
 }
 
@@ -70,7 +69,15 @@ type Persisted struct {
 	Size        int64  // of its memory, in bytes; 0: it has none
 	Room        int64  // of its file with the header, in bytes
 	File        string
-	Err         error // why it cannot be read; Forget removes it
+	Err         error  // why it cannot be read; Forget removes it
+	order       uint64 // in which headers were written
+}
+
+// sortPersisted sorts batches and dictionaries, the oldest first.
+func sortPersisted(all []Persisted) {
+	slices.SortFunc(all, func(a, b Persisted) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
 }
 
 // placeInFile makes a file for e; see place.
@@ -175,8 +182,7 @@ func (v *Volume) writeHeader(
 	if _, ok := v.KeyOf(e); ok {
 		return 0, errors.New("memory that persists already")
 	}
-	order := v.numbers.Add(1)
-	fixed := fixedHeader{Order: order, File: k.number, Size: e.size}
+	fixed := fixedHeader{Order: v.numbers.Add(1), File: k.number, Size: e.size}
 	var blocks []seal.Block
 	if e.sealed != nil {
 		var err error
@@ -229,7 +235,7 @@ func (v *Volume) writeHeader(
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	k.state, k.order = isOwned, order
+	k.state = isOwned
 	v.mu.entries[t.Key] = k
 	return t.Key, nil
 }
@@ -273,23 +279,16 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 
 // Persisted lists what was found when the volume was opened and was not taken since, the oldest
 // first. It counts as used, and stays when the volume is closed, for the next one.
-func (v *Volume) Persisted() []Persisted {
+func (v *Volume) Persisted() (all []Persisted) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var all []*keptFile
 	for _, k := range v.mu.entries {
 		if k.state == isFound {
-			all = append(all, k)
+			all = append(all, k.persisted)
 		}
 	}
-	slices.SortFunc(all, func(a, b *keptFile) int {
-		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.persisted.Key, b.persisted.Key))
-	})
-	out := make([]Persisted, len(all))
-	for i, k := range all {
-		out[i] = k.persisted
-	}
-	return out
+	sortPersisted(all)
+	return all
 }
 
 func (v *Volume) notThere(key uint64) error {

@@ -113,11 +113,8 @@ func (v *Volume) takeOver(path string) error {
 // checkFormat returns an error if a directory is of another version, or needs another key.
 func (v *Volume) checkFormat(path string) error {
 	f, err := v.cfg.FS.Reopen(filepath.Join(path, formatName), false)
+	mark, err := readFormat(wholeFile{f, 1}, err)
 	if err != nil {
-		return fmt.Errorf("its file %q: %w", formatName, bare(err))
-	}
-	mark, err := readFormat(wholeFile{f, 1})
-	if err = join(err, f.Close()); err != nil {
 		return err
 	}
 	if ok, err := v.sealer.Opens(mark); err != nil || ok {
@@ -129,45 +126,26 @@ func (v *Volume) checkFormat(path string) error {
 // addFound adds an entry for a file that an earlier process has left, also if it is damaged. It returns
 // an error if the file cannot be read.
 func (v *Volume) addFound(path string, key uint64, length int64) (order uint64, err error) {
-	var h *keptHeader
 	f, err := v.cfg.FS.Reopen(path, false)
-	if err == nil {
-		h, err = readHeader(wholeFile{f, 1}, key, length, v.sealer)
-		err = join(err, f.Close())
-	}
-	if err != nil && !errors.Is(err, errDamage) {
-		return 0, fmt.Errorf("%s: %w", path, bare(err))
-	}
-	p := newPersisted(path, key, length, h, err)
-	if err != nil {
-		v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", p.Err)
-		h = &keptHeader{}
+	p, h, err := readFound(wholeFile{f, 1}, err, path, key, length, v.sealer)
+	switch {
+	case errors.Is(err, errDamage):
+		v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", err)
+	case err != nil:
+		return 0, err
 	}
 	e := &extents{v: v, size: p.Size, uses: 1, pieces: []piece{{Len: p.Size}}}
 	e.written.Store(p.Size) // nothing of it is in the backlog
 	if h.key != nil {
 		e.sealed = v.sealer.OldExtent(h.key, h.blocks)
 	}
-	k := &keptFile{
-		number: h.File, memory: e, turn: make(chan struct{}, 1), tail: h.tail, state: isFound, persisted: p, order: h.Order,
-	}
-	k.key.Store(key)
-	k.named.Store(true)
-	e.kept = k
+	e.kept = &keptFile{number: h.File, memory: e, turn: make(chan struct{}, 1), tail: h.tail, state: isFound, persisted: p}
+	e.kept.key.Store(key)
+	e.kept.named.Store(true)
 	v.mu.used += p.Room
 	v.mu.stays += p.Room
-	v.mu.entries[key] = k
+	v.mu.entries[key] = e.kept
 	return h.Order, nil
-}
-
-// newPersisted describes a file from its header, or with its error as one that is damaged.
-func newPersisted(path string, key uint64, length int64, h *keptHeader, err error) Persisted {
-	if err != nil {
-		return Persisted{
-			Key: key, File: path, Size: length, Room: round(length), Err: fmt.Errorf("%s: %w", path, bare(err)),
-		}
-	}
-	return Persisted{Key: key, File: path, Meta: h.meta, Place: h.place, Size: h.Size, Room: round(h.Size) + h.tail.Room}
 }
 
 // leaveDir removes the directory of named files, if the volume has one. If something in it stays,

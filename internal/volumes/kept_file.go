@@ -115,7 +115,33 @@ type keptHeader struct {
 	place  []byte
 }
 
-// readHeader reads the end of a file of some length. Without a sealer the file must be unencrypted.
+// openedFile is a file that was opened for reading.
+type openedFile interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// readFound reads the end of a file of some length, and closes it. failed is the error of opening it. The
+// error of a file that is damaged, or cannot be read, is also in what is returned. Without a sealer the
+// file must be unencrypted.
+func readFound(
+	f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer,
+) (Persisted, *keptHeader, error) {
+	h, err := new(keptHeader), failed
+	if err == nil {
+		h, err = readHeader(f, key, length, s)
+		err = join(err, f.Close())
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, bare(err))
+		return Persisted{Key: key, File: path, Size: length, Room: round(length), Err: err}, new(keptHeader), err
+	}
+	return Persisted{
+		Key: key, File: path, Meta: h.meta, Place: h.place, Size: h.Size, Room: round(h.Size) + h.tail.Room, order: h.Order,
+	}, h, nil
+}
+
+// readHeader reads the end of a file; see readFound.
 func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptHeader, error) {
 	if length < tailSize || length%tier.Page != 0 {
 		return nil, errDamaged("its %d bytes are not whole pages with a header", length)
@@ -230,13 +256,16 @@ func formatBytes(m seal.Mark) []byte {
 	return p
 }
 
-func readFormat(f io.ReaderAt) (seal.Mark, error) {
+// readFormat reads the file "format" of a directory, and closes it. failed is the error of opening it.
+func readFormat(f openedFile, failed error) (seal.Mark, error) {
 	var format keptFormat
-	p := make([]byte, formatSize)
-	_, err := f.ReadAt(p, 0)
+	err := failed
 	if err == nil {
+		p := make([]byte, formatSize)
+		_, err = f.ReadAt(p, 0)
+		err = join(err, f.Close())
 		_, _ = binary.Decode(p, binary.LittleEndian, &format)
-		if string(format.Magic[:]) != formatTag || format.Sum != xxh3.Hash(p[:formatSize-8]) {
+		if err == nil && (string(format.Magic[:]) != formatTag || format.Sum != xxh3.Hash(p[:formatSize-8])) {
 			err = errors.New("it is damaged, or of another version of Spillway")
 		}
 	}

@@ -233,6 +233,9 @@ func (f wholeFile) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), f.all(f.file.WriteAt, p, off)
 }
 
+// Close closes the file.
+func (f wholeFile) Close() error { return f.file.Close() }
+
 func (f wholeFile) all(do func(p []byte, off int64) (int, error), p []byte, off int64) error {
 	for idle := 0; len(p) > 0; {
 		n, err := do(p, off)
