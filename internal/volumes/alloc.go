@@ -356,17 +356,6 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e.size, e.pieces = size, left
 }
 
-// ref begins a use of the memory.
-func (e *extents) ref() error {
-	e.v.mu.Lock()
-	defer e.v.mu.Unlock()
-	if e.freed {
-		return tier.ErrReleased
-	}
-	e.uses++
-	return nil
-}
-
 // unref ends a use. The last one gives the room back, or lent memory to the entry that it is of.
 func (e *extents) unref() {
 	v, k := e.v, e.kept

@@ -138,7 +138,7 @@ func (v *Volume) createKept(name string, n int64) error {
 // volume in the directory finds it with meta and place, unless it is freed before, or Forget is called.
 //
 // The header takes room, in whole pages: occupy takes it in the space, and giveUp gives it back when
-// the file is removed. A memory whose writing failed is an error.
+// the file is removed. occupy must not free the memory. A memory whose writing failed is an error.
 func (v *Volume) Persist(
 	meta, place []byte, occupy func(bytes int64) (giveUp func(), err error), m tier.Memory,
 ) (key uint64, err error) {
@@ -159,11 +159,6 @@ func (v *Volume) Persist(
 		}()
 	case !ok || e.v != v:
 		return 0, fmt.Errorf("disk: volume %s: persisting memory of another volume", v.cfg.Dir)
-	default:
-		if err := e.ref(); err != nil {
-			return 0, err
-		}
-		defer e.unref() // the owner may have freed it meanwhile
 	}
 	key, err = v.writeHeader(e, meta, place, occupy)
 	if err != nil && !errors.Is(err, tier.ErrClosed) {
@@ -179,7 +174,13 @@ func (v *Volume) writeHeader(
 	k := e.kept
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
-	if _, ok := v.KeyOf(e); ok {
+	v.mu.Lock()
+	freed, persists := e.freed, k.state != isPart
+	v.mu.Unlock()
+	switch { // a Free from now on waits for the turn
+	case freed:
+		return 0, tier.ErrReleased
+	case persists:
 		return 0, errors.New("memory that persists already")
 	}
 	fixed := fixedHeader{Order: v.numbers.Add(1), File: k.number, Size: e.size}
@@ -248,12 +249,14 @@ func (v *Volume) SetPlace(key uint64, place []byte) error {
 	if k == nil {
 		return v.notThere(key)
 	}
-	if err := k.memory.ref(); err != nil {
-		return err
-	}
-	defer k.memory.unref()
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
+	v.mu.Lock()
+	ended := k.state == isPart
+	v.mu.Unlock()
+	if ended {
+		return v.notThere(key)
+	}
 	t := *k.tail
 	err := t.setPlace(v.sealer, place)
 	if err == nil {

@@ -64,8 +64,14 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 			}
 		}
 	}
-	if err := e.ref(); err != nil {
-		return err
+	v.mu.Lock()
+	freed := e.freed
+	if !freed {
+		e.uses++
+	}
+	v.mu.Unlock()
+	if freed {
+		return tier.ErrReleased
 	}
 	defer e.unref()
 	if len(p) == 0 {
