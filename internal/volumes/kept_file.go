@@ -30,7 +30,7 @@ import (
 const (
 	tailSize  = 1024
 	tailMagic = "SPLKEPT2"
-	formatTag = "SPLKDIR2"
+	formatTag = "SPLKDIR3"
 )
 
 // maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB

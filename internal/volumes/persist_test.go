@@ -158,6 +158,9 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	if w := v.Stats().Warnings; len(w) != 0 {
 		t.Errorf("warnings: %q", w)
 	}
+	if parts, err := filepath.Glob(filepath.Join(dir, "*", "*.part")); err != nil || len(parts) > 0 {
+		t.Errorf("what did not persist is left: %v, %v", parts, err)
+	}
 	kept := v.Persisted()
 	if len(kept) != 2 {
 		t.Fatalf("kept: %+v", kept)
