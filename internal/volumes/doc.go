@@ -26,7 +26,8 @@
 //
 // Memory belongs to its owner from Alloc to Free. Free during a transfer takes effect when that has
 // ended. The memory given to a transfer is the caller's again when the call returns, also after an
-// error or when the context has ended: the call waits for the requests in progress.
+// error or when the context has ended: the call waits for the requests in progress. Writes are whole
+// pages, except at the end of a memory, so that no write has to read.
 //
 // # Room
 //
@@ -59,8 +60,8 @@
 // With Config.Encrypt only AES-GCM's output reaches a file. Each write is sealed in blocks of at most
 // 64 KiB, each as long there as in memory, so that I/O stays direct. A block's offset, tag and nonce
 // (40 bytes) are in memory, and on disk only for what persists. A changed bit, another block's bytes
-// and older bytes are a *tier.AlteredError. No write reads: a write replaces blocks, and one that would
-// change a part of a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
+// and older bytes are a *tier.AlteredError. A write replaces blocks, and one that would change a part of
+// a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
 // is written. Bytes that were never written read as zeros.
 //
 // Each volume has a key of its own: random, or derived from the user's (HKDF, with a random salt).
