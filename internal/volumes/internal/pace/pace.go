@@ -243,8 +243,10 @@ func (d *Disk) Stats() Stats {
 	defer d.mu.Unlock()
 	now := time.Now() // with the mutex held, so that Writing never falls
 	w := &d.mu.writes
-	s := Stats{Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy}
-	s.Ailing = d.mu.failures > 0 && now.Before(d.mu.until)
+	s := Stats{
+		Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy,
+		Ailing: d.paceLocked(now).Ailing,
+	}
 	if w.requests > 0 {
 		s.Writing += now.Sub(w.since)
 	}
