@@ -64,7 +64,7 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	t := h.tail
 	add(Nonce{t.HeaderSeal.Salt, t.HeaderSeal.Seal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Seal.Tag))
 	add(Nonce{t.PlaceSeal.Salt, t.PlaceSeal.Seal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Seal.Tag))
-	for _, b := range h.Blocks {
+	for _, b := range h.blocks {
 		add(Nonce{h.Salt, b.Seal.Nonce}, fmt.Sprintf("block %d, tag %x", b.Off, b.Seal.Tag))
 	}
 	return out, err

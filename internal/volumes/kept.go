@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -184,15 +184,15 @@ func (v *Volume) writeHeader(
 		return 0, errors.New("memory that persists already")
 	}
 	fixed := fixedHeader{Order: v.numbers.Add(1), File: k.number, Size: e.size}
+	var blocks []seal.Block
 	if e.sealed != nil {
 		var err error
-		if fixed.Blocks, err = e.sealed.Blocks(); err != nil {
+		if blocks, err = e.sealed.Blocks(); err != nil {
 			return 0, err
 		}
 		fixed.Salt = e.sealed.Salt()
 	}
-	text, _ := json.Marshal(fixed) // of numbers
-	text = append(text, meta...)
+	text := headerText(fixed, blocks, meta)
 	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text))}
 	if limit := maxHeader(t.Body); t.Length > limit {
 		return 0, fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, limit)

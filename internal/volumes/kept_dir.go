@@ -137,7 +137,7 @@ func (v *Volume) addFound(path string, key uint64, length int64) (order uint64, 
 	e := &extents{v: v, size: p.Size, uses: 1, pieces: []piece{{Len: p.Size}}}
 	e.written.Store(p.Size) // nothing of it is in the backlog
 	if h.key != nil {
-		e.sealed = v.sealer.OldExtent(h.key, h.Blocks)
+		e.sealed = v.sealer.OldExtent(h.key, h.blocks)
 	}
 	e.kept = &keptFile{number: h.File, memory: e, turn: make(chan struct{}, 1), tail: h.tail, state: isFound, persisted: p}
 	e.kept.key.Store(key)

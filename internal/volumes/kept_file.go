@@ -3,10 +3,10 @@ package volumes
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/zeebo/xxh3"
 
@@ -14,12 +14,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// A file that persists.
+// A file that persists. All numbers are little-endian.
 //
 //	body     the memory, to the end of its last page
-//	header   fixedHeader in JSON · the meta of Volume.Persist
+//	header   order, file, size u64, salt [32], blocks u32; per block: pages u32, nonce u64 (0: not
+//	         written), tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
-//	tail     keptTail, 1024 bytes; all numbers are little-endian
+//	tail     keptTail, 1024 bytes
 //
 // The header is behind the body because its length is not known before the body is written. It is
 // sealed as a whole if the volume encrypts, and it never changes. Its XXH3-64 is the file's name.
@@ -32,9 +33,9 @@ const (
 	formatTag = "SPLKDIR3"
 )
 
-// maxHeader returns the maximum length of a header behind a body of some length. 16 pages for each MiB
+// maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB
 // are enough for its checksums and for sealed blocks of one page.
-func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*16*tier.Page }
+func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*4*tier.Page }
 
 // sealedBy is what opens a sealed text besides the user's key.
 type sealedBy struct {
@@ -61,9 +62,8 @@ type fixedHeader struct {
 	Order uint64 // in which headers were written: those of dictionaries before those that need them
 	File  uint64 // the number in the file's name while it is a part
 	Size  int64
-	// Salt is that of the key that sealed the blocks. Without encryption there are none.
-	Salt   seal.Salt
-	Blocks []seal.Block
+	Salt  seal.Salt // of the key that sealed the blocks
+	Count uint32    // of blocks
 }
 
 // bytes returns the tail as it is written, with its checksum.
@@ -108,10 +108,11 @@ func errDamaged(format string, args ...any) error {
 // keptHeader is the content of a file's header and tail.
 type keptHeader struct {
 	fixedHeader
-	tail  *keptTail // nil if it cannot be read
-	key   *seal.Key // of the blocks; nil if nothing is encrypted
-	meta  []byte
-	place []byte
+	tail   *keptTail    // nil if it cannot be read
+	blocks []seal.Block // none if nothing is encrypted
+	key    *seal.Key    // of the blocks; nil if nothing is encrypted
+	meta   []byte
+	place  []byte
 }
 
 // openedFile is a file that was opened for reading.
@@ -177,20 +178,65 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 			return nil, errDamaged("its header is not what was sealed")
 		}
 	}
-	fixed := json.NewDecoder(bytes.NewReader(h.meta))
-	if err := fixed.Decode(&h.fixedHeader); err != nil {
-		return nil, errDamaged("its header: %w", err)
+	if err := h.parse(); err != nil {
+		return nil, err
 	}
-	h.meta = h.meta[fixed.InputOffset():]
 	switch {
-	case h.Size < 0 || h.Size > t.Body || round(h.Size) != t.Body:
-		return nil, errDamaged("a memory of %d bytes in a body of %d", h.Size, t.Body)
-	case (s != nil && h.Size > 0) != (len(h.Blocks) > 0): // blocks are sealed, so a volume has written them
-		return nil, errDamaged("a memory of %d bytes with %d sealed blocks", h.Size, len(h.Blocks))
+	case round(h.Size) != t.Body:
+		return nil, errDamaged("a body of %d bytes is not that of its header", t.Body)
+	case (s != nil && h.Size > 0) != (len(h.blocks) > 0):
+		return nil, errDamaged("a memory of %d bytes with %d sealed blocks", h.Size, len(h.blocks))
 	case s != nil:
 		h.key, err = s.KeyOf(h.Salt)
 	}
 	return h, err
+}
+
+// keptBlock is a seal.Block, or with nonce 0 pages that were not written.
+type keptBlock struct {
+	Pages uint32
+	Seal  seal.Seal
+}
+
+// headerText returns a header before it is sealed.
+func headerText(fixed fixedHeader, blocks []seal.Block, meta []byte) []byte {
+	var kept []keptBlock
+	end := int64(0)
+	for _, b := range blocks {
+		if b.Off > end {
+			kept = append(kept, keptBlock{Pages: uint32((b.Off - end) / tier.Page)})
+		}
+		kept = append(kept, keptBlock{uint32(b.Len / tier.Page), b.Seal})
+		end = b.Off + b.Len
+	}
+	fixed.Count = uint32(len(kept))
+	p, _ := binary.Append(nil, binary.LittleEndian, fixed)
+	p, _ = binary.Append(p, binary.LittleEndian, kept)
+	return append(p, meta...)
+}
+
+// parse takes what is before the meta off the front of h.meta. It allocates no more than the header has
+// bytes. A header with blocks is sealed, so they are what a volume has written.
+func (h *keptHeader) parse() error {
+	r := bytes.NewReader(h.meta)
+	if err := binary.Read(r, binary.LittleEndian, &h.fixedHeader); err != nil {
+		return errDamaged("its header ends early")
+	}
+	if h.Size < 0 || h.Size > math.MaxInt64/2 || int64(h.Count) > int64(r.Len()/binary.Size(keptBlock{})) {
+		return errDamaged("a memory of %d bytes in %d sealed blocks", h.Size, h.Count)
+	}
+	blocks := make([]keptBlock, h.Count)
+	_ = binary.Read(r, binary.LittleEndian, blocks) // they are there
+	off := int64(0)
+	for _, b := range blocks {
+		n := int64(b.Pages) * tier.Page
+		if b.Seal.Nonce != 0 {
+			h.blocks = append(h.blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
+		}
+		off += n
+	}
+	h.meta = h.meta[len(h.meta)-r.Len():]
+	return nil
 }
 
 // keptFormat is the content of a directory's file "format". It has the proof of the user's key, so

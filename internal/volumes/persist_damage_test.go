@@ -109,14 +109,12 @@ func TestMutatedFiles(t *testing.T) {
 		if err := os.WriteFile(path, p, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if kind == 6 { // a wrong length in the header, with the right checksums
-			const size = `"Size":`
-			at := bytes.Index(p[header:], []byte(size))
+		if kind == 6 { // a wrong number in the header, with the right checksums
 			if encrypted {
 				continue
 			}
-			if _, err := volumes.Forge(path, int64(header+at+len(size)), 1<<r.IntN(8)); err != nil || at < 0 {
-				t.Fatal(at, err)
+			if _, err := volumes.Forge(path, int64(header+8+r.IntN(16)), 1<<r.IntN(8)); err != nil {
+				t.Fatal(err)
 			}
 		}
 		v := openPersistent(t, work, small)
