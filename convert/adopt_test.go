@@ -41,20 +41,12 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		found := 0
 		for _, part := range stored {
 			for off := part[0]; off < part[1]; off += payload.SumChunk / 2 {
-				was := make([]byte, 1)
-				if err := file.ReadAt(t.Context(), was, off); err != nil {
-					t.Fatal(err)
-				}
-				if err := file.WriteAt(t.Context(), []byte{was[0] ^ 4}, off); err != nil {
-					t.Fatal(err)
-				}
+				flipIn(t, file, off)
 				if err := m.mover.Verify(t.Context(), b.Info().Payload); !errors.Is(err, image.ErrCorrupt) {
 					t.Errorf("%s, byte %d: %v", codec, off, err)
 				}
 				found++
-				if err := file.WriteAt(t.Context(), was, off); err != nil {
-					t.Fatal(err)
-				}
+				flipIn(t, file, off)
 			}
 		}
 		if found < 4 {

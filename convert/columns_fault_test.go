@@ -74,10 +74,19 @@ func flip(t *testing.T, b *batch.Batch, off int64) {
 		t.Fatal(err)
 	}
 	file := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory)
-	p := make([]byte, 1)
-	err = file.ReadAt(t.Context(), p, off)
-	p[0] ^= 4
-	if err := errors.Join(err, file.WriteAt(t.Context(), p, off), h.Close()); err != nil {
+	flipIn(t, file, off)
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flipIn changes one bit at off of a memory on disk, which is written in whole pages.
+func flipIn(t *testing.T, file tier.FileMemory, off int64) {
+	t.Helper()
+	p := make([]byte, tier.Page)
+	err := file.ReadAt(t.Context(), p, off/tier.Page*tier.Page)
+	p[off%tier.Page] ^= 4
+	if err := errors.Join(err, file.WriteAt(t.Context(), p, off/tier.Page*tier.Page)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -48,15 +48,15 @@ type DeviceMemory interface {
 	Addr() Addr
 }
 
-// FileMemory is memory on a disk. Offsets are within the memory. Transfers whose
-// address, offset and length are multiples of Page are done directly between p and
-// the disk, with several requests under way; others work and are slower.
+// FileMemory is memory on a disk. Offsets are within the memory. Transfers whose address, offset and
+// length are multiples of Page are done directly between p and the disk, with several requests in
+// progress; others are copied, which is slower.
 type FileMemory interface {
 	Memory
-	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError. Memory that encrypts
-	// does not read for a write: it returns ErrNotSupported if off is not a multiple of Page, or
-	// if p would change only a part of what an earlier call has written between two multiples of
-	// 64 KiB.
+	// WriteAt writes all of p at off. Out of disk space is a NoSpaceError. No write reads: WriteAt
+	// returns ErrNotSupported if off, or the end of p before the end of the memory, is not a
+	// multiple of Page, or if the memory encrypts and p would change only a part of what an earlier
+	// call has written between two multiples of 64 KiB.
 	WriteAt(ctx context.Context, p []byte, off int64) error
 	// ReadAt fills p from off. Memory that encrypts returns an AlteredError if the bytes are not
 	// what was written.

@@ -12,6 +12,7 @@ package persist
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -38,28 +39,24 @@ type Entry struct {
 	Runs            []payload.Run // of a packed batch
 }
 
-// The meta of a file: fixedMeta, then the items that it counts, and the schema, which is an Arrow IPC
-// stream without batches. Each pair of the metadata is two texts: a text is its length, u32, and its
-// bytes. The place of a file: fixedPlace, plan and operator as texts. All numbers are little-endian.
-// The files have checksums (package volumes). These say nothing of what the writer meant: the lengths
-// are checked here, and arrow-go gets a bound for the lengths in a schema.
-type fixedMeta struct {
-	Flags      uint32
-	Rows, Body int64
-	// How many there are. The schema is counted in bytes.
-	Nodes, Buffers, Sums, Dictionaries, Runs, Metadata, Schema uint32
+// fileMeta is the meta of a file, in JSON. The files have checksums (package volumes), which do not show
+// what the writer meant: Entry.fits checks the lengths, and arrow-go gets a bound for those in a schema.
+type fileMeta struct {
+	Dictionary   bool
+	Descriptor   batch.Descriptor // without Schema, Dictionaries and Metadata
+	Dictionaries []uint64
+	Packed       bool
+	Runs         []payload.Run
+	Metadata     [][2][]byte // keys and values; nil: the record has none
+	Schema       []byte      // an Arrow IPC stream without batches
 }
 
+// fixedPlace is the beginning of the place of a file, in which the names of the plan and the operator
+// follow. All numbers are little-endian.
 type fixedPlace struct {
 	ID, Port, Partition int64
+	Plan, Operator      int64 // lengths of the names
 }
-
-const (
-	packed       = 1
-	withMetadata = 2
-	dictionary   = 4
-	extension    = 8 // a dictionary with Descriptor.From: as many numbers as buffers, after Dictionaries
-)
 
 // errFormat: the file was written by another version, or it contradicts itself.
 var errFormat = errors.New("spillway: not a batch that this version reads")
@@ -102,43 +99,28 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 
 // meta returns the meta of e, with its schema as EncodeSchema writes it.
 func (e *Entry) meta(schema []byte) []byte {
-	d := e.Descriptor
-	f := fixedMeta{
-		Rows: d.Rows, Body: d.Body,
-		Nodes: uint32(len(d.Nodes)), Buffers: uint32(len(d.Buffers)), Sums: uint32(len(d.Sums)),
-		Dictionaries: uint32(len(e.Dictionaries)), Runs: uint32(len(e.Runs)), Schema: uint32(len(schema)),
+	m := fileMeta{
+		Dictionary: e.ID == 0, Descriptor: *e.Descriptor, Dictionaries: e.Dictionaries, Packed: e.Packed, Runs: e.Runs,
+		Schema: schema,
 	}
-	if e.Packed {
-		f.Flags |= packed
-	}
-	if e.ID == 0 {
-		f.Flags |= dictionary
-	}
-	if d.From != nil {
-		f.Flags |= extension
-	}
+	d := &m.Descriptor
 	if d.Metadata != nil {
-		f.Flags |= withMetadata
-		f.Metadata = uint32(d.Metadata.Len())
+		m.Metadata = make([][2][]byte, d.Metadata.Len())
+		for i := range m.Metadata {
+			m.Metadata[i] = [2][]byte{[]byte(d.Metadata.Keys()[i]), []byte(d.Metadata.Values()[i])}
+		}
 	}
-	var p []byte
-	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, e.Runs} {
-		p, _ = binary.Append(p, binary.LittleEndian, part) // all are of a fixed size
-	}
-	for i := range f.Metadata {
-		p = appendText(appendText(p, d.Metadata.Keys()[i]), d.Metadata.Values()[i])
-	}
-	return append(p, schema...)
+	d.Schema, d.Dictionaries, d.Metadata = nil, nil, nil
+	p, _ := json.Marshal(&m) // numbers, bytes and slices of them
+	return p
 }
 
 // place returns the place of e.
 func (e *Entry) place() []byte {
-	p, _ := binary.Append(nil, binary.LittleEndian, fixedPlace{int64(e.ID), int64(e.Port), int64(e.Partition)})
-	return appendText(appendText(p, e.Plan), e.Operator)
-}
-
-func appendText(p []byte, s string) []byte {
-	return append(binary.LittleEndian.AppendUint32(p, uint32(len(s))), s...)
+	p, _ := binary.Append(nil, binary.LittleEndian, fixedPlace{
+		int64(e.ID), int64(e.Port), int64(e.Partition), int64(len(e.Plan)), int64(len(e.Operator)),
+	})
+	return append(append(p, e.Plan...), e.Operator...)
 }
 
 // Schemas reads schemas, equal ones once. The zero value is ready. It is not safe for concurrent
@@ -167,41 +149,39 @@ func (s *Schemas) read(p []byte) (*arrow.Schema, error) {
 // Read reads the meta and the place of a file. Inconsistent input is errFormat. Only the checksums
 // show that the memories contain what they should.
 func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
-	r := reader{p: meta}
-	f := one[fixedMeta](&r)
-	d := &batch.Descriptor{Rows: f.Rows, Body: f.Body}
-	e := &Entry{Descriptor: d, Packed: f.Flags&packed != 0}
-	d.Nodes, d.Buffers = list[payload.Node](&r, f.Nodes), list[payload.Span](&r, f.Buffers)
-	d.Sums, e.Dictionaries = list[uint64](&r, f.Sums), list[uint64](&r, f.Dictionaries)
-	if f.Flags&extension != 0 {
-		d.From = list[int64](&r, f.Buffers)
+	var m fileMeta
+	if err := json.Unmarshal(meta, &m); err != nil {
+		return nil, fmt.Errorf("%w: %w", errFormat, err)
 	}
-	e.Runs = list[payload.Run](&r, f.Runs)
-	if f.Flags&withMetadata != 0 {
+	d := &m.Descriptor
+	e := &Entry{Descriptor: d, Dictionaries: m.Dictionaries, Packed: m.Packed, Runs: m.Runs}
+	d.Dictionaries, d.Metadata = nil, nil
+	if m.Metadata != nil {
 		var keys, values []string
-		for range min(f.Metadata, uint32(len(r.p))) {
-			keys, values = append(keys, r.text()), append(values, r.text())
+		for _, pair := range m.Metadata {
+			keys, values = append(keys, string(pair[0])), append(values, string(pair[1]))
 		}
-		m := arrow.NewMetadata(keys, values)
-		d.Metadata = &m
+		all := arrow.NewMetadata(keys, values)
+		d.Metadata = &all
 	}
-	schema := list[byte](&r, f.Schema)
-	if f.Flags&dictionary == 0 {
-		r.bad = r.bad || len(r.p) > 0
-		r.p = place
-		at := one[fixedPlace](&r)
+	if !m.Dictionary {
+		var at fixedPlace
+		n, err := binary.Decode(place, binary.LittleEndian, &at)
+		names := int64(len(place) - n)
+		if err != nil || at.ID == 0 || at.Plan < 0 || at.Plan > names || at.Operator != names-at.Plan {
+			return nil, errFormat
+		}
 		e.ID, e.Port, e.Partition = batch.ID(at.ID), int(at.Port), int(at.Partition)
-		e.Plan, e.Operator = r.text(), r.text()
+		e.Plan, e.Operator = string(place[n:][:at.Plan]), string(place[n:][at.Plan:])
 	}
-	known := f.Flags&^(packed|withMetadata|dictionary|extension) == 0 && (e.ID == 0) == (f.Flags&dictionary != 0)
-	if r.bad || len(r.p) > 0 || !known || !e.fits() {
+	if !e.fits() {
 		return nil, errFormat
 	}
 	var err error
-	if d.Schema, err = s.read(schema); err != nil {
+	if d.Schema, err = s.read(m.Schema); err != nil {
 		return nil, fmt.Errorf("%w: %w", errFormat, err)
 	}
-	if e.ID == 0 && d.Schema.NumFields() != 1 {
+	if m.Dictionary && d.Schema.NumFields() != 1 {
 		return nil, errFormat
 	}
 	return e, nil
@@ -226,7 +206,7 @@ func (e *Entry) fits() bool {
 			return false
 		}
 	}
-	if d.From != nil && (e.ID != 0 || len(e.Dictionaries) != 1) {
+	if d.From != nil && (e.ID != 0 || len(e.Dictionaries) != 1 || len(d.From) != len(d.Buffers)) {
 		return false
 	}
 	for _, n := range d.From {
@@ -266,32 +246,3 @@ func (e *Entry) Stored() int64 {
 	}
 	return end
 }
-
-// reader takes bytes off the front. After the end all is zero, and bad is set.
-type reader struct {
-	p   []byte
-	bad bool
-}
-
-func one[T any](r *reader) (item T) {
-	if all := list[T](r, 1); len(all) == 1 {
-		item = all[0]
-	}
-	return item
-}
-
-// list takes n items of a fixed size.
-func list[T any](r *reader, n uint32) []T {
-	size := uint64(n) * uint64(binary.Size(*new(T)))
-	if size > uint64(len(r.p)) {
-		r.bad, r.p = true, nil
-		return nil
-	}
-	items := make([]T, n)
-	_, err := binary.Decode(r.p[:size], binary.LittleEndian, items)
-	r.bad = r.bad || err != nil
-	r.p = r.p[size:]
-	return items
-}
-
-func (r *reader) text() string { return string(list[byte](r, one[uint32](r))) }

@@ -1,9 +1,11 @@
 package persist
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -141,6 +143,24 @@ func TestEntryIsCut(t *testing.T) {
 	}
 	if _, err := new(Schemas).Read(meta, append(place, 0)); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind the place: %v", err)
+	}
+}
+
+// TestForgedDescriptor: what a file names by keys, or has in another form, is not taken from its
+// descriptor.
+func TestForgedDescriptor(t *testing.T) {
+	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 30))
+	meta := k.meta(schema)
+	for _, forged := range []string{`"Dictionaries":[{"Rows":7}]`, `"Metadata":{}`, `"Schema":{}`} {
+		name, _, _ := strings.Cut(forged, ":")
+		bad := bytes.Replace(meta, []byte(name+":null"), []byte(forged), 1)
+		back, err := new(Schemas).Read(bad, k.place())
+		if err != nil || bytes.Equal(bad, meta) {
+			t.Fatalf("%s: %v", forged, err)
+		}
+		if d := back.Descriptor; d.Dictionaries != nil || d.Metadata != nil || d.Schema.NumFields() != 1 {
+			t.Errorf("%s: %+v", forged, d)
+		}
 	}
 }
 

@@ -15,11 +15,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Key names a batch on a volume.
-type Key struct {
-	space tier.ID
-	key   uint64
-}
+// Key names a batch that was found.
+type Key struct{ found *found }
 
 // Batch is a batch that an earlier engine left.
 type Batch struct {
@@ -51,29 +48,28 @@ type Found struct {
 	mu     sync.Mutex // nothing else is called under it
 	closed bool
 	busy   sync.WaitGroup // calls of Adopt and Forget
-	files  map[Key]*found
-	order  []*found
-	bytes  map[tier.ID]int64 // promised
+	all    []*found       // by space, the oldest first
 }
 
 // found is a batch or a dictionary.
 type found struct {
-	key     Key
+	volumes.Persisted
 	space   *tier.Space
-	bytes   int64          // charged
 	promise *books.Promise // of the bytes in the memory
 	header  *books.Promise // of the rest
 	entry   *Entry         // nil if it cannot be read
 	err     error
 	// dicts are all dictionaries that it needs, each once and after those that it needs itself.
 	dicts []*found
-	taken bool // a batch: a caller is adopting or forgetting it; guarded by Found.mu
-	gone  bool // it was adopted or forgotten, or is not needed any more; guarded by Found.mu
 
-	// Of a dictionary. From the first batch that is adopted until the last is adopted or forgotten,
-	// Found has a reference to it.
-	waiting int          // batches that need it; guarded by Found.mu
-	shared  batch.Shared // nil until it is needed; guarded by Found.turn
+	// Guarded by Found.mu.
+	taken   bool // a batch: a caller is adopting or forgetting it
+	gone    bool // it was adopted or forgotten, or is not needed any more
+	waiting int  // batches that need the dictionary
+
+	// shared is Found's reference to a dictionary, from the first batch that is adopted until the last
+	// is adopted or forgotten. Meanwhile its file is lent. Guarded by Found.turn.
+	shared batch.Shared
 }
 
 func (b *found) isDictionary() bool { return b.entry != nil && b.entry.ID == 0 && b.err == nil }
@@ -81,57 +77,59 @@ func (b *found) isDictionary() bool { return b.entry != nil && b.entry.ID == 0 &
 func (b *found) volume() *volumes.Volume { return b.space.Pool().(*volumes.Volume) }
 
 // NewFound returns a list that is empty.
-func NewFound() *Found {
-	return &Found{turn: make(chan struct{}, 1), files: make(map[Key]*found), bytes: make(map[tier.ID]int64)}
-}
+func NewFound() *Found { return &Found{turn: make(chan struct{}, 1)} }
 
 // Add lists what persists in a space, and promises its bytes. It is called before anything else.
-func (f *Found) Add(space *tier.Space) error {
+func (f *Found) Add(space *tier.Space) (err error) {
 	var schemas Schemas
 	files := make(map[uint64]*found)
-	var all []*found
-	for _, k := range space.Pool().(*volumes.Volume).Persisted() {
-		b := &found{key: Key{space.ID(), k.Key}, space: space, bytes: k.Room, err: k.Err}
-		var err error
-		header := k.Room - space.Charge(k.Size)
-		if b.header, err = space.Occupy(header); err != nil {
+	var added []*found
+	for _, p := range space.Pool().(*volumes.Volume).Persisted() {
+		b := &found{Persisted: p, space: space}
+		memory := space.Charge(p.Size)
+		if b.header, err = space.Occupy(p.Room - memory); err != nil {
 			return err
 		}
-		if b.promise, err = space.Occupy(b.bytes - header); err != nil {
+		if b.promise, err = space.Occupy(memory); err != nil {
 			return err
 		}
-		f.count(b, b.bytes)
-		if b.err == nil {
-			b.entry, b.err = schemas.Read(k.Meta, k.Place)
-		}
-		if b.err == nil && !b.entry.fitsIn(k.Size) {
-			b.entry, b.err = nil, errFormat
-		}
-		if b.err == nil {
+		space.Hold(p.Room)
+		if b.entry, b.err = schemas.entry(&p); b.err == nil {
 			b.err = b.findDictionaries(files)
 		}
 		if b.err != nil {
-			b.err = &image.CorruptError{Volume: k.File, Cause: b.err}
+			b.err = &image.CorruptError{Volume: p.File, Cause: b.err}
 		}
-		files[k.Key] = b
-		f.files[b.key] = b
-		all = append(all, b)
+		files[p.Key] = b
+		added = append(added, b)
 	}
-	for _, b := range all {
+	for _, b := range added {
 		if b.isDictionary() && b.waiting == 0 { // its batches are gone
-			delete(f.files, b.key)
-			f.drop(b)
+			b.forget()
 		} else {
-			f.order = append(f.order, b)
+			f.all = append(f.all, b)
 		}
 	}
 	return nil
 }
 
-// fitsIn reports whether a memory of some size, 0 for none, is what an entry needs.
-func (e *Entry) fitsIn(size int64) bool {
-	n := e.Stored()
-	return size >= n && (n > 0 || size == 0)
+// entry reads the entry of a file, whose memory must be as long as the entry needs.
+func (s *Schemas) entry(p *volumes.Persisted) (*Entry, error) {
+	if p.Err != nil {
+		return nil, p.Err
+	}
+	e, err := s.Read(p.Meta, p.Place)
+	if err != nil {
+		return nil, err
+	}
+	if n := e.Stored(); p.Size < n || n == 0 && p.Size > 0 {
+		return nil, errFormat
+	}
+	return e, nil
+}
+
+func errDictionary(key uint64) error {
+	return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
 }
 
 // findDictionaries finds the dictionaries of b, which were written before it, among files.
@@ -141,7 +139,7 @@ func (b *found) findDictionaries(files map[uint64]*found) error {
 	for _, key := range b.entry.Dictionaries {
 		dict := files[key]
 		if dict == nil || !dict.isDictionary() {
-			return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
+			return errDictionary(key)
 		}
 		d.Dictionaries = append(d.Dictionaries, dict.entry.Descriptor)
 		for _, needed := range append(slices.Clone(dict.dicts), dict) {
@@ -159,109 +157,87 @@ func (b *found) findDictionaries(files map[uint64]*found) error {
 	return nil
 }
 
-// count changes what is promised for what was found.
-func (f *Found) count(b *found, n int64) {
-	b.space.Hold(n)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.bytes[b.key.space] += n
+// forget removes a file that is not needed any more.
+func (b *found) forget() {
+	b.volume().Forget(b.Key)
+	b.endPromise()
 }
 
-// Held returns how many bytes are promised in a space.
-func (f *Found) Held(id tier.ID) int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.bytes[id]
-}
-
-// drop removes a file that is not needed any more.
-func (f *Found) drop(b *found) {
-	b.volume().Forget(b.key.key)
-	f.leave(b)
-}
-
-// leave ends the promise of a file.
-func (f *Found) leave(b *found) {
-	f.count(b, -b.bytes)
+// endPromise ends the promise of a file's bytes.
+func (b *found) endPromise() {
+	b.space.Hold(-b.Room)
 	_, _ = b.space.Release(b.promise), b.space.Release(b.header)
 }
 
-// begin takes a batch. If it is neither adopted nor forgotten, the caller must call list. It must
-// call done.
-func (f *Found) begin(key Key) (b *found, done func(), err error) {
+// take lends the memory of a file as a buffer, nil if there is none. When the buffer is released, the
+// file is as it was before, unless own was called.
+func (b *found) take() (*tier.Buffer, error) {
+	memory, err := b.volume().Take(b.Key)
+	if err != nil || memory == nil {
+		return nil, err
+	}
+	return b.space.Adopt(b.promise, memory), nil
+}
+
+// own makes a file that was taken one of this process: it goes with its memory.
+func (b *found) own() {
+	b.volume().Own(b.Key, func() { _ = b.space.Release(b.header) })
+	b.space.Hold(-b.Room)
+	_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
+}
+
+// begin takes a batch. The caller must call end.
+func (f *Found) begin(key Key) (*found, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed {
-		return nil, nil, tier.ErrClosed
-	}
-	b = f.files[key]
-	if b == nil || b.taken || b.isDictionary() {
-		return nil, nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
+	b := key.found
+	switch {
+	case f.closed:
+		return nil, tier.ErrClosed
+	case b == nil || b.taken || b.gone:
+		return nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
 	}
 	b.taken = true
 	f.busy.Add(1)
-	return b, f.busy.Done, nil
+	return b, nil
 }
 
-// list gives a batch back that could not be adopted.
-func (f *Found) list(b *found) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	b.taken = false
-}
-
-// end is called for a batch that was adopted or forgotten. Dictionaries that no other batch here
-// needs go with it.
-func (f *Found) end(b *found) error {
+// end is called with a batch that begin has returned. gone: it was adopted or forgotten. Dictionaries
+// that no other batch here needs go with it.
+func (f *Found) end(b *found, gone bool) (err error) {
+	defer f.busy.Done()
+	if !gone {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		b.taken = false
+		return nil
+	}
 	f.turn <- struct{}{}
 	defer func() { <-f.turn }()
-	gone := []*found{b}
+	var unneeded []*found
 	f.mu.Lock()
+	b.gone = true
 	for _, d := range b.dicts {
 		if d.waiting--; d.waiting == 0 {
-			gone = append(gone, d)
+			d.gone = true
+			unneeded = append(unneeded, d)
 		}
-	}
-	for _, g := range gone {
-		g.gone = true
-		delete(f.files, g.key)
 	}
 	f.mu.Unlock()
-	var err error
-	for _, d := range gone[1:] {
+	for _, d := range unneeded {
 		if d.shared == nil {
-			f.drop(d)
+			d.forget()
 			continue
 		}
+		d.own()
 		err = errors.Join(err, d.shared.Release())
 		d.shared = nil
 	}
 	return err
 }
 
-// take hands the memory of a file out as a buffer, nil if there is none. The caller calls keep when it
-// is adopted, or else putBack before it releases the buffer.
-func (f *Found) take(b *found) (buf *tier.Buffer, keep func(), putBack func() error, err error) {
-	memory, err := b.volume().Take(b.key.key)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	f.count(b, -b.bytes)
-	if memory != nil {
-		buf = b.space.Adopt(b.promise, memory)
-	}
-	keep = func() {
-		b.volume().GiveUp(b.key.key, func() { _ = b.space.Release(b.header) })
-		_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
-	}
-	return buf, keep, func() error {
-		f.count(b, b.bytes)
-		return b.volume().PutBack(b.key.key)
-	}, nil
-}
-
-// payload makes a payload of a batch, verified.
-func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Payload, err error) {
+// image makes an image of a batch, verified.
+func (f *Found) image(ctx context.Context, b *found, im Images) (*batch.Image, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -269,7 +245,7 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	if err != nil {
 		return nil, err
 	}
-	buf, keep, putBack, err := f.take(b)
+	buf, err := b.take()
 	if err != nil {
 		return nil, errors.Join(err, releaseShared(shared))
 	}
@@ -282,9 +258,9 @@ func (f *Found) payload(ctx context.Context, b *found, im Images) (_ batch.Paylo
 	}
 	p := payload.New(parts)
 	if err := im.Verify(ctx, p); err != nil {
-		return nil, errors.Join(err, putBack(), p.Release())
+		return nil, errors.Join(err, p.Release())
 	}
-	keep()
+	b.own()
 	return p, nil
 }
 
@@ -315,21 +291,20 @@ func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared [
 	return shared, nil
 }
 
-// adoptDictionary brings a dictionary, verified. The turn is held.
+// adoptDictionary makes a dictionary of a file, verified. The turn is held.
 func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error {
-	buf, keep, putBack, err := f.take(d)
+	buf, err := d.take()
 	if err != nil {
 		return err
 	}
 	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buf) // it has bytes: see Entry.fits
 	if err != nil {
-		return errors.Join(err, d.space.Release(d.promise), d.space.Release(d.header))
+		return err
 	}
 	if err := im.VerifyDictionary(ctx, s); err != nil {
-		return errors.Join(err, putBack(), s.Release())
+		return errors.Join(err, s.Release())
 	}
 	d.shared = s
-	keep()
 	return nil
 }
 
@@ -342,20 +317,19 @@ func releaseShared(shared []batch.Shared) error {
 }
 
 // Close leaves what was neither adopted nor forgotten to the next engine.
-func (f *Found) Close() error {
+func (f *Found) Close() (err error) {
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()
 	f.busy.Wait()
-	var err error
-	for _, b := range f.order {
-		switch {
-		case b.gone:
-		case b.shared == nil:
-			f.leave(b)
-		default:
-			err = errors.Join(err, b.volume().PutBack(b.key.key), b.shared.Release(), b.space.Release(b.header))
+	for _, b := range f.all {
+		if b.gone {
+			continue
 		}
+		if b.shared != nil { // a dictionary that batches here need still
+			err = errors.Join(err, b.shared.Release())
+		}
+		b.endPromise()
 	}
 	return err
 }
@@ -364,11 +338,11 @@ func (f *Found) Close() error {
 func (f *Found) List() []Batch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.order = slices.DeleteFunc(f.order, func(b *found) bool { return b.gone })
+	f.all = slices.DeleteFunc(f.all, func(b *found) bool { return b.gone })
 	var out []Batch
-	for _, b := range f.order {
+	for _, b := range f.all {
 		if !b.taken && !b.isDictionary() {
-			out = append(out, Batch{Key: b.key, Entry: b.entry, Bytes: b.bytes, Space: b.key.space, Err: b.err})
+			out = append(out, Batch{Key: Key{b}, Entry: b.entry, Bytes: b.Room, Space: b.space.ID(), Err: b.err})
 		}
 	}
 	return out
@@ -379,34 +353,31 @@ func (f *Found) List() []Batch {
 func (f *Found) Adopt(
 	ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error),
 ) (*batch.Batch, error) {
-	found, done, err := f.begin(key)
+	found, err := f.begin(key)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	p, err := f.payload(ctx, found, im)
+	p, err := f.image(ctx, found, im)
 	if err != nil {
-		f.list(found)
-		return nil, err
+		return nil, errors.Join(err, f.end(found, false))
 	}
 	e := found.entry
 	b, err := newBatch(p, &Record{
-		payload: p, space: found.space, plan: e.Plan, operator: e.Operator, port: e.Port, partition: e.Partition,
-		volume: found.volume(), key: found.key.key,
+		image: p, space: found.space.ID(), volume: found.volume(), key: found.Key,
+		place: place{e.Plan, e.Operator, e.Port, e.Partition},
 	})
 	if err != nil {
-		return nil, errors.Join(err, p.Release(), f.end(found))
+		return nil, errors.Join(err, p.Release(), f.end(found, true))
 	}
-	return b, f.end(found)
+	return b, f.end(found, true)
 }
 
 // Forget removes a batch: its room is free again. tier.ErrReleased: it was adopted or forgotten.
 func (f *Found) Forget(key Key) error {
-	b, done, err := f.begin(key)
+	b, err := f.begin(key)
 	if err != nil {
 		return err
 	}
-	defer done()
-	f.drop(b)
-	return f.end(b)
+	b.forget()
+	return f.end(b, true)
 }

@@ -23,7 +23,7 @@ type Directory struct {
 
 // Listed is a batch or a dictionary in a Directory.
 type Listed struct {
-	Record *volumes.KeptRecord
+	Record *volumes.Persisted
 	Entry  *Entry // nil if it cannot be read
 	Err    error  // why it cannot be adopted
 }
@@ -49,14 +49,8 @@ func (d *Directory) list(checksums bool) {
 	var schemas Schemas
 	sound := make(map[uint64]bool) // dictionaries, by key
 	for i := range d.Records {
-		l := Listed{Record: &d.Records[i], Err: d.Records[i].Err}
-		if l.Err == nil {
-			l.Entry, l.Err = schemas.Read(l.Record.Meta, l.Record.Place)
-		}
-		if l.Err == nil && !l.Entry.fitsIn(l.Record.Size) {
-			l.Err = errFormat
-		}
-		if l.Err == nil {
+		l := Listed{Record: &d.Records[i]}
+		if l.Entry, l.Err = schemas.entry(l.Record); l.Err == nil {
 			l.Err = l.check(sound, checksums)
 		}
 		if l.Entry == nil || l.Entry.ID != 0 {
@@ -73,15 +67,26 @@ func (d *Directory) list(checksums bool) {
 func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 	for _, key := range l.Entry.Dictionaries {
 		if !sound[key] {
-			return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
+			return errDictionary(key)
 		}
 	}
-	if !checksums {
+	if !checksums || l.Record.Size == 0 {
 		return nil
 	}
-	e := l.Entry
-	if l.Record.Size == 0 {
-		return nil
+	type part struct {
+		off, n int64
+		want   uint64
+	}
+	var parts []part
+	d := l.Entry.Descriptor
+	for i := range l.Entry.Runs {
+		r := &l.Entry.Runs[i]
+		parts = append(parts, part{r.Offset, r.Stored(), r.Sum})
+	}
+	for i, sum := range d.Sums {
+		if off := int64(i) * payload.SumChunk; !l.Entry.Packed {
+			parts = append(parts, part{off, min(payload.SumChunk, d.Body-off), sum})
+		}
 	}
 	path := l.Record.File
 	file, err := os.Open(path)
@@ -90,27 +95,12 @@ func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 	}
 	defer file.Close()
 	buf := make([]byte, payload.RunSize)
-	compare := func(off, n int64, want uint64) error {
-		if _, err := file.ReadAt(buf[:n], off); err != nil {
-			return fmt.Errorf("%s ends before byte %d: %w", filepath.Base(path), off+n, err)
+	for _, p := range parts {
+		if _, err := file.ReadAt(buf[:p.n], p.off); err != nil {
+			return fmt.Errorf("%s ends before byte %d: %w", filepath.Base(path), p.off+p.n, err)
 		}
-		if got := xxh3.Hash(buf[:n]); got != want {
-			return &image.CorruptError{Volume: path, Offset: off, Want: want, Got: got}
-		}
-		return nil
-	}
-	for i := range e.Runs {
-		if err := compare(e.Runs[i].Offset, e.Runs[i].Stored(), e.Runs[i].Sum); err != nil {
-			return err
-		}
-	}
-	for i, sum := range e.Descriptor.Sums {
-		off := int64(i) * payload.SumChunk
-		if e.Packed {
-			break
-		}
-		if err := compare(off, min(payload.SumChunk, e.Descriptor.Body-off), sum); err != nil {
-			return err
+		if got := xxh3.Hash(buf[:p.n]); got != p.want {
+			return &image.CorruptError{Volume: path, Offset: p.off, Want: p.want, Got: got}
 		}
 	}
 	return nil

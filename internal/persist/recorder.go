@@ -3,8 +3,6 @@ package persist
 import (
 	"errors"
 	"log/slog"
-	"reflect"
-	"slices"
 	"sync"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -17,8 +15,8 @@ import (
 )
 
 // Recorder makes batches persist that come to disks with Config.Persist. It is called after every
-// change of a batch, and writes when the batch's image on such a disk, or its place in the plan, is
-// another: on the goroutine that has just written the image, to the page cache. It is safe for
+// change of a batch, and writes when the batch's image on such a disk, or its place in the plan, has
+// changed: on the goroutine that has just written the image, to the page cache. It is safe for
 // concurrent use, except for Add.
 type Recorder struct {
 	logger *slog.Logger
@@ -43,31 +41,21 @@ type encodedSchema struct {
 // maxSchemas bounds how many are remembered.
 const maxSchemas = 64
 
-// Record is what the files say of a batch.
-type Record struct {
-	payload         batch.Payload // the image that persists, the batch's or a clean one; nil: none does
-	space           *tier.Space   // the payload's
+// place is where a batch is in a plan.
+type place struct {
 	plan, operator  string
 	port, partition int
+}
 
-	volume *volumes.Volume // nil: the payload has no file, because that could not be written
+// Record is what the files contain of a batch.
+type Record struct {
+	image *batch.Image // that persists, the batch's or a clean one; nil: none does
+	space tier.ID      // where it is; a program's own payload there, without an image, cannot persist
+	place place
+
+	volume *volumes.Volume // nil: the image has no file, because that could not be written
 	key    uint64
-	missed bool // the image was just being taken: the next change tries again
-
-	// Guarded by Recorder.mu: a call is writing, and when it has written it must look again.
-	busy, again bool
-}
-
-func (r *Record) samePlace(other *Record) bool {
-	return r.plan == other.plan && r.operator == other.operator &&
-		r.port == other.port && r.partition == other.partition
-}
-
-// samePayload is == for pointers, as all images are. A program's own payload may be of a type that Go
-// cannot compare: two of one such type are the same.
-func samePayload(a, b batch.Payload) bool {
-	t := reflect.TypeOf(a)
-	return t == reflect.TypeOf(b) && (t == nil || t.Kind() != reflect.Pointer || a == b)
+	busy   bool // a call is writing the next record, and looks again afterwards
 }
 
 // NewRecorder returns a recorder without spaces, which records nothing.
@@ -110,193 +98,175 @@ func (r *Recorder) Know(b *batch.Batch, rec *Record) {
 // BatchChanged is called after each change of a batch, and writes what persists of it now. A call that
 // finds another one writing leaves the rest to it, because the end of a lease is such a change, too.
 func (r *Recorder) BatchChanged(b *batch.Batch) {
-	if len(r.spaces) == 0 {
-		return
-	}
-	for again := true; again; {
-		now, images := r.images(b)
-		old, next, changed := r.begin(b, now, images)
+	for len(r.spaces) > 0 {
+		old, next, version, changed := r.begin(b)
 		if !changed {
 			return
 		}
-		err := r.write(b.ID(), &next, &old)
+		end, err := func() {}, error(nil)
+		switch {
+		case next.image != nil:
+			next.volume = volumeOf(next.image)
+			end, next.key, err = r.record(b.ID(), &next, &old)
+		case next.space.Valid():
+			err = tier.ErrNotSupported
+		}
+		taken := errors.Is(err, tier.ErrReleased) // end does nothing then
+		switch {
+		case taken:
+			next = old
+		case err != nil && next.image == old.image: // only the place has changed
+			next.volume, next.key = old.volume, old.key
+		case err != nil || next.image == nil:
+			next.volume, next.key = nil, 0
+		}
+		if old.volume != nil && (old.volume != next.volume || old.key != next.key) {
+			old.volume.Forget(old.key) // as a rule it has ended
+		}
 		r.mu.Lock()
-		again = r.known[b].again
-		if next.payload == nil {
+		if !next.space.Valid() {
 			delete(r.known, b)
 		} else {
 			r.known[b] = &next
 		}
 		r.mu.Unlock()
-		if err != nil {
-			r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(b.ID()),
-				"space", next.space.ID().String(), "error", err)
+		end()
+		if taken && b.Info().Version == version { // else what took it is over
+			return
 		}
-		again = again || b.Info().Version != now.Version // this call may have come after one with more recent images
+		if err != nil && !taken && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errKnownSchema) {
+			r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(b.ID()),
+				"space", next.space.String(), "error", err)
+		}
 	}
 }
 
-// begin compares the record of a batch with its images. If they differ, the caller must write next.
-func (r *Recorder) begin(b *batch.Batch, now batch.Info, images []batch.Payload) (old, next Record, changed bool) {
+// begin compares the record of a batch with its image that can persist: the current one, or else a clean
+// one. If they differ, the caller must write next.
+func (r *Recorder) begin(b *batch.Batch) (old, next Record, version uint64, changed bool) {
+	var now batch.Info
+	var image *batch.Image
+	var space tier.ID
+	for {
+		now, image, space = b.Info(), nil, tier.ID{}
+		if now.State == batch.Released {
+			break
+		}
+		if r.Records(now.Space) {
+			image, _ = now.Payload.(*batch.Image)
+			space = now.Space
+			break
+		}
+		b.Inside().EachClean(func(p batch.Payload) {
+			if i, ok := p.(*batch.Image); ok && r.Records(i.Space().ID()) {
+				image, space = i, i.Space().ID()
+			}
+		})
+		if b.Info().Version == now.Version { // else a transit that has begun since may have taken a clean one
+			break
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec := r.known[b]
+	if rec != nil && rec.busy {
+		return old, next, now.Version, false
+	}
 	if rec != nil {
-		if rec.busy {
-			rec.again = true
-			return old, next, false
-		}
 		old = *rec
 	}
-	has := func(p batch.Payload) bool { return samePayload(p, old.payload) }
-	switch {
-	case rec != nil && (now.State == batch.InTransit && !r.Records(now.Space) || slices.ContainsFunc(images, has)):
-		next = old // a move may have taken the clean image, and its end is one more change
-	case len(images) > 0:
-		next = old
-		next.payload, next.space = images[0], r.spaces[images[0].Space().ID()]
+	next = old
+	// A move may have taken the clean image, and its end is one more change.
+	if rec == nil || image != nil || now.State != batch.InTransit {
+		next.image, next.space = image, space
 	}
 	// A batch without a place keeps that which its file has.
-	if p := now.Place; next.payload != nil && (rec == nil || p.Plan != 0) {
-		next.plan, next.operator, next.port, next.partition = r.plans[p.Plan], p.Operator, p.Port, p.Partition
+	if p := now.Place; next.image != nil && (rec == nil || p.Plan != 0) {
+		next.place = place{r.plans[p.Plan], p.Operator, p.Port, p.Partition}
 	}
-	if changed = old.missed || !samePayload(old.payload, next.payload) || !old.samePlace(&next); changed {
+	if changed = next.image != old.image || next.space != old.space || next.place != old.place; changed {
 		busy := old
 		busy.busy = true
 		r.known[b] = &busy
 	}
-	return old, next, changed
+	return old, next, now.Version, changed
 }
 
-// images returns a batch, and its images that can persist: the current one, or else clean ones.
-func (r *Recorder) images(b *batch.Batch) (now batch.Info, images []batch.Payload) {
-	for {
-		now = b.Info()
-		switch {
-		case now.State == batch.Released:
-			return now, nil
-		case r.Records(now.Space):
-			return now, []batch.Payload{now.Payload}
-		}
-		images = nil
-		b.Inside().EachClean(func(c batch.Payload) {
-			if r.Records(c.Space().ID()) {
-				images = append(images, c)
-			}
-		})
-		if b.Info().Version == now.Version { // else a transit that has begun since may have taken one
-			return now, images
-		}
-	}
-}
+func volumeOf(image *batch.Image) *volumes.Volume { return image.Space().Pool().(*volumes.Volume) }
 
-// write makes what next describes persist, and ends what old describes if that is another image. It
-// returns an error to be logged.
-func (r *Recorder) write(id batch.ID, next, old *Record) (err error) {
-	next.volume, next.key, next.missed = nil, 0, false
-	if next.payload != nil {
-		next.volume = next.space.Pool().(*volumes.Volume)
-		next.key, err = r.record(id, next, old)
-		next.missed = errors.Is(err, tier.ErrReleased)
-		switch {
-		case err == nil:
-		case samePayload(old.payload, next.payload): // only the place is another
-			next.volume, next.key = old.volume, old.key
-		default:
-			next.volume = nil
-		}
-	}
-	if old.volume != nil && (old.volume != next.volume || old.key != next.key) {
-		old.volume.Forget(old.key) // as a rule it has ended
-	}
-	if next.missed || errors.Is(err, tier.ErrClosed) || errors.Is(err, errKnownSchema) {
-		return nil
-	}
-	return err
-}
-
-// record makes an image persist, after its dictionaries, which may be a program's.
-func (r *Recorder) record(id batch.ID, rec, old *Record) (_ uint64, err error) {
+// record makes the image of next persist, after its dictionaries, which may be a program's. It returns
+// the key of its file. The caller must call end afterwards, without the turn: it is a change of the
+// batch. tier.ErrReleased: the image is just being taken.
+func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64, err error) {
+	end = func() {}
 	defer guard.Error(&err, "a batch's Shared")
-	image, ok := rec.payload.(*batch.Image)
+	held, ok := next.image.Hold()
 	if !ok {
-		return 0, tier.ErrNotSupported
+		return end, 0, tier.ErrReleased
 	}
-	e := &Entry{
-		ID: id, Plan: rec.plan, Operator: rec.operator, Port: rec.port, Partition: rec.partition,
-		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(),
-	}
-	end, ok := image.Hold()
-	if !ok {
-		return 0, tier.ErrReleased
-	}
-	defer end() // without the turn: it is a change of the batch
+	end = held
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
+	image, at := next.image, next.place
+	e := &Entry{
+		ID: id, Plan: at.plan, Operator: at.operator, Port: at.port, Partition: at.partition,
+		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(), Descriptor: image.Descriptor(),
+	}
 	keys := make(map[*batch.Descriptor]uint64)
 	for _, s := range image.Shared() {
-		if keys[s.Descriptor()], err = r.recordDictionary(rec, s, keys); err != nil {
-			return 0, err
+		memory := s.Buffer().Memory()
+		if memory == nil {
+			return end, 0, errors.New("its dictionary was released")
 		}
+		key, ok := next.volume.KeyOf(memory)
+		if !ok {
+			key, err = r.persist(image, &Entry{Descriptor: s.Descriptor()}, keys, memory)
+		}
+		if err != nil {
+			return end, 0, err
+		}
+		keys[s.Descriptor()] = key
 	}
 	memory := image.Buffer().Memory()
-	key, ok := old.key, old.volume == rec.volume && samePayload(old.payload, rec.payload)
+	key, ok := old.key, old.volume != nil && old.image == image
 	if memory != nil { // a clean image that became the current one is another payload of the same memory
-		key, ok = rec.volume.KeyOf(memory)
+		key, ok = next.volume.KeyOf(memory)
 	}
-	switch {
-	case !ok:
-		return r.persist(rec, e, image.Descriptor(), keys, memory)
-	case key == old.key && rec.samePlace(old) && !old.missed:
-		return key, nil
-	}
-	return key, rec.volume.SetPlace(key, e.place())
-}
-
-// recordDictionary makes a dictionary persist, if it does not yet. The dictionaries that it refers to
-// are in keys. The turn is held.
-func (r *Recorder) recordDictionary(rec *Record, s batch.Shared, keys map[*batch.Descriptor]uint64) (uint64, error) {
-	buf := s.Buffer()
-	if buf == nil {
-		return 0, tier.ErrReleased
-	}
-	end, ok := buf.TryLease()
 	if !ok {
-		return 0, tier.ErrReleased
+		key, err = r.persist(image, e, keys, memory)
+	} else if key != old.key || at != old.place {
+		err = next.volume.SetPlace(key, e.place())
 	}
-	defer end()
-	if key, ok := rec.volume.KeyOf(buf.Memory()); ok {
-		return key, nil
-	}
-	return r.persist(rec, &Entry{}, s.Descriptor(), keys, buf.Memory())
+	return end, key, err
 }
 
-// persist writes the file of an entry, where rec's image is. The turn is held.
+// persist writes the file of an entry, where an image is. The dictionaries that the entry refers to are
+// in keys. The turn is held.
 func (r *Recorder) persist(
-	rec *Record, e *Entry, d *batch.Descriptor, keys map[*batch.Descriptor]uint64, memory tier.Memory,
+	image *batch.Image, e *Entry, keys map[*batch.Descriptor]uint64, memory tier.Memory,
 ) (uint64, error) {
-	e.Descriptor = d
-	for _, dict := range d.Dictionaries {
+	for _, dict := range e.Descriptor.Dictionaries {
 		e.Dictionaries = append(e.Dictionaries, keys[dict])
 	}
-	schema, ok := r.schemas[d.Schema]
+	schema, ok := r.schemas[e.Descriptor.Schema]
 	if !ok {
 		if len(r.schemas) >= maxSchemas {
 			clear(r.schemas)
 		}
-		schema.bytes, schema.err = EncodeSchema(d.Schema)
-		r.schemas[d.Schema] = schema
+		schema.bytes, schema.err = EncodeSchema(e.Descriptor.Schema)
+		r.schemas[e.Descriptor.Schema] = schema
 	} else if schema.err != nil {
 		return 0, errKnownSchema
 	}
 	if schema.err != nil {
 		return 0, schema.err
 	}
-	return rec.volume.Persist(e.meta(schema.bytes), e.place(), func(n int64) (func(), error) {
-		p, err := rec.space.Occupy(n)
-		return func() { _ = rec.space.Release(p) }, err
+	space := image.Space()
+	return volumeOf(image).Persist(e.meta(schema.bytes), e.place(), func(n int64) (func(), error) {
+		p, err := space.Occupy(n)
+		return func() { _ = space.Release(p) }, err
 	}, memory)
 }
 
-// errKnownSchema: the schema cannot be written, and the log says so already.
+// errKnownSchema: the schema cannot be written, and the log has a warning of it already.
 var errKnownSchema = errors.New("spillway: a schema that cannot be written")

@@ -47,14 +47,11 @@ func TestRecordOfABrokenDictionary(t *testing.T) {
 	broken := &brokenDictionary{oneDictionary: oneDictionary{nil, entry.Descriptor}}
 	p := batch.NewImage(desc, nil, new(tier.Space), broken)
 	broken.armed = true
-	if _, err := r.record(
-		1,
-		&Record{payload: p},
-		new(Record),
-	); err == nil ||
-		len(r.turn) != 0 { // or the next waits for good
+	end, _, err := r.record(1, &Record{image: p}, new(Record))
+	if err == nil || len(r.turn) != 0 { // or the next waits for good
 		t.Errorf("recorded: %v, %d have the turn", err, len(r.turn))
 	}
+	end()
 }
 
 // TestNothingReleasedIsRecorded: a batch that is dropped right before its record is written has
@@ -78,14 +75,14 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 	r.Add(space)
 	entry, _ := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
 	desc := entry.Descriptor
-	for name, payload := range map[string]func(*tier.Buffer) batch.Payload{
-		"image": func(b *tier.Buffer) batch.Payload { return batch.NewImage(desc, b, space) },
-		"packed": func(b *tier.Buffer) batch.Payload {
+	for name, payload := range map[string]func(*tier.Buffer) *batch.Image{
+		"image": func(b *tier.Buffer) *batch.Image { return batch.NewImage(desc, b, space) },
+		"packed": func(b *tier.Buffer) *batch.Image {
 			parts := payload.Parts{Descriptor: desc, Space: space, Buffers: []*tier.Buffer{b}}
 			parts.Encoding, parts.Runs = payload.Compressed, fullRuns(desc.Body)
 			return payload.New(parts)
 		},
-		"dictionary": func(b *tier.Buffer) batch.Payload {
+		"dictionary": func(b *tier.Buffer) *batch.Image {
 			whole := &batch.Descriptor{Schema: desc.Schema, Dictionaries: []*batch.Descriptor{desc}}
 			return batch.NewImage(whole, nil, space, oneDictionary{b, desc})
 		},
@@ -95,21 +92,16 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := payload(buf)
-		key, err := r.record(1, &Record{payload: p, space: space, volume: volume}, new(Record))
+		end, key, err := r.record(1, &Record{image: p, volume: volume}, new(Record))
 		if err != nil || len(volume.Persisted()) != 0 {
-			t.Errorf("%s: recorded as %d, %v", name, key, err)
+			t.Fatalf("%s: recorded as %d, %v", name, key, err)
 		}
+		end()
 		if err := p.Release(); err != nil {
 			t.Error(err)
 		}
-		if key, err := r.record(
-			1,
-			&Record{payload: p, space: space, volume: volume},
-			new(Record),
-		); !errors.Is(
-			err,
-			tier.ErrReleased,
-		) {
+		_, key, err = r.record(1, &Record{image: p, volume: volume}, new(Record))
+		if !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s: recorded as %d, %v", name, key, err)
 		}
 	}

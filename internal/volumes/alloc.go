@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"sort"
 	"sync/atomic"
 	"syscall"
 
@@ -32,7 +31,6 @@ type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
-	one    [1]piece     // the array of pieces, if there is one
 	sealed *seal.Extent // nil if the volume does not encrypt
 	kept   *keptFile    // nil: the memory is in segments
 
@@ -40,10 +38,8 @@ type extents struct {
 	reclaimed func()       // set by Free
 
 	// Guarded by the volume's mutex.
-	uses     int
-	freed    bool
-	entry    *entry // what the memory persists in; nil: nothing
-	disowned bool   // another memory has the room; see PutBack
+	uses  int
+	freed bool
 }
 
 // segment is one file. Each byte of it is allocated, in backed, in holes, or being added or given
@@ -75,17 +71,16 @@ func (e *extents) Size() int64 { return e.size }
 // Locate implements tier.FileMemory. An anonymous segment has its name only in messages. An offset
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
-	p := e.pieces[e.pieceAt(off)]
 	if e.kept != nil {
 		return e.v.cfg.Dir, e.kept.name(), off
 	}
-	return e.v.cfg.Dir, p.At.seg.name, p.At.off + off - p.Off
-}
-
-// pieceAt returns the index of the piece that contains off.
-func (e *extents) pieceAt(off int64) int {
-	behind := sort.Search(len(e.pieces), func(i int) bool { return e.pieces[i].Off > off })
-	return max(0, behind-1)
+	in := e.pieces[0]
+	for _, p := range e.pieces {
+		if p.Off <= off {
+			in = p
+		}
+	}
+	return e.v.cfg.Dir, in.At.seg.name, in.At.off + off - in.Off
 }
 
 // round returns n rounded up to a multiple of 4096.
@@ -138,27 +133,14 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	case size > v.cfg.Capacity: // also keeps what follows from overflowing
 		return nil, v.full(size, nil)
 	}
-	var e *extents
-	var asked growth
-	var err error
+	e := &extents{v: v, size: size, uses: 1}
+	place := v.place
 	if v.cfg.Persist {
-		e, err = v.createKept(size, &asked)
-	} else {
-		if size > v.cfg.Request {
-			cuts = slices.Clone(cuts)
-			for c := v.cfg.Request; c < size; c += v.cfg.Request {
-				cuts = append(cuts, c)
-			}
-			slices.Sort(cuts)
-			cuts = slices.Compact(cuts)
-		}
-		e, err = v.reuse(size, cuts, v.cfg.Request)
-		if e == nil && err == nil {
-			e, err = v.growAndReuse(size, cuts, &asked)
-		}
+		place = v.placeInFile
 	}
-	if v.cfg.Events != nil && (asked.had || asked.cause != nil) { // without the change token
-		v.ended(context.Background(), takingRoom, asked.cause)
+	grew, refusal, err := place(e, cuts)
+	if v.cfg.Events != nil && (grew || refusal != nil) { // without the change token
+		v.ended(context.Background(), takingRoom, refusal)
 	}
 	if err != nil {
 		return nil, err
@@ -166,82 +148,70 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	if v.sealer != nil {
 		e.sealed = v.sealer.NewExtent()
 	}
-	v.disk.TakeOn(size)
+	v.Disk.TakeOn(size)
 	return e, nil
 }
 
-// growth is how the file system answered requests for room.
-type growth struct {
-	had   bool  // it gave some
-	cause error // it refused the last request
-}
-
-// reuse places size bytes in backed room, in pieces of minPiece bytes or more. It returns nil and no
-// error if it cannot.
-func (v *Volume) reuse(size int64, cuts []int64, minPiece int64) (*extents, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.mu.closed {
-		return nil, tier.ErrClosed
+// place finds room for e: in backed room, in pieces of at least Config.Request bytes; else it takes
+// room from the file system for as long as that gives some; else in pieces of any length. grew reports
+// whether the file system gave some, and refusal is its error if it did not the last time.
+func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error) {
+	if e.size > v.cfg.Request {
+		cuts = slices.Clone(cuts)
+		for c := v.cfg.Request; c < e.size; c += v.cfg.Request {
+			cuts = append(cuts, c)
+		}
+		slices.Sort(cuts)
+		cuts = slices.Compact(cuts)
 	}
-	if v.mu.free < round(size) {
-		return nil, nil
-	}
-	pieces, ok := placement.Place(source{v}, size, cuts, minPiece)
-	if !ok {
-		return nil, nil
-	}
-	v.mu.idle = min(v.mu.idle, v.mu.free)
-	e := &extents{v: v, size: size, pieces: pieces, uses: 1}
-	if len(pieces) == 1 {
-		e.pieces = append(e.one[:0], pieces[0])
-	}
-	return e, nil
-}
-
-// growAndReuse takes room from the file system until size bytes can be placed. Pieces are short only
-// if there is no more room.
-func (v *Volume) growAndReuse(size int64, cuts []int64, asked *growth) (*extents, error) {
-	v.change <- struct{}{}
-	defer func() { <-v.change }()
-	for minPiece := v.cfg.Request; ; {
-		e, err := v.reuse(size, cuts, minPiece)
+	need, minPiece := round(e.size), v.cfg.Request
+	for hasToken := false; ; {
+		v.mu.Lock()
+		closed, placed := v.mu.closed, false
+		if !closed && v.mu.free >= need {
+			e.pieces, placed = placement.Place(source{v}, e.size, cuts, minPiece)
+			v.mu.idle = min(v.mu.idle, v.mu.free)
+		}
+		v.mu.Unlock()
 		switch {
-		case e != nil || err != nil:
-			return e, err
+		case closed:
+			return grew, nil, tier.ErrClosed
+		case placed:
+			return grew, refusal, nil
+		case !hasToken:
+			v.change <- struct{}{}
+			defer func() { <-v.change }()
+			hasToken = true
 		case minPiece > 0:
-			if asked.cause = v.grow(round(size)); asked.cause == nil {
-				asked.had = true
-			} else {
+			var full bool
+			if full, refusal = v.grow(need); full || refusal != nil {
 				minPiece = 0
+			} else {
+				grew = true
 			}
-		case asked.cause == errNoHole:
-			asked.cause = nil
-			return nil, v.full(size, nil)
+		case refusal == nil:
+			return grew, nil, v.full(e.size, nil)
 		default:
-			return nil, v.refused(size, asked.cause)
+			return grew, refusal, v.refused(e.size, refusal)
 		}
 	}
 }
 
-// errNoHole reports that the volume has taken all room up to its capacity.
-var errNoHole = errors.New("no hole")
-
 // grow backs a hole, on the way to need free bytes: with one request for as much as is worth it, or
-// else for as much as is missing. The caller has the change token.
-func (v *Volume) grow(need int64) error {
+// else for as much as is missing. full reports that the volume has taken all room up to its capacity.
+// The caller has the change token.
+func (v *Volume) grow(need int64) (full bool, refusal error) {
 	v.mu.Lock()
 	missing := max(need-v.mu.free, tier.Page)
 	v.mu.Unlock()
-	refused := errNoHole
 	for _, want := range []int64{max(need, growStep), missing} {
 		// The longest hole up to want, of the lowest segment that has one.
 		var s *segment
 		var off, n int64
 		v.mu.Lock()
 		for _, seg := range v.mu.segments {
-			if most := min(want, seg.holes.Largest()); most > n {
-				s, n = seg, most
+			if longest := min(want, seg.holes.Largest()); longest > n {
+				s, n = seg, longest
 			}
 		}
 		if s != nil {
@@ -249,7 +219,7 @@ func (v *Volume) grow(need int64) error {
 		}
 		v.mu.Unlock()
 		if s == nil {
-			return refused
+			return refusal == nil, refusal
 		}
 		f, err := v.back(s, off, n)
 		v.mu.Lock()
@@ -257,19 +227,16 @@ func (v *Volume) grow(need int64) error {
 			s.file = f
 			s.backed.Free(off, n)
 			v.mu.free += n
+			v.fresh.Add(n)
 		} else {
 			s.holes.Free(off, n)
 		}
 		v.mu.Unlock()
-		if err == nil {
-			v.fresh.Add(n)
-			return nil
-		}
-		if refused = err; !isFull(err) {
-			return err
+		if refusal = err; err == nil || !isOf(errsFull, err) {
+			break
 		}
 	}
-	return refused
+	return false, refusal
 }
 
 // back takes the room of a hole from the file system, and returns the segment's file.
@@ -353,11 +320,20 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	if e.sealed != nil && size < e.size {
 		size = e.sealed.Cut(size)
 	}
-	if size >= e.size || e.kept != nil && !v.cutKept(e.kept, size) {
+	if size >= e.size {
 		return
 	}
+	if e.kept != nil {
+		f, err := v.openKept(e.kept, false)
+		if err == nil {
+			err = join(f.Truncate(size), f.Close())
+		}
+		if err != nil {
+			return
+		}
+	}
 	if unwritten := e.size - max(size, e.written.Load()); unwritten > 0 {
-		v.disk.Settle(unwritten)
+		v.Disk.Settle(unwritten)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -378,39 +354,32 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 		}
 	}
 	e.size, e.pieces = size, left
-	v.wakeTrimmer()
 }
 
-// ref begins a use of the memory.
-func (e *extents) ref() error {
-	e.v.mu.Lock()
-	defer e.v.mu.Unlock()
-	if e.freed {
-		return tier.ErrReleased
-	}
-	e.uses++
-	return nil
-}
-
-// unref ends a use. The last one gives the room back.
+// unref ends a use. The last one gives the room back, or lent memory to the entry that it is of.
 func (e *extents) unref() {
-	v := e.v
+	v, k := e.v, e.kept
 	v.mu.Lock()
 	e.uses--
-	last := e.uses == 0
+	last, reclaimed := e.uses == 0, e.reclaimed
+	lent := last && k != nil && k.state == isLent
+	if lent {
+		k.state, e.freed, e.uses = isFound, false, 1
+		v.mu.stays += k.persisted.Room
+	}
 	v.mu.Unlock()
 	if !last {
 		return
 	}
 	if left := e.size - e.written.Load(); left > 0 {
-		v.disk.Settle(left)
+		v.Disk.Settle(left)
 	}
-	if e.kept != nil {
-		v.freeKept(e)
+	if k != nil && !lent {
+		v.freeKept(k)
 	}
 	v.mu.Lock()
-	if e.kept == nil {
-		for _, p := range e.pieces {
+	for _, p := range e.pieces {
+		if k == nil {
 			source{v}.Free(p.At, p.Len)
 		}
 	}
@@ -420,15 +389,63 @@ func (e *extents) unref() {
 		if err := v.end(); err != nil {
 			v.warn(causes.DiskFails, "%v", err)
 		}
-	} else {
-		v.wakeTrimmer()
 	}
-	e.reclaimed()
+	reclaimed()
 }
 
-func (v *Volume) wakeTrimmer() {
-	select {
-	case v.freed <- struct{}{}:
-	default:
+const (
+	// togetherPerSecond is how often a second the bytes that are written together could be written:
+	// a caller that waits for one of the batches waits for all of them.
+	togetherPerSecond = 500
+	// minTogether is written together on any slow disk: it takes as long for any request.
+	minTogether = 64 << 10
+)
+
+// Together returns how many bytes, in one piece, are best written at once and then split; 0 where
+// memory is encrypted or persists one by one. They are no more than there is room for. While a fifth
+// of the files or more is free, these are not made longer for the sake of one piece.
+func (v *Volume) Together() int64 {
+	if v.sealer != nil || v.cfg.Persist {
+		return 0
 	}
+	pace := v.Disk.Stats()
+	n := v.cfg.Request
+	if pace.Bandwidth > 0 {
+		n = min(n, max(pace.Bandwidth/togetherPerSecond, minTogether))
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.mu.closed {
+		return 0
+	}
+	largest := source{v}.Largest()
+	if largest < n && !pace.Ailing && v.mu.free-n <= v.mu.used/4 {
+		for _, seg := range v.mu.segments {
+			largest = max(largest, seg.holes.Largest())
+		}
+	}
+	return min(n, largest)
+}
+
+// Split makes several memories of m, with its bytes: sizes has the length of each, in order. They are
+// whole pages, and add up to all of it. No transfer may be in progress in m, which is gone then. Split
+// returns nil, and m is as it was, if m is not in one piece, or is encrypted or persists.
+func (v *Volume) Split(m tier.Memory, sizes []int64) []tier.Memory {
+	e := m.(*extents)
+	if e.sealed != nil || v.cfg.Persist || len(e.pieces) != 1 {
+		return nil
+	}
+	v.Disk.Settle(max(0, e.size-e.written.Load()))
+	parts := make([]tier.Memory, len(sizes))
+	at := e.pieces[0].At
+	for i, n := range sizes {
+		part := &extents{v: v, size: n, uses: 1, pieces: []piece{{Len: n, At: at}}}
+		part.written.Store(n) // nothing of it is in the backlog
+		parts[i] = part
+		at.off += n
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	e.freed, e.uses = true, 0
+	return parts
 }

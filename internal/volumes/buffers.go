@@ -1,8 +1,6 @@
 package volumes
 
 import (
-	"sync"
-
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
@@ -10,21 +8,24 @@ import (
 )
 
 // buffers lends memory to requests whose bytes cannot go directly between the caller and the disk:
-// unaligned ones, and all requests of a volume that encrypts. Of those at most mapped have buffers of
-// mapped huge pages, because the kernel splits a direct request of 2 MiB from small pages: it is then
-// read at half the speed (1.1 and 2.5 GiB/s; BenchmarkEncrypt). Further buffers are from the heap. The
-// zero value maps nothing. It is safe for concurrent use.
+// unaligned ones, and all requests of a volume that encrypts. The memory is mapped huge pages, because
+// the kernel splits a direct request of 2 MiB from small pages: it is then read at half the speed (1.1
+// and 2.5 GiB/s; BenchmarkEncrypt). Up to kept buffers stay mapped for further requests. It is safe for
+// concurrent use.
 type buffers struct {
 	length int64 // of a buffer, a multiple of a page
-	mapped int   // how many buffers to map when the first is borrowed
-	heap   sync.Pool
+	kept   int
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		free    [][]byte // mapped ones. The last was used most recently, and is still in the caches
-		mapping []byte
-		tried   bool
+		free []buffer // the last was used most recently, and is still in the caches
 	}
+}
+
+// buffer is memory that begins on a page.
+type buffer struct {
+	bytes   []byte
+	mapping []byte // nil: it is from the heap
 }
 
 const (
@@ -32,55 +33,43 @@ const (
 	// for a tag.
 	beyondRequest = 2*seal.BlockSize + tier.Page
 
-	// EncryptionBuffers is how many bytes of buffers a volume that encrypts maps by default.
+	// EncryptionBuffers is how many bytes of buffers a volume that encrypts keeps by default.
 	EncryptionBuffers = helpersPerDepth * DefaultDepth * (DefaultRequest + beyondRequest)
 )
 
-// borrow returns a buffer that begins on a page. The caller must give it back.
-func (b *buffers) borrow() []byte {
+// borrow returns a buffer. The caller must give it back.
+func (b *buffers) borrow() (p buffer) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.mu.tried {
-		b.mu.tried = true
-		var memory []byte
-		if b.mapped > 0 {
-			memory, b.mu.mapping = mapHuge(int64(b.mapped) * b.length)
-		}
-		for off := int64(0); off < int64(len(memory)); off += b.length {
-			b.mu.free = append(b.mu.free, memory[off:off+b.length:off+b.length])
-		}
-	}
 	if n := len(b.mu.free); n > 0 {
-		p := b.mu.free[n-1]
-		b.mu.free = b.mu.free[:n-1]
-		return p
+		p, b.mu.free = b.mu.free[n-1], b.mu.free[:n-1]
 	}
-	if p, ok := b.heap.Get().(*[]byte); ok {
-		return *p
+	b.mu.Unlock()
+	if p.bytes == nil {
+		p.bytes, p.mapping = mapHuge(b.length)
 	}
-	return address.Aligned(int(b.length))
+	if p.bytes == nil {
+		p.bytes = address.Aligned(int(b.length))
+	}
+	return p
 }
 
 // giveBack takes a buffer back.
-func (b *buffers) giveBack(p []byte) {
+func (b *buffers) giveBack(p buffer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	begin := address.Of(b.mu.mapping)
-	if at := address.Of(p); begin <= at && at < begin+uintptr(len(b.mu.mapping)) {
+	if len(b.mu.free) < b.kept {
 		b.mu.free = append(b.mu.free, p)
 	} else {
-		b.heap.Put(&p)
+		unmapHuge(p.mapping)
 	}
 }
 
-// unmap ends the mapping. No buffer is in use.
-func (b *buffers) unmap() error {
+// unmap ends all mappings. No buffer is in use.
+func (b *buffers) unmap() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	mapping := b.mu.mapping
-	b.mu.free, b.mu.mapping = nil, nil
-	if mapping == nil {
-		return nil
+	for _, p := range b.mu.free {
+		unmapHuge(p.mapping)
 	}
-	return unmapHuge(mapping)
+	b.mu.free = nil
 }

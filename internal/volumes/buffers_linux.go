@@ -26,4 +26,8 @@ func mapHuge(n int64) (memory, mapping []byte) {
 	return memory, m
 }
 
-func unmapHuge(mapping []byte) error { return unix.Munmap(mapping) }
+func unmapHuge(mapping []byte) {
+	if mapping != nil {
+		_ = unix.Munmap(mapping) // it fails only for what is not mapped
+	}
+}

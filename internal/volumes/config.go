@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -100,12 +101,6 @@ func (c Config) Validate() error {
 		return fmt.Errorf("disk: volume %s: capacity %d must be at least %d bytes", c.Dir, c.Capacity, tier.Page)
 	case c.Reserve < 0:
 		return fmt.Errorf("disk: volume %s: reserve %d must not be negative", c.Dir, c.Reserve)
-	case c.SegmentSize < 0 || c.SegmentSize%tier.Page != 0:
-		return fmt.Errorf("disk: volume %s: segment size %d must be a multiple of %d", c.Dir, c.SegmentSize, tier.Page)
-	case c.Request < 0 || c.Request%tier.Page != 0:
-		return fmt.Errorf("disk: volume %s: request size %d must be a multiple of %d", c.Dir, c.Request, tier.Page)
-	case c.Depth < 0:
-		return fmt.Errorf("disk: volume %s: depth %d must not be negative", c.Dir, c.Depth)
 	}
 	if err := CheckKey(c.Encrypt, c.Key, c.Persist); err != nil {
 		return fmt.Errorf("disk: volume %s: %w", c.Dir, err)
@@ -121,21 +116,11 @@ func (c Config) withDefaults() Config {
 	} else {
 		c.FS = guardedFS{c.FS}
 	}
-	if c.Request == 0 {
-		c.Request = DefaultRequest
-	}
+	c.Request, c.Depth = cmp.Or(c.Request, DefaultRequest), cmp.Or(c.Depth, DefaultDepth)
 	if c.Encrypt {
 		c.Request = max(seal.BlockSize, c.Request/seal.BlockSize*seal.BlockSize)
 	}
-	if c.Depth == 0 {
-		c.Depth = DefaultDepth
-	}
-	if c.Idle == 0 {
-		c.Idle = defaultIdle
-	}
-	if c.Stripe == nil {
-		c.Stripe = new(Stripe)
-	}
+	c.Idle, c.Stripe = cmp.Or(c.Idle, defaultIdle), cmp.Or(c.Stripe, new(Stripe))
 	if !c.Space.Valid() {
 		c.Space = tier.ID{Kind: tier.Disk}
 	}

@@ -6,51 +6,65 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Where a file system has no anonymous files, a volume keeps named ones in a
-// directory of its own,
+// A volume has its named files in a directory of its own,
 //
 //	<Dir>/spillway-<pid>-<random>/lock           held by flock while the volume is open
-//	                             /segment-0000
+//	                             /segment-0000   where a file system has no anonymous files
 //	                             /…
+//	<Dir>/spillway-kept-<random>/lock            with Config.Persist
+//	                            /format          keptFormat
+//	                            /<number>.part   a memory that is no batch
+//	                            /<key>           a batch or a dictionary: kept_file.go
 //
-// and removes all of it when it is closed. After a kill it stays, and its lock is
-// free: the next volume that is opened in Dir takes the lock and removes it. The pid
-// is for people; nothing is decided by it, because pids mean little across containers.
+// and removes all of it when it is closed. Number and key have 16 hexadecimal digits. After a kill the
+// directory stays, and its lock is free: the next volume that is opened in Dir locks it and removes it.
+// But no volume removes a directory with a key: the next one with Config.Persist takes it over. The
+// pid is for people; nothing is decided by it, because pids mean little across containers.
+//
+// 100,000 files in one directory were made, opened and removed twice as fast as in 256
+// subdirectories (ext4, 2026-11-27).
 
 var (
-	ownName     = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
-	segmentName = regexp.MustCompile(`^segment-[0-9]{4,}$`)
+	segmentsDirName = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
+	keptDirName     = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
+	segmentName     = regexp.MustCompile(`^segment-[0-9]{4,}$`)
+	keptFileName    = regexp.MustCompile(`^[0-9a-f]{16}(\.part)?$`)
 )
 
-const lockName = "lock"
+const (
+	lockName   = "lock"
+	formatName = "format"
+	keptPrefix = "spillway-kept-"
+	partSuffix = ".part"
+)
+
+// persists reports whether a directory is one in which batches persist, by its name.
+func persists(path string) bool { return keptDirName.MatchString(filepath.Base(path)) }
 
 func segmentFile(index int) string { return fmt.Sprintf("segment-%04d", index) }
 
+func keptName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
+
 // ownDir is a directory of named files and the lock on it.
 type ownDir struct {
-	fs    disk.FS
-	path  string
-	lock  disk.Lock
-	dirty atomic.Bool // a file could not be removed
+	fs   disk.FS
+	path string
+	lock disk.Lock
 }
 
-// ownDirAttempts bounds how often the making of a directory is tried. A volume
-// that is being opened beside may take one for abandoned between its making and its
-// locking; that this happens again and again is not chance.
+// ownDirAttempts bounds how often the making of a directory is tried. Another volume that is being
+// opened may take one for abandoned between its making and its locking; that this happens again and
+// again is not chance.
 const ownDirAttempts = 16
-
-// ownPrefix is what the name of a directory begins with.
-func ownPrefix() string { return fmt.Sprintf("spillway-%d-", os.Getpid()) }
 
 // makeOwnDir makes a directory and locks it.
 func makeOwnDir(fsys disk.FS, dir, prefix string) (*ownDir, error) {
@@ -77,53 +91,99 @@ func makeOwnDir(fsys disk.FS, dir, prefix string) (*ownDir, error) {
 	return nil, fmt.Errorf("locking a directory for spill files: %w", last)
 }
 
-// removeFile removes a file of ours, which may be gone.
-func (d *ownDir) removeFile(name string) error {
-	err := bare(ignoreMissing(d.fs.Remove(filepath.Join(d.path, name))))
-	if err != nil {
-		d.dirty.Store(true)
+// claim locks a directory that its volume has left. It returns nil if that is in use, or not ours to
+// judge.
+func claim(fsys disk.FS, path string) (*ownDir, error) {
+	lock, err := fsys.Lock(filepath.Join(path, lockName), false)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		// Killed before it made its lock, or about to make it: an empty directory can go in either
+		// case, because the maker tries again. Any other stays. Hidden files are of one that was
+		// killed, or is just about to remove it.
+		if removeHidden(fsys, path) {
+			_ = fsys.Remove(path)
+		}
+		return nil, nil
+	case errors.Is(err, disk.ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):
+		return nil, nil
+	case err != nil:
+		return nil, err
 	}
-	return err
+	return &ownDir{fs: fsys, path: path, lock: lock}, nil
 }
 
-// removeSegments removes all segments, and reports whether there is anything else but the lock.
-func (d *ownDir) removeSegments() (foreign bool, err error) {
+// content is what a directory contains.
+type content struct {
+	ours    []string         // names of segments, and of files of which nothing persists
+	keys    map[uint64]int64 // the lengths of the files of batches and dictionaries
+	bytes   int64            // of files with a key or a number, in whole pages
+	foreign []string         // names of everything else but the lock
+}
+
+// list lists a directory.
+func (d *ownDir) list() (*content, error) {
 	entries, err := d.fs.ReadDir(d.path)
 	if err != nil {
-		return false, ignoreMissing(err)
+		return nil, err
 	}
+	c := &content{keys: make(map[uint64]int64)}
+	persists := persists(d.path)
 	for _, e := range entries {
-		switch name := e.Name(); {
-		case name == lockName, hiddenFile(name) && !e.IsDir():
-		case segmentName.MatchString(name) && !e.IsDir():
-			err = join(err, d.removeFile(name))
+		name := e.Name()
+		switch {
+		case persists && e.Type().IsRegular() && keptFileName.MatchString(name):
+			info, err := d.fs.Stat(filepath.Join(d.path, name))
+			if err != nil {
+				return nil, err
+			}
+			c.bytes = min(1<<60, c.bytes+round(min(1<<60, info.Size())))
+			if key, err := strconv.ParseUint(name, 16, 64); err == nil {
+				c.keys[key] = info.Size()
+			} else {
+				c.ours = append(c.ours, name)
+			}
+		case !e.IsDir() && segmentName.MatchString(name):
+			c.ours = append(c.ours, name)
+		case !e.IsDir() && (name == lockName || hiddenFile(name) || persists && name == formatName):
 		default:
-			foreign = true
+			c.foreign = append(c.foreign, name)
 		}
 	}
-	return foreign, err
+	return c, nil
 }
 
-// remove removes the directory, whose segments are gone. One that could not be removed
-// is tried once more. If that fails the lock's file stays too: the next volume that is
-// opened beside needs it to see that the directory is abandoned.
+// removeFile removes a file of ours, which may be gone.
+func (d *ownDir) removeFile(name string) error {
+	return bare(ignoreMissing(d.fs.Remove(filepath.Join(d.path, name))))
+}
+
+// remove removes a volume's files, and the directory if it contains nothing else, and ends the lock. If
+// it cannot, the lock's file stays too: the next volume that is opened in Dir needs it to see that the
+// directory is abandoned.
 //
 // The lock's name goes while it is held, so that no other process can have it afterwards: one that
 // waited for it, also the maker of a directory that looked abandoned, sees that there is no such
 // file. Then it is closed, and with it the hidden file that it may be by now (see hiddenFile),
 // for which the directory would stay.
-func (d *ownDir) remove() error {
-	if d.dirty.Load() {
-		if more, err := d.removeSegments(); err != nil || more { // such as a manifest
-			return join(err, d.lock.Close())
-		}
+func (d *ownDir) remove() (gone bool, err error) {
+	c, err := d.list()
+	if err != nil {
+		return false, join(ignoreMissing(err), d.lock.Close())
 	}
-	err := ignoreMissing(d.fs.Remove(filepath.Join(d.path, lockName)))
+	for _, name := range c.ours {
+		err = join(err, d.removeFile(name))
+	}
+	if err != nil || len(c.foreign) > 0 || len(c.keys) > 0 {
+		return false, join(err, d.lock.Close())
+	}
+	if err = d.removeFile(formatName); err == nil {
+		err = d.removeFile(lockName)
+	}
 	closed := d.lock.Close()
 	if err == nil {
 		err = removeDir(d.fs, d.path)
 	}
-	return join(err, closed)
+	return err == nil, join(err, closed)
 }
 
 // hiddenFile reports whether a file is one that was removed while it was open: FUSE, NFS and
@@ -132,9 +192,9 @@ func hiddenFile(name string) bool {
 	return strings.HasPrefix(name, ".fuse_hidden") || strings.HasPrefix(name, ".nfs") || strings.HasPrefix(name, ".__smb")
 }
 
-// mostPatience is the longest pause of removeDir, after which it gives up: all together
-// they are a second.
-const mostPatience = 512 * time.Millisecond
+// longestPause is the longest pause of removeDir, after which it gives up: all together they are a
+// second.
+const longestPause = 512 * time.Millisecond
 
 // removeDir removes an empty directory of ours. There may still be hidden files in it: a FUSE
 // server may see the close of a file after that of its directory's removal, and another volume may
@@ -142,7 +202,7 @@ const mostPatience = 512 * time.Millisecond
 func removeDir(fsys disk.FS, path string) error {
 	for pause := time.Millisecond; ; pause *= 2 {
 		err := ignoreMissing(fsys.Remove(path))
-		if !errors.Is(err, fs.ErrExist) || pause > mostPatience || !removeHidden(fsys, path) { // fs.ErrExist is ENOTEMPTY, too
+		if !errors.Is(err, fs.ErrExist) || pause > longestPause || !removeHidden(fsys, path) { // fs.ErrExist is ENOTEMPTY, too
 			return err
 		}
 		time.Sleep(pause)
@@ -165,45 +225,26 @@ func removeHidden(fsys disk.FS, path string) bool {
 	return true
 }
 
-// removeAbandoned removes what killed processes left in dir: directories with our
-// kind of name whose lock is free, and of their entries those with our kinds of
-// name. What cannot be proved abandoned stays. It returns what it removed.
+// removeAbandoned removes what killed processes left in dir: directories with our kind of name whose
+// lock is free, and of their entries those with our kinds of name. What cannot be proved abandoned
+// stays. It returns the names of directories that it removed.
 func removeAbandoned(fsys disk.FS, dir string) (removed []string, err error) {
 	entries, err := fsys.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !e.IsDir() || !ownName.MatchString(e.Name()) { // a link is not a directory
+		if !e.IsDir() || !segmentsDirName.MatchString(e.Name()) { // a link is not a directory
 			continue
 		}
-		gone, failed := removeIfAbandoned(fsys, filepath.Join(dir, e.Name()))
-		if gone {
-			removed = append(removed, e.Name())
+		own, failed := claim(fsys, filepath.Join(dir, e.Name()))
+		if own != nil {
+			var gone bool
+			if gone, failed = own.remove(); gone {
+				removed = append(removed, e.Name())
+			}
 		}
 		err = join(err, failed)
 	}
 	return removed, err
-}
-
-func removeIfAbandoned(fsys disk.FS, path string) (gone bool, err error) {
-	lock, err := fsys.Lock(filepath.Join(path, lockName), false)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		// Killed before it made its lock, or about to make it: an empty directory
-		// can go in either case, because the maker tries again. Any other stays. Hidden
-		// files are of one that was killed, or is just about to remove it.
-		return removeHidden(fsys, path) && fsys.Remove(path) == nil, nil
-	case errors.Is(err, disk.ErrLocked), errors.Is(err, fs.ErrPermission), errors.Is(err, errors.ErrUnsupported):
-		return false, nil // in use, or not ours to judge
-	case err != nil:
-		return false, err
-	}
-	d := &ownDir{fs: fsys, path: path, lock: lock}
-	foreign, err := d.removeSegments()
-	if err != nil || foreign {
-		return false, join(err, lock.Close())
-	}
-	err = d.remove()
-	return err == nil, err
 }

@@ -17,8 +17,8 @@
 //	transfer.go      reads and writes
 //	errors.go        classes of errors of file systems
 //	notices.go       events and warnings
-//	persist.go       files that outlive the process: one for each batch and dictionary
-//	kept_file.go     the format of such a file; kept_dir.go their directory
+//	kept.go          files that outlive the process: one for each batch and dictionary
+//	kept_file.go     the format of such a file; kept_dir.go takes over those of another process
 //	internal/pace    the speed of a disk: which volume comes next, and the length of requests
 //	internal/seal    encryption
 //
@@ -26,7 +26,8 @@
 //
 // Memory belongs to its owner from Alloc to Free. Free during a transfer takes effect when that has
 // ended. The memory given to a transfer is the caller's again when the call returns, also after an
-// error or when the context has ended: the call waits for the requests in progress.
+// error or when the context has ended: the call waits for the requests in progress. Writes are whole
+// pages, except at the end of a memory, so that no write has to read.
 //
 // # Room
 //
@@ -59,8 +60,8 @@
 // With Config.Encrypt only AES-GCM's output reaches a file. Each write is sealed in blocks of at most
 // 64 KiB, each as long there as in memory, so that I/O stays direct. A block's offset, tag and nonce
 // (40 bytes) are in memory, and on disk only for what persists. A changed bit, another block's bytes
-// and older bytes are a *tier.AlteredError. No write reads: a write replaces blocks, and one that would
-// change a part of a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
+// and older bytes are a *tier.AlteredError. A write replaces blocks, and one that would change a part of
+// a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
 // is written. Bytes that were never written read as zeros.
 //
 // Each volume has a key of its own: random, or derived from the user's (HKDF, with a random salt).
@@ -76,11 +77,11 @@
 // writes a header behind the body of a batch, and renames the file: from then on the batch is on
 // the disk whatever ends the process. See kept_file.go and kept_dir.go.
 //
-// A memory is in one of three states. It is a part: Alloc created its file, which the next volume
-// removes. It persists: its entry has a header, and the file has the entry's key for a name. It
-// stays: an earlier process left it, and it counts as used until the owner Takes it, which makes it
-// persist, or forgets it, which frees it. At Close what stays is left for the next volume. The Free
-// of a memory ends its entry first: its file is a part again.
+// A memory is in one of four states (keptState). It is a part: Alloc created its file, which the next
+// volume removes. It is owned: its file has a header, and the key for a name. It is found: an earlier
+// process left it, it counts as used, and stays for the next volume at Close. It is lent: Take has handed
+// out the memory of a found one, which the Free of it makes found again, unless Own has made it owned.
+// The Free of owned memory ends its entry first: its file is a part again. So does Forget.
 //
 // Written bytes are in the page cache, and nothing is synchronized, so a failure of the system may
 // lose any of them. Owners must compare bodies with their own checksums. A damaged header is an error
@@ -104,6 +105,6 @@
 //
 // One token is held across system calls; the mutex is locked inside it. It orders the adding and giving
 // back of room: Alloc waits for it only when the backed room is not enough, for as long as one
-// fallocate or one hole of 4 MiB takes. The Free of a memory that persists waits for another one that
-// is ending the entry.
+// fallocate or one hole of 4 MiB takes. Each file that persists has a token, too, whose owner writes its
+// header or changes its name.
 package volumes

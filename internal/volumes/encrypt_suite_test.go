@@ -78,7 +78,7 @@ var persistSuite = map[string]func(*testing.T){
 // which volumes that encrypt refuse.
 var others = map[string]bool{
 	"TestMain": true, "TestMemoryFileSystemIsWarnedOf": true, "TestRequestsEndOnPages": true,
-	"TestAnyAlignment": true, "TestWritesWithinOnePageAreKeptApart": true,
+	"TestAnyAlignment": true,
 }
 
 // TestTheSuiteOnEncryptedVolumes runs the tests of volumes once more.

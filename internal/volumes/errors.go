@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/oneline"
@@ -11,12 +12,11 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// This file classifies the errors of file systems: isFull, isUnable and advise. Interrupted and short
-// transfers are completed in wholeFile.
+// This file classifies the errors of file systems: errsFull, errsUnable and advised. Interrupted and
+// short transfers are completed in wholeFile.
 
 var (
-	errNoDir  = errors.New("the directory does not exist")
-	errNotDir = errors.New("not a directory")
+	errNoDir = errors.New("the directory does not exist")
 
 	// errReserve is the error of a volume that leaves the rest of the file system to others.
 	errReserve = errors.New("the file system's free space is down to the reserve")
@@ -30,45 +30,47 @@ type shortError struct {
 
 func (e *shortError) Unwrap() error { return e.error }
 
-// isFull reports whether err means that the file system has no room. Such an error becomes a
-// *tier.NoSpaceError, and the disk does not count as failing.
-func isFull(err error) bool {
-	return errors.Is(err, errReserve) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) ||
-		errors.Is(err, tier.ErrNoSpace)
-}
+// The classes of errors.
+var (
+	// errsFull: the file system has no room. Such an error becomes a *tier.NoSpaceError, and the disk
+	// does not count as failing.
+	errsFull = []error{errReserve, syscall.ENOSPC, syscall.EDQUOT, tier.ErrNoSpace}
 
-// isUnable reports whether err means that the file system has no files of a kind. open(2) names
-// EOPNOTSUPP, and EISDIR where O_TMPFILE is unknown. EINVAL is what file systems without direct I/O
-// return, some of them only for the transfer.
-func isUnable(err error) bool {
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.EINVAL)
-}
+	// errsUnable: the file system has no files of a kind. open(2) names EOPNOTSUPP, and EISDIR where
+	// O_TMPFILE is unknown. EINVAL is what file systems without direct I/O return, some of them only
+	// for the transfer.
+	errsUnable = []error{errors.ErrUnsupported, syscall.EISDIR, syscall.EINVAL}
+
+	// advised has the remedies of further classes, the first that fits.
+	advised = []struct {
+		class  []error
+		advice string
+	}{
+		{[]error{errNoDir, fs.ErrNotExist}, "make it, or name another directory"},
+		{[]error{fs.ErrPermission}, "see to it that this process may make files there, or name another directory"},
+		{errsFull, fullAdvice},
+		{[]error{syscall.EMFILE, syscall.ENFILE}, "raise the limit of open files"},
+		{[]error{syscall.ENOTDIR, syscall.EROFS}, "name another directory"},
+		{[]error{syscall.EIO}, "the disk fails: name another directory, on one that works"},
+	}
+)
 
 // fullAdvice is for a file system that is full: a larger capacity of the volume would not help.
 const fullAdvice = "make room there, or name another directory"
 
+// isOf reports whether err is of a class.
+func isOf(class []error, err error) bool {
+	return slices.ContainsFunc(class, func(e error) bool { return errors.Is(err, e) })
+}
+
 // advise returns an error with a remedy in brackets, if there is one.
 func advise(err error) error {
-	advice := ""
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, errNoDir), errors.Is(err, fs.ErrNotExist):
-		advice = "make it, or name another directory"
-	case errors.Is(err, fs.ErrPermission):
-		advice = "see to it that this process may make files there, or name another directory"
-	case isFull(err):
-		advice = fullAdvice
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		advice = "raise the limit of open files"
-	case errors.Is(err, errNotDir), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EROFS):
-		advice = "name another directory"
-	case errors.Is(err, syscall.EIO):
-		advice = "the disk fails: name another directory, on one that works"
-	default:
-		return err
+	for _, a := range advised {
+		if isOf(a.class, err) {
+			return fmt.Errorf("%w (%s)", err, a.advice)
+		}
 	}
-	return fmt.Errorf("%w (%s)", err, advice)
+	return err
 }
 
 // failed returns the error of a transfer: a *tier.AlteredError that names the file, a *disk.IOError,
@@ -82,7 +84,7 @@ func (e *extents) failed(err error, file string, off, n int64, write bool) error
 	err = &disk.IOError{
 		Space: v.cfg.Space, Dir: v.cfg.Dir, File: file, Offset: off, Bytes: n, Write: write, Err: bare(err),
 	}
-	if isFull(err) {
+	if isOf(errsFull, err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}
 	}
 	return err
@@ -115,8 +117,8 @@ func (v *Volume) full(size int64, cause error) error {
 
 // refused returns the error of an Alloc that the file system refused.
 func (v *Volume) refused(size int64, cause error) error {
-	v.disk.Fail()
-	if isFull(cause) {
+	v.Disk.Fail()
+	if isOf(errsFull, cause) {
 		return v.full(size, cause)
 	}
 	return fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, advise(cause))

@@ -39,7 +39,9 @@ func Example() {
 
 	ctx := context.Background()
 	memory := buf.Memory().(tier.FileMemory)
-	if err := memory.WriteAt(ctx, []byte("spilled"), 4096); err != nil {
+	page := make([]byte, tier.Page)
+	copy(page, "spilled")
+	if err := memory.WriteAt(ctx, page, 4096); err != nil {
 		fmt.Println(err)
 		return
 	}

@@ -14,13 +14,17 @@ import (
 )
 
 // UnderWay returns how many bytes of reads and writes are in progress.
-func (v *Volume) UnderWay() int64 { return v.disk.Stats().Running }
+func (v *Volume) UnderWay() int64 { return v.Disk.Stats().Running }
 
-// Mapped returns how many bytes of memory a volume has mapped for what it seals.
+// Mapped returns how many bytes of memory a volume has mapped for requests, and no request uses.
 func (v *Volume) Mapped() int64 {
 	v.buffers.mu.Lock()
 	defer v.buffers.mu.Unlock()
-	return int64(len(v.buffers.mu.mapping))
+	n := 0
+	for _, p := range v.buffers.mu.free {
+		n += len(p.mapping)
+	}
+	return int64(n)
 }
 
 // TailSize is the length of a file's tail.

@@ -1,7 +1,6 @@
 package volumes
 
 import (
-	"errors"
 	"io/fs"
 
 	"github.com/spillway-db/spillway/internal/guard"
@@ -73,60 +72,45 @@ func (l guardedLock) Close() (err error) {
 	return l.lock.Close()
 }
 
-// guardedFile asks what cannot fail when the file is opened.
-type guardedFile struct {
-	file            disk.File
-	direct          bool
-	address, offset int
-}
+// guardedFile is one of its files. Direct and Alignment are called under a guard of their own, when a
+// volume is opened: see probeFile.
+type guardedFile struct{ disk.File }
 
 func guardedOpen(open func(string, bool) (disk.File, error), path string, direct bool) (_ disk.File, err error) {
-	g := &guardedFile{}
-	defer func() {
-		if err != nil && g.file != nil {
-			err = errors.Join(err, g.Close())
-		}
-	}()
 	defer guard.Error(&err, filesOf)
-	if g.file, err = open(path, direct); err != nil {
-		g.file = nil
+	f, err := open(path, direct)
+	if err != nil {
 		return nil, err
 	}
-	g.direct = g.file.Direct()
-	g.address, g.offset = g.file.Alignment()
-	return g, nil
+	return guardedFile{f}, nil
 }
 
-func (g *guardedFile) ReadAt(p []byte, off int64) (_ int, err error) {
+func (g guardedFile) ReadAt(p []byte, off int64) (_ int, err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.ReadAt(p, off)
+	return g.File.ReadAt(p, off)
 }
 
-func (g *guardedFile) WriteAt(p []byte, off int64) (_ int, err error) {
+func (g guardedFile) WriteAt(p []byte, off int64) (_ int, err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.WriteAt(p, off)
+	return g.File.WriteAt(p, off)
 }
 
-func (g *guardedFile) Allocate(off, n int64) (err error) {
+func (g guardedFile) Allocate(off, n int64) (err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.Allocate(off, n)
+	return g.File.Allocate(off, n)
 }
 
-func (g *guardedFile) Punch(off, n int64) (err error) {
+func (g guardedFile) Punch(off, n int64) (err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.Punch(off, n)
+	return g.File.Punch(off, n)
 }
 
-func (g *guardedFile) Truncate(size int64) (err error) {
+func (g guardedFile) Truncate(size int64) (err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.Truncate(size)
+	return g.File.Truncate(size)
 }
 
-func (g *guardedFile) Direct() bool { return g.direct }
-
-func (g *guardedFile) Alignment() (address, offset int) { return g.address, g.offset }
-
-func (g *guardedFile) Close() (err error) {
+func (g guardedFile) Close() (err error) {
 	defer guard.Error(&err, filesOf)
-	return g.file.Close()
+	return g.File.Close()
 }

@@ -30,7 +30,7 @@ import (
 const (
 	tailSize  = 1024
 	tailMagic = "SPLKEPT2"
-	formatTag = "SPLKDIR2"
+	formatTag = "SPLKDIR3"
 )
 
 // maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB
@@ -81,7 +81,7 @@ func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 	}
 	if s != nil {
 		place, t.PlaceSeal.Seal = s.SealText(place, t.placeExtra())
-		t.PlaceSeal.Salt = s.Own().Salt()
+		t.PlaceSeal.Salt = s.Mark().Salt
 	}
 	t.PlaceSize = uint32(len(place))
 	clear(t.Place[:])
@@ -105,19 +105,52 @@ func errDamaged(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errDamage}, args...)...)
 }
 
-// readTail reads the tail of a file of some length.
-func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
+// keptHeader is the content of a file's header and tail.
+type keptHeader struct {
+	fixedHeader
+	tail   *keptTail    // nil if it cannot be read
+	blocks []seal.Block // none if nothing is encrypted
+	key    *seal.Key    // of the blocks; nil if nothing is encrypted
+	meta   []byte
+	place  []byte
+}
+
+// openedFile is a file that was opened for reading.
+type openedFile interface {
+	io.ReaderAt
+	io.Closer
+}
+
+// readFound reads the end of a file of some length, and closes it. failed is the error of opening it. The
+// error of a file that is damaged, or cannot be read, is also in what is returned. Without a sealer the
+// file must be unencrypted.
+func readFound(
+	f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer,
+) (Persisted, *keptHeader, error) {
+	h, err := new(keptHeader), failed
+	if err == nil {
+		h, err = readHeader(f, key, length, s)
+		err = join(err, f.Close())
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, bare(err))
+		return Persisted{Key: key, File: path, Size: length, Room: round(length), Err: err}, new(keptHeader), err
+	}
+	return Persisted{
+		Key: key, File: path, Meta: h.meta, Place: h.place, Size: h.Size, Room: round(h.Size) + h.tail.Room, order: h.Order,
+	}, h, nil
+}
+
+// readHeader reads the end of a file; see readFound.
+func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptHeader, error) {
 	if length < tailSize || length%tier.Page != 0 {
 		return nil, errDamaged("its %d bytes are not whole pages with a header", length)
 	}
-	p := make([]byte, tailSize)
+	p, t := make([]byte, tailSize), new(keptTail)
 	if _, err := f.ReadAt(p, length-tailSize); err != nil {
 		return nil, err
 	}
-	t := new(keptTail)
-	if _, err := binary.Decode(p, binary.LittleEndian, t); err != nil {
-		return nil, err
-	}
+	_, _ = binary.Decode(p, binary.LittleEndian, t) // it is as long
 	switch {
 	case string(t.Magic[:]) != tailMagic || t.Sum != xxh3.Hash(p[:tailSize-8]):
 		return nil, errDamaged("its last %d bytes are not what was written", tailSize)
@@ -128,25 +161,6 @@ func readTail(f io.ReaderAt, key uint64, length int64) (*keptTail, error) {
 		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
 			t.Length, t.Room, t.Body, length)
 	}
-	return t, nil
-}
-
-// keptHeader is what a file's header and tail say.
-type keptHeader struct {
-	fixedHeader
-	tail   *keptTail
-	blocks []seal.Block // none if nothing is encrypted
-	key    *seal.Key    // of the blocks; nil if nothing is encrypted
-	meta   []byte
-	place  []byte
-}
-
-// readHeader reads the end of a file. Without a sealer the file must be unencrypted.
-func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptHeader, error) {
-	t, err := readTail(f, key, length)
-	if err != nil {
-		return nil, err
-	}
 	h := &keptHeader{tail: t, meta: make([]byte, t.Length), place: t.Place[:t.PlaceSize]}
 	if _, err := f.ReadAt(h.meta, t.Body); err != nil {
 		return nil, err
@@ -154,9 +168,11 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 	if xxh3.Hash(h.meta) != key {
 		return nil, errDamaged("its header is not what was written")
 	}
+	var err error
 	if s != nil {
-		if h.meta, err = openText(s, h.meta, headerExtra, t.HeaderSeal); err == nil {
-			h.place, err = openText(s, h.place, t.placeExtra(), t.PlaceSeal)
+		h.meta, err = s.OpenText(h.meta, headerExtra, t.HeaderSeal.Salt, t.HeaderSeal.Seal)
+		if err == nil {
+			h.place, err = s.OpenText(h.place, t.placeExtra(), t.PlaceSeal.Salt, t.PlaceSeal.Seal)
 		}
 		if err != nil {
 			return nil, errDamaged("its header is not what was sealed")
@@ -171,19 +187,9 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 	case (s != nil && h.Size > 0) != (len(h.blocks) > 0):
 		return nil, errDamaged("a memory of %d bytes with %d sealed blocks", h.Size, len(h.blocks))
 	case s != nil:
-		if h.key, err = s.KeyOf(h.Salt); err != nil {
-			return nil, err
-		}
+		h.key, err = s.KeyOf(h.Salt)
 	}
-	return h, nil
-}
-
-func openText(s *seal.Sealer, text, extra []byte, by sealedBy) ([]byte, error) {
-	k, err := s.KeyOf(by.Salt)
-	if err != nil {
-		return nil, err
-	}
-	return k.OpenText(text, extra, by.Seal)
+	return h, err
 }
 
 // keptBlock is a seal.Block, or with nonce 0 pages that were not written.
@@ -241,17 +247,30 @@ type keptFormat struct {
 	Sum   uint64
 }
 
+// formatSize is the length of a keptFormat in the file.
+var formatSize = binary.Size(keptFormat{})
+
 func formatBytes(m seal.Mark) []byte {
 	p, _ := binary.Append(nil, binary.LittleEndian, keptFormat{Magic: [8]byte([]byte(formatTag)), Mark: m})
-	binary.LittleEndian.PutUint64(p[len(p)-8:], xxh3.Hash(p[:len(p)-8]))
+	binary.LittleEndian.PutUint64(p[formatSize-8:], xxh3.Hash(p[:formatSize-8]))
 	return p
 }
 
-func parseFormat(p []byte) (m seal.Mark, err error) {
-	var f keptFormat
-	n, err := binary.Decode(p, binary.LittleEndian, &f)
-	if err != nil || string(f.Magic[:]) != formatTag || f.Sum != xxh3.Hash(p[:n-8]) {
-		return m, fmt.Errorf("its file %q is damaged, or of another version of Spillway", formatName)
+// readFormat reads the file "format" of a directory, and closes it. failed is the error of opening it.
+func readFormat(f openedFile, failed error) (seal.Mark, error) {
+	var format keptFormat
+	err := failed
+	if err == nil {
+		p := make([]byte, formatSize)
+		_, err = f.ReadAt(p, 0)
+		err = join(err, f.Close())
+		_, _ = binary.Decode(p, binary.LittleEndian, &format)
+		if err == nil && (string(format.Magic[:]) != formatTag || format.Sum != xxh3.Hash(p[:formatSize-8])) {
+			err = errors.New("it is damaged, or of another version of Spillway")
+		}
 	}
-	return f.Mark, nil
+	if err != nil {
+		err = fmt.Errorf("its file %q: %w", formatName, bare(err))
+	}
+	return format.Mark, err
 }

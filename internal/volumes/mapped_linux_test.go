@@ -11,7 +11,7 @@ import (
 )
 
 // TestMappedBuffersAreGivenBack compares what the process has mapped, which grows by
-// 10 MiB a volume if they are not.
+// 4 MiB a volume if they are not.
 func TestMappedBuffersAreGivenBack(t *testing.T) {
 	mapped := func() (pages int64) {
 		b, err := os.ReadFile("/proc/self/statm")
@@ -31,7 +31,7 @@ func TestMappedBuffersAreGivenBack(t *testing.T) {
 		}
 		e := alloc(t, v, unit)
 		write(t, e, aligned(unit), 0)
-		if n := v.Mapped(); n < 8*mib {
+		if n := v.Mapped(); n < 4*mib {
 			t.Errorf("only %d bytes are mapped for requests of %d", n, v.Stats().Request)
 		}
 		free(v, e)
@@ -45,7 +45,7 @@ func TestMappedBuffersAreGivenBack(t *testing.T) {
 	for range volumes {
 		use()
 	}
-	if grown := mapped() - before; grown > volumes*10*mib/2 {
+	if grown := mapped() - before; grown > volumes*4*mib/2 {
 		t.Errorf("after %d volumes %d MiB more are mapped", volumes, grown/mib)
 	}
 }

@@ -104,7 +104,7 @@ func (v *Volume) ended(ctx context.Context, what request, err error) {
 	if errors.Is(err, tier.ErrAltered) {
 		return
 	}
-	noRoom, n := err != nil && isFull(err), &v.notices
+	noRoom, n := err != nil && isOf(errsFull, err), &v.notices
 	n.Lock()
 	failed, wasFull := n.failing[what], n.isFullLocked()
 	if !noRoom {

@@ -271,9 +271,13 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	v = openPersistent(t, dir)
+	fsys := faultfs.New(disk.OS(), 1)
+	v = openPersistent(t, dir, func(c *volumes.Config) { c.FS = fsys })
 	free(v, wantPersisted(t, v, v.Persisted()[0], 1, page))
 	closeVolume(t, v)
+	if n := fsys.Open(); n != 0 {
+		t.Errorf("%d files or locks are open", n)
+	}
 	for _, name := range foreign {
 		if p, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(p) != name {
 			t.Errorf("%s has become %q: %v", name, p, err)

@@ -111,6 +111,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				v.Own(k.Key, func() {})
 				if err := v.SetPlace(k.Key, append(column, column...)); err != nil {
 					t.Fatal(err)
 				}
@@ -210,6 +211,7 @@ func TestNoNonceIsUsedTwiceByRestarts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			v.Own(k.Key, func() {})
 			e := taken.(tier.FileMemory)
 			if bytes.Count(read(t, e, e.Size(), 0), []byte{0}) != int(e.Size()) {
 				t.Fatal("other bytes were kept")
@@ -361,6 +363,7 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		v.Own(key, func() {})
 		e, other := taken.(tier.FileMemory), wantPersisted(t, v, v.Persisted()[0], 2, size)
 		_, name, at := e.Locate(0)
 		err = e.ReadAt(t.Context(), aligned(size), 0)
@@ -459,10 +462,12 @@ func TestWhatWasLostDoesNotPersist(t *testing.T) {
 	}
 	leave(t, v, e)
 	v = openPersistent(t, dir, sealed)
-	taken, err := v.Take(v.Persisted()[0].Key)
+	key := v.Persisted()[0].Key
+	taken, err := v.Take(key)
 	if err != nil {
 		t.Fatal(err)
 	}
+	v.Own(key, func() {})
 	clear(data[2*unit:])
 	if !bytes.Equal(read(t, taken.(tier.FileMemory), 3*unit, 0), data) {
 		t.Error("it reads differently")

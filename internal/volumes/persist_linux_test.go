@@ -1,8 +1,10 @@
 package volumes_test
 
 import (
+	"bytes"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"syscall"
 	"testing"
@@ -74,4 +76,27 @@ func TestPersistentDirectoriesOfOthersAreLeftAlone(t *testing.T) {
 			wantEmpty(t, dir)
 		})
 	}
+}
+
+// TestRestOfTheLastPageIsZero: the file of a memory that ends inside of a page contains zeros behind it,
+// and no bytes of another request.
+func TestRestOfTheLastPageIsZero(t *testing.T) {
+	v := openPersistent(t, t.TempDir())
+	other, e := alloc(t, v, 2*page), alloc(t, v, page+100)
+	write(t, other, random(2*page+1, 1)[1:], 0) // not aligned, so that it goes through a buffer
+	write(t, e, random(page+100, 2), 0)
+	_, file, _ := e.Locate(0)
+	files, err := filepath.Glob(filepath.Join(v.Dir(), "*", file))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	p, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(p[page+100:], []byte{0}); n != page-100 || !bytes.Equal(p[:page+100], random(page+100, 2)) {
+		t.Errorf("%d of the %d bytes behind the memory are 0, or it has other bytes", n, page-100)
+	}
+	free(v, other, e)
+	closeVolume(t, v)
 }

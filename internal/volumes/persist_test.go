@@ -76,8 +76,16 @@ func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 	copytree.Copy(t, v.Dir(), saved)
 }
 
-// wantPersisted takes what was kept with seed and compares it.
+// wantPersisted takes what was kept with seed, compares it, and makes it the volume's own.
 func wantPersisted(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, size int64) tier.FileMemory {
+	t.Helper()
+	e := wantLent(t, v, k, seed, size)
+	v.Own(k.Key, func() {})
+	return e
+}
+
+// wantLent takes what was kept with seed and compares it.
+func wantLent(t testing.TB, v *volumes.Volume, k volumes.Persisted, seed uint64, size int64) tier.FileMemory {
 	t.Helper()
 	if !bytes.Equal(k.Meta, metaOf(seed)) || k.Size != size || !bytes.Equal(k.Place, placeOf(seed)) {
 		t.Errorf("kept: %q, %q of %d, want %q, %q of %d", k.Place, k.Meta, k.Size, placeOf(seed), metaOf(seed), size)
@@ -150,6 +158,9 @@ func TestPersistedMemoriesAreThereAfterwards(t *testing.T) {
 	if w := v.Stats().Warnings; len(w) != 0 {
 		t.Errorf("warnings: %q", w)
 	}
+	if parts, err := filepath.Glob(filepath.Join(dir, "*", "*.part")); err != nil || len(parts) > 0 {
+		t.Errorf("what did not persist is left: %v, %v", parts, err)
+	}
 	kept := v.Persisted()
 	if len(kept) != 2 {
 		t.Fatalf("kept: %+v", kept)
@@ -189,18 +200,12 @@ func TestPersistedStaysUntilTaken(t *testing.T) {
 		if len(kept) != 2 {
 			t.Fatalf("kept: %+v", kept)
 		}
-		taken := wantPersisted(t, v, kept[1], 2, mib+page)
-		if err := v.PutBack(kept[1].Key); err != nil {
-			t.Fatal(err)
-		}
-		if err := v.PutBack(kept[1].Key); !errors.Is(err, tier.ErrReleased) {
-			t.Errorf("put back twice: %v", err)
+		taken := wantLent(t, v, kept[1], 2, mib+page)
+		if n := len(v.Persisted()); n != 1 {
+			t.Errorf("%d are listed while one is lent", n)
 		}
 		free(v, taken)
-		again := wantPersisted(t, v, v.Persisted()[1], 2, mib+page)
-		if err := v.PutBack(kept[1].Key); err != nil {
-			t.Fatal(err)
-		}
+		again := wantLent(t, v, v.Persisted()[1], 2, mib+page)
 		e := alloc(t, v, 16*mib-2*mib-3*page)
 		write(t, e, random(16*mib-2*mib-3*page, 5), 0)
 		free(v, again, e)
@@ -522,6 +527,7 @@ func TestShrunkFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		v.Own(kept[0].Key, func() {})
 		if e = m.(tier.FileMemory); e.Size() != want || !bytes.Equal(read(t, e, left, 0), random(left, 1)) {
 			t.Errorf("%d bytes are left, want %d, or they are others", e.Size(), want)
 		}

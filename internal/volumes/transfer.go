@@ -28,14 +28,11 @@ const maxIdleIO = 100
 // *tier.NoSpaceError, any other refusal of the system a *disk.IOError. After an error the bytes of the
 // memory are undefined there.
 //
-// If p's address and length and off are multiples of 4096, the disk reads from p directly. Other
-// bytes are copied, and the rest of their first and last page is read first, which is slower.
-// Concurrent writes of parts of one page do not disturb each other; the caller must order other
-// transfers that overlap.
-//
-// A volume that encrypts never reads for a write. So it refuses, with tier.ErrNotSupported, to change
-// a part of what a call or 64 KiB of it has written, to begin inside of a page, and to write memory
-// of an earlier volume.
+// off is a multiple of 4096, and so is the end of p, unless it is the end of the memory: no write reads.
+// If p's address and length are such multiples, too, the disk reads from p directly; else p is copied,
+// which is slower. Other writes are refused with tier.ErrNotSupported. So are those to a volume that
+// encrypts which change a part of what a call or 64 KiB of it has written, or memory of an earlier
+// volume. The caller must order transfers that overlap.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, true)
 }
@@ -54,6 +51,10 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
 	}
+	if write && (off%tier.Page != 0 || end%tier.Page != 0 && end != e.size) {
+		return fmt.Errorf("disk: volume %s: writing %d bytes at %d, which are not whole pages of %d: %w",
+			v.cfg.Dir, len(p), off, tier.Page, tier.ErrNotSupported)
+	}
 	grid := int64(tier.Page)
 	if e.sealed != nil {
 		grid = seal.BlockSize
@@ -63,8 +64,14 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 			}
 		}
 	}
-	if err := e.ref(); err != nil {
-		return err
+	v.mu.Lock()
+	freed := e.freed
+	if !freed {
+		e.uses++
+	}
+	v.mu.Unlock()
+	if freed {
+		return tier.ErrReleased
 	}
 	defer e.unref()
 	if len(p) == 0 {
@@ -81,8 +88,8 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		kept = f
 	}
 
-	var mu sync.Mutex // of next, lanes and failed
-	begin, next, lanes, failed := off, off, 1, error(nil)
+	var mu sync.Mutex // of next, lanes, failed and piece, the one that next is in
+	begin, next, lanes, failed, piece := off, off, 1, error(nil), 0
 	var helpers sync.WaitGroup
 	// request makes the next request. It returns false if there is none, or none for a helper.
 	request := func(helper bool) bool {
@@ -95,9 +102,12 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 			return false
 		}
 		off := next
-		piece := &e.pieces[e.pieceAt(off)]
-		most := min(end, piece.Off+piece.Len) - off
-		begun := v.disk.Begin(most, write, helper)
+		for off >= e.pieces[piece].Off+e.pieces[piece].Len {
+			piece++
+		}
+		in := &e.pieces[piece]
+		most := min(end, in.Off+in.Len) - off
+		begun := v.Disk.Begin(most, write, helper)
 		if begun == 0 {
 			mu.Unlock()
 			return false
@@ -108,7 +118,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		next += n
 		mu.Unlock()
-		err := e.do(ctx, kept, piece, p[off-begin:][:n:n], off, begun, write)
+		err := e.do(ctx, kept, in, p[off-begin:][:n:n], off, begun, write)
 		if err != nil {
 			mu.Lock()
 			failed = cmp.Or(failed, err)
@@ -182,7 +192,7 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 	default:
 		v.read.Add(n)
 	}
-	v.disk.End(begun, done, settled, write)
+	v.Disk.End(begun, done, settled, write)
 	if end != nil {
 		end(err)
 	}
@@ -191,49 +201,25 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 
 // buffered transfers p, which is at the offset at of the file and at off of the memory, through a buffer,
 // because the volume encrypts or p is not aligned.
-func (e *extents) buffered(f wholeFile, p []byte, at, off int64, write bool) (err error) {
-	v, n := e.v, int64(len(p))
-	buf := v.buffers.borrow()
-	defer v.buffers.giveBack(buf)
-	if e.sealed != nil {
-		if write {
-			return e.sealed.Write(f, at, p, off, buf)
-		}
+func (e *extents) buffered(f wholeFile, p []byte, at, off int64, write bool) error {
+	borrowed := e.v.buffers.borrow()
+	defer e.v.buffers.giveBack(borrowed)
+	buf := borrowed.bytes
+	switch {
+	case e.sealed != nil && write:
+		return e.sealed.Write(f, at, p, off, buf)
+	case e.sealed != nil:
 		return e.sealed.Read(f, at, p, off, buf)
+	case write: // of whole pages, with zeros at the end of the memory's last one
+		pages := buf[:round(int64(len(p)))]
+		clear(pages[copy(pages, p):])
+		_, err := f.WriteAt(pages, at)
+		return err
 	}
-	// The pages around the request. The end of a sparse file's last page may be missing.
 	start := at - at%tier.Page
-	pages := buf[:round(at+n)-start]
-	readPages := func(from, to int64) error {
-		clear(pages[from:to])
-		_, err := f.ReadAt(pages[from:to], start+from)
-		if errors.Is(err, io.ErrUnexpectedEOF) && v.noAllocate.Load() {
-			return nil
-		}
-		return err
-	}
-	if !write {
-		err = readPages(0, int64(len(pages)))
-		copy(p, pages[at-start:])
-		return err
-	}
-	last := int64(len(pages)) - tier.Page
-	head, tail := at > start, at+n < start+int64(len(pages))
-	if head || tail {
-		v.patch <- struct{}{}
-		defer func() { <-v.patch }()
-	}
-	if head {
-		err = readPages(0, tier.Page)
-	}
-	if err == nil && tail && (!head || last > 0) {
-		err = readPages(last, last+tier.Page)
-	}
-	if err != nil {
-		return err
-	}
-	copy(pages[at-start:], p)
-	_, err = f.WriteAt(pages, start)
+	pages := buf[:round(at+int64(len(p)))-start]
+	_, err := f.ReadAt(pages, start)
+	copy(p, pages[at-start:])
 	return err
 }
 
@@ -252,6 +238,9 @@ func (f wholeFile) ReadAt(p []byte, off int64) (int, error) {
 func (f wholeFile) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), f.all(f.file.WriteAt, p, off)
 }
+
+// Close closes the file.
+func (f wholeFile) Close() error { return f.file.Close() }
 
 func (f wholeFile) all(do func(p []byte, off int64) (int, error), p []byte, off int64) error {
 	for idle := 0; len(p) > 0; {

@@ -20,35 +20,25 @@ const punchStep = 4 << 20
 // free space than the reserve, all free room goes.
 func (v *Volume) trimIdle() {
 	for {
+		v.mu.Lock()
+		v.mu.idle = v.mu.free
+		v.mu.Unlock()
 		select {
-		case <-v.freed:
+		case <-time.After(v.cfg.Idle):
 		case <-v.life.Done():
 			return
 		}
-		for {
-			v.mu.Lock()
-			v.mu.idle = v.mu.free
-			free := v.mu.free
-			v.mu.Unlock()
-			if free == 0 {
-				break
-			}
-			select {
-			case <-time.After(v.cfg.Idle):
-			case <-v.life.Done():
-				return
-			}
-			u, err := v.cfg.FS.Usage(v.dir)
-			v.mu.Lock()
-			surplus := v.mu.idle
-			if err == nil && u.Free < v.cfg.Reserve {
-				surplus = v.mu.free
-			}
-			v.mu.Unlock()
-			if _, err := v.giveBack(v.life, surplus); err != nil && v.life.Err() == nil {
-				v.warn(causes.DiskFails, "giving room back: %v", err)
-				break // tried again when more is freed
-			}
+		v.mu.Lock()
+		surplus, free := v.mu.idle, v.mu.free
+		v.mu.Unlock()
+		if free == 0 {
+			continue
+		}
+		if u, err := v.cfg.FS.Usage(v.dir); err == nil && u.Free < v.cfg.Reserve {
+			surplus = free
+		}
+		if _, err := v.giveBack(v.life, surplus); err != nil && v.life.Err() == nil {
+			v.warn(causes.DiskFails, "giving room back: %v", err)
 		}
 	}
 }
@@ -103,9 +93,10 @@ func (v *Volume) givePiece(n int64) (int64, error) {
 		return 0, nil
 	}
 	s := v.mu.segments[i]
-	if n = min(n, punchStep, s.backed.Largest()); whole {
+	if whole {
 		n = s.backed.FreeBytes()
 	} else {
+		n = min(n, punchStep, s.backed.Largest())
 		off, _ := s.backed.Alloc(n)
 		v.mu.Unlock()
 		err := s.file.Punch(off, n) // only the owner of the token sets the file
@@ -120,18 +111,19 @@ func (v *Volume) givePiece(n int64) (int64, error) {
 			return 0, fmt.Errorf("%d bytes at %d of %s: %w", n, off, s.name, bare(err))
 		}
 		s.holes.Free(off, n)
+		whole = s.holes.FreeBytes() == s.size
 	}
 	v.mu.free -= n
 	f := s.file
-	if !whole && s.holes.FreeBytes() < s.size {
-		v.mu.Unlock()
-		return n, nil
+	if whole {
+		s.file = nil
+		s.reset()
 	}
-	s.file = nil
-	s.reset()
 	v.mu.Unlock()
-	if err := v.closeSegment(s.name, f); err != nil {
-		v.warn(causes.DiskFails, "closing %s: %v", s.name, err)
+	if whole {
+		if err := v.closeSegment(s.name, f); err != nil {
+			v.warn(causes.DiskFails, "closing %s: %v", s.name, err)
+		}
 	}
 	return n, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -16,9 +17,9 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/internal/volumes/internal/pace"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -37,6 +38,8 @@ const helpersPerDepth = 4
 // with the last Free. Then its files are closed and removed, and its keys overwritten. Persisted
 // files that nobody took stay for the next volume.
 type Volume struct {
+	pace.Disk // how fast it is; Pace and Promised are for its space
+
 	cfg       Config
 	dir       string // absolute
 	system    string // the kind of file system
@@ -48,7 +51,6 @@ type Volume struct {
 
 	sealer  *seal.Sealer // nil if nothing is encrypted
 	buffers buffers
-	disk    pace.Disk
 	notices notices
 
 	passed  []fs.DirEntry // with Config.Persist, what openPersistent did not look at; until WarnOfOthers
@@ -59,11 +61,9 @@ type Volume struct {
 
 	life                context.Context // until Close
 	endLife             context.CancelFunc
-	freed               chan struct{} // wakes trimIdle; one at most
 	trimmer             sync.WaitGroup
 	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
 	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
-	patch               chan struct{}  // a token: one write of parts of pages at a time
 
 	// change is a token of the goroutine that adds room or gives it back. Its owner, if it finds no
 	// room, knows that there is none. System calls are made with it, so it is not a mutex; mu is
@@ -73,11 +73,11 @@ type Volume struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
-		used     int64             // allocated
-		free     int64             // backed, and not allocated
-		idle     int64             // the minimum of free since trimIdle looked
-		entries  map[uint64]*entry // what persists, by key
-		stays    int64             // of used, what was found and not taken
+		used     int64                // allocated
+		free     int64                // backed, and not allocated
+		idle     int64                // the minimum of free since trimIdle looked
+		entries  map[uint64]*keptFile // what persists, by key
+		stays    int64                // of used, what was found and not taken
 		closed   bool
 		ended    bool // or about to end
 		warnings []diag.Warning
@@ -89,13 +89,6 @@ var _ tier.Pool = (*Volume)(nil)
 // Stripe is shared by volumes that are used side by side; see Config.Stripe.
 type Stripe = pace.Stripe
 
-// Pace returns how far the volume is ahead of the others of its stripe.
-func (v *Volume) Pace() stripe.Pace { return v.disk.Pace() }
-
-// Promised sets how many bytes of the volume's space are reserved and not allocated. The space calls
-// it before each Alloc.
-func (v *Volume) Promised(n int64) { v.disk.Promised(n) }
-
 // Open opens a volume. First it removes what killed processes left in the directory, and writes and
 // reads a page there. If the file system lacks something, the volume does without it, and warns. The
 // caller must Close the volume.
@@ -105,19 +98,16 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	v := &Volume{
 		cfg:    cfg.withDefaults(),
-		freed:  make(chan struct{}, 1),
-		patch:  make(chan struct{}, 1),
 		change: make(chan struct{}, 1),
 	}
 	v.cfg.Key = nil // the caller's, and not to be kept
-	v.disk.Request, v.disk.Depth, v.disk.Stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
+	v.Disk.Request, v.Disk.Depth, v.Disk.Stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
 	v.maxHelpers.Store(helpersPerDepth * int64(v.cfg.Depth))
-	v.buffers.length = v.cfg.Request + beyondRequest
+	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
-	v.mu.entries = make(map[uint64]*entry)
+	v.mu.entries = make(map[uint64]*keptFile)
 	var err error
 	if cfg.Encrypt {
-		v.buffers.mapped = helpersPerDepth * v.cfg.Depth
 		v.sealer, err = seal.NewSealer(cfg.Key)
 	}
 	if err == nil {
@@ -125,7 +115,8 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	if err != nil {
 		v.endLife()
-		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, join(advise(err), v.forgetKeys()))
+		v.forgetKeys()
+		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, advise(err))
 	}
 	v.sealer.Opened()
 	for off := int64(0); off < v.cfg.Capacity && !v.cfg.Persist; off += v.cfg.SegmentSize {
@@ -133,7 +124,7 @@ func Open(cfg Config) (*Volume, error) {
 		s.reset()
 		v.mu.segments = append(v.mu.segments, s)
 	}
-	if v.cfg.Idle > 0 {
+	if v.cfg.Idle > 0 && !v.cfg.Persist {
 		v.trimmer.Go(func() {
 			labels.Trim.Set()
 			v.trimIdle()
@@ -160,7 +151,7 @@ func (v *Volume) open() (err error) {
 	case err != nil:
 		return bare(err)
 	case !info.IsDir():
-		return errNotDir
+		return syscall.ENOTDIR
 	}
 	removed, err := removeAbandoned(v.cfg.FS, v.dir)
 	if err != nil {
@@ -178,8 +169,8 @@ func (v *Volume) open() (err error) {
 	if err == nil {
 		err = v.probe()
 	}
-	if err != nil && v.cfg.Persist {
-		err = join(err, v.leavePersistent())
+	if err != nil {
+		err = join(err, v.leaveDir())
 	}
 	return err
 }
@@ -211,7 +202,7 @@ func (v *Volume) probe() (err error) {
 			continue
 		}
 		if !kind.anonymous && v.own == nil {
-			if v.own, err = makeOwnDir(v.cfg.FS, v.dir, ownPrefix()); err != nil {
+			if v.own, err = makeOwnDir(v.cfg.FS, v.dir, fmt.Sprintf("spillway-%d-", os.Getpid())); err != nil {
 				return bare(err)
 			}
 			v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; "+
@@ -222,12 +213,9 @@ func (v *Volume) probe() (err error) {
 			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, "+
 				"which is slower and takes memory", v.system)
 		}
-		if !isUnable(err) {
+		if !isOf(errsUnable, err) {
 			break
 		}
-	}
-	if err != nil && v.own != nil && !v.cfg.Persist {
-		err = join(err, v.own.remove())
 	}
 	return err
 }
@@ -235,6 +223,7 @@ func (v *Volume) probe() (err error) {
 // probeFile opens a file, and writes and reads a page, because some file systems refuse direct I/O
 // only then.
 func (v *Volume) probeFile(direct bool) (err error) {
+	defer guard.Error(&err, filesOf)
 	name := segmentFile(0)
 	f, err := v.openSegment(name, direct)
 	if err != nil {
@@ -268,9 +257,9 @@ func (v *Volume) probeFile(direct bool) (err error) {
 }
 
 // forgetKeys ends all use of keys, and of the memory that sealed requests pass through.
-func (v *Volume) forgetKeys() error {
+func (v *Volume) forgetKeys() {
 	v.sealer.Forget()
-	return v.buffers.unmap()
+	v.buffers.unmap()
 }
 
 // openSegment opens a new, empty file.
@@ -307,7 +296,7 @@ func (v *Volume) Dir() string { return v.cfg.Dir }
 // Stats returns the volume's figures. The sizes are a consistent cut except for the counters of
 // transfers.
 func (v *Volume) Stats() disk.Stats {
-	p := v.disk.Stats()
+	p := v.Disk.Stats()
 	s := disk.Stats{
 		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous, Encrypted: v.cfg.Encrypt,
 		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
@@ -337,8 +326,8 @@ func (v *Volume) Close() error {
 	}
 	v.mu.closed = true
 	var over []uint64 // batches without memory, which no Free ends
-	for key, ent := range v.mu.entries {
-		if !ent.stays && ent.memory.size == 0 {
+	for key, k := range v.mu.entries {
+		if k.state == isOwned && k.memory.size == 0 {
 			over = append(over, key)
 		}
 	}
@@ -377,14 +366,9 @@ func (v *Volume) end() error {
 	for i, s := range unused {
 		err = join(err, v.closeSegment(s.name, files[i]))
 	}
-	switch {
-	case last && v.cfg.Persist:
-		err = join(err, v.leavePersistent())
-	case last && v.own != nil:
-		err = join(err, v.own.remove())
-	}
 	if last { // and no header is sealed any more
-		err = join(err, v.forgetKeys())
+		err = join(err, v.leaveDir())
+		v.forgetKeys()
 	}
 	if err != nil {
 		return fmt.Errorf("disk: volume %s: closing: %w", v.cfg.Dir, advise(err))

@@ -53,10 +53,6 @@ func TestConfigIsChecked(t *testing.T) {
 		{Capacity: mib},
 		{Dir: dir, Capacity: page - 1},
 		{Dir: dir, Capacity: mib, Reserve: -1},
-		{Dir: dir, Capacity: mib, SegmentSize: page + 1},
-		{Dir: dir, Capacity: mib, SegmentSize: -page},
-		{Dir: dir, Capacity: mib, Request: 100},
-		{Dir: dir, Capacity: mib, Depth: -1},
 	} {
 		if v, err := openVolume(cfg); err == nil {
 			v.Close()

@@ -198,16 +198,16 @@ func (osFS) Reopen(path string, direct bool) (File, error) {
 	return openFile(path, os.O_RDWR, direct)
 }
 
-// osFile is an open file. It is an os.File, and not a bare descriptor, so that a use
-// after Close is an error and never reaches a file that took the number.
+// osFile is an open file. It is an os.File, and not a bare descriptor, so that a use after Close is an
+// error and never reaches a file that took the number.
 type osFile struct {
-	f               *os.File
+	*os.File
 	direct          bool
 	address, offset int
 }
 
 func newFile(f *os.File, direct bool) *osFile {
-	file := &osFile{f: f, direct: direct, address: 1, offset: 1}
+	file := &osFile{File: f, direct: direct, address: 1, offset: 1}
 	if direct {
 		file.address, file.offset = directAlignment(f)
 	}
@@ -218,9 +218,5 @@ func newFile(f *os.File, direct bool) *osFile {
 // it needs: enough for every disk of today.
 const fallbackAlignment = tier.Page
 
-func (f *osFile) ReadAt(p []byte, off int64) (int, error)  { return f.f.ReadAt(p, off) }
-func (f *osFile) WriteAt(p []byte, off int64) (int, error) { return f.f.WriteAt(p, off) }
-func (f *osFile) Truncate(size int64) error                { return f.f.Truncate(size) }
-func (f *osFile) Direct() bool                             { return f.direct }
-func (f *osFile) Alignment() (address, offset int)         { return f.address, f.offset }
-func (f *osFile) Close() error                             { return f.f.Close() }
+func (f *osFile) Direct() bool                     { return f.direct }
+func (f *osFile) Alignment() (address, offset int) { return f.address, f.offset }

@@ -38,11 +38,11 @@ func directAlignment(f *os.File) (address, offset int) {
 }
 
 func (f *osFile) Allocate(off, n int64) error {
-	return control(f.f, func(fd int) error { return unix.Fallocate(fd, 0, off, n) })
+	return control(f.File, func(fd int) error { return unix.Fallocate(fd, 0, off, n) })
 }
 
 func (f *osFile) Punch(off, n int64) error {
-	return control(f.f, func(fd int) error {
+	return control(f.File, func(fd int) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 	})
 }

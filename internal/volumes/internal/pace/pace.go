@@ -87,17 +87,7 @@ type flow struct {
 	since          time.Time     // the busy time counts up to here, while there are requests
 	busy           time.Duration // in which there were requests
 	bytes, seconds float64       // recent ones; a failed request counts in neither
-}
-
-// bandwidth returns bytes a second; 0 if nothing was measured.
-func (f *flow) bandwidth() int64 {
-	switch {
-	case f.bytes == 0:
-		return 0
-	case f.bytes >= f.seconds*maxBandwidth:
-		return maxBandwidth
-	}
-	return max(1, int64(f.bytes/f.seconds))
+	bandwidth      int64         // bytes a second; 0: nothing was measured
 }
 
 // Begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
@@ -110,8 +100,8 @@ func (d *Disk) Begin(want int64, write, helper bool) int64 {
 	if write {
 		f = &d.mu.writes
 	}
-	most, shares := int64(float64(f.bandwidth())*window.Seconds()), 2*d.Depth
-	if f.bytes == 0 { // the first requests show how fast the disk is
+	most, shares := int64(float64(f.bandwidth)*window.Seconds()), 2*d.Depth
+	if f.bandwidth == 0 { // the first requests show how fast the disk is
 		most = d.Depth * min(d.Request, firstRequest)
 		if !helper {
 			shares = d.Depth
@@ -153,11 +143,12 @@ func (d *Disk) End(begun, done, settled int64, write bool) {
 	d.mu.backlog -= settled
 	if done > 0 {
 		age := took.Seconds()
-		if old := f.bandwidth(); old > 0 {
-			age = max(age, float64(done)/float64(old))
+		if f.bandwidth > 0 {
+			age = max(age, float64(done)/float64(f.bandwidth))
 		}
 		keep := math.Exp(-age / recent.Seconds())
 		f.bytes, f.seconds = f.bytes*keep+float64(done), f.seconds*keep+took.Seconds()
+		f.bandwidth = int64(max(1, min(f.bytes/f.seconds, maxBandwidth))) // seconds may be 0
 	}
 	switch {
 	case !write:
@@ -228,7 +219,7 @@ func (d *Disk) paceLocked(now time.Time) stripe.Pace {
 	w := &d.mu.writes
 	p := stripe.Pace{
 		Lead:      w.busy + d.mu.skipped,
-		Bandwidth: cmp.Or(w.bandwidth(), unmeasured),
+		Bandwidth: cmp.Or(w.bandwidth, unmeasured),
 		Ailing:    d.mu.failures > 0 && now.Before(d.mu.until),
 	}
 	if w.requests > 0 {
@@ -252,8 +243,10 @@ func (d *Disk) Stats() Stats {
 	defer d.mu.Unlock()
 	now := time.Now() // with the mutex held, so that Writing never falls
 	w := &d.mu.writes
-	s := Stats{Bandwidth: w.bandwidth(), Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy}
-	s.Ailing = d.mu.failures > 0 && now.Before(d.mu.until)
+	s := Stats{
+		Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy,
+		Ailing: d.paceLocked(now).Ailing,
+	}
 	if w.requests > 0 {
 		s.Writing += now.Sub(w.since)
 	}

@@ -61,8 +61,8 @@ func (s *Sealer) OldExtent(key *Key, blocks []Block) *Extent {
 	return x
 }
 
-// Key returns the key that sealed the memory.
-func (x *Extent) Key() *Key { return x.key }
+// Salt returns the salt of the key that sealed the memory.
+func (x *Extent) Salt() Salt { return x.key.salt }
 
 // Blocks returns the blocks that were written. If a write failed and was not repeated, Blocks returns its
 // error.
@@ -112,8 +112,8 @@ func (x *Extent) Cut(size int64) int64 {
 	return size
 }
 
-// CheckWrite returns an error that matches tier.ErrNotSupported if n bytes at off cannot be written:
-// off is inside of a page, the bytes are a part of a block, or an earlier volume has sealed them.
+// CheckWrite returns an error that matches tier.ErrNotSupported if n bytes at off, a multiple of a page,
+// cannot be written: they are a part of a block, or an earlier volume has sealed them.
 func (x *Extent) CheckWrite(off, n int64) error {
 	end := round(off + n)
 	if x.key != x.sealer.own {
@@ -122,7 +122,7 @@ func (x *Extent) CheckWrite(off, n int64) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	first, last := x.findLocked(off, end)
-	if off%tier.Page != 0 || first < last && (x.mu.blocks[first].Off < off || x.mu.blocks[last-1].end() > end) {
+	if first < last && (x.mu.blocks[first].Off < off || x.mu.blocks[last-1].end() > end) {
 		return fmt.Errorf("%d bytes at %d are a part of what was sealed at once: %w", n, off, tier.ErrNotSupported)
 	}
 	return nil

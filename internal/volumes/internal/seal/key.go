@@ -20,7 +20,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"slices"
 	"sync/atomic"
 )
@@ -30,7 +29,7 @@ const (
 	TagSize = 16
 	// SaltSize is the length of what makes a derived key another than all others.
 	SaltSize = sha256.Size
-	// madeKey is the length of a key that is made, and not derived: AES-256.
+	// madeKey is the length of a random key: AES-256.
 	madeKey = 32
 )
 
@@ -66,23 +65,22 @@ type Sealer struct {
 
 // Key is what one volume seals with.
 type Key struct {
-	salt  Salt // zeros if the key was made
+	salt  Salt
 	key   []byte
 	block cipher.Block
 	aead  cipher.AEAD
 }
 
-// NewSealer makes a key, or derives one from the user's. That one may be in use for other
+// NewSealer derives a key from the user's, or from a random one. The user's may be in use for other
 // volumes, whose nonces are counted from 1 as well. So no volume works with it, but each with a
 // key of its own, which a random salt makes. users stays the caller's; see Opened.
 func NewSealer(users []byte) (*Sealer, error) {
-	s := &Sealer{users: users, old: make(map[Salt]*Key)}
+	s := &Sealer{users: users, old: make(map[Salt]*Key), mark: Mark{Sealed: true}}
 	if len(users) == 0 {
-		s.own = &Key{key: make([]byte, madeKey)}
-		rand.Read(s.own.key) // never fails
-		return s, s.own.expand()
+		users = make([]byte, madeKey)
+		rand.Read(users) // never fails
+		defer clear(users)
 	}
-	s.mark.Sealed = true
 	rand.Read(s.mark.Salt[:])
 	var err error
 	if s.mark.Proof, err = proofOf(users, s.mark.Salt); err != nil {
@@ -95,10 +93,13 @@ func NewSealer(users []byte) (*Sealer, error) {
 func deriveKey(users []byte, salt Salt) (*Key, error) {
 	k := &Key{salt: salt}
 	var err error
-	if k.key, err = hkdf.Key(sha256.New, users, salt[:], "spillway spill volume", len(users)); err != nil {
-		return nil, err
+	if k.key, err = hkdf.Key(sha256.New, users, salt[:], "spillway spill volume", len(users)); err == nil {
+		k.block, err = aes.NewCipher(k.key)
 	}
-	return k, k.expand()
+	if err == nil {
+		k.aead, err = cipher.NewGCM(k.block)
+	}
+	return k, err
 }
 
 func proofOf(users []byte, salt Salt) (proof [SaltSize]byte, err error) {
@@ -106,16 +107,6 @@ func proofOf(users []byte, salt Salt) (proof [SaltSize]byte, err error) {
 	copy(proof[:], p)
 	return proof, err
 }
-
-func (k *Key) expand() (err error) {
-	if k.block, err = aes.NewCipher(k.key); err == nil {
-		k.aead, err = cipher.NewGCM(k.block)
-	}
-	return err
-}
-
-// Salt returns what the key was derived with.
-func (k *Key) Salt() Salt { return k.salt }
 
 // Mark identifies the user's key. No sealer is the mark of what is not sealed.
 func (s *Sealer) Mark() Mark {
@@ -134,9 +125,6 @@ func (s *Sealer) Opens(m Mark) (bool, error) {
 	proof, err := proofOf(s.users, m.Salt)
 	return err == nil && proof == m.Proof, err
 }
-
-// Own returns the key that the sealer seals with.
-func (s *Sealer) Own() *Key { return s.own }
 
 // KeyOf returns the key of an earlier volume.
 func (s *Sealer) KeyOf(salt Salt) (*Key, error) {
@@ -190,15 +178,13 @@ func (s *Sealer) SealText(text, extra []byte) ([]byte, Seal) {
 	return p[:len(text)], made
 }
 
-var errAltered = errors.New("it is not what was sealed")
-
-// OpenText returns what SealText sealed.
-func (k *Key) OpenText(sealed, extra []byte, known Seal) ([]byte, error) {
+// OpenText returns what SealText of a volume, with the key of a salt, has sealed.
+func (s *Sealer) OpenText(sealed, extra []byte, salt Salt, known Seal) ([]byte, error) {
+	k, err := s.KeyOf(salt)
+	if err != nil {
+		return nil, err
+	}
 	nonce := nonceOf(known.Nonce)
 	text := slices.Concat(sealed, known.Tag[:])
-	text, err := k.aead.Open(text[:0], nonce[:], text, extra)
-	if err != nil {
-		return nil, errAltered
-	}
-	return text, nil
+	return k.aead.Open(text[:0], nonce[:], text, extra)
 }

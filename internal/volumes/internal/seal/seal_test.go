@@ -143,7 +143,7 @@ func TestRandomRequests(t *testing.T) {
 		if ok, err := later.sealer.Opens(m.sealer.Mark()); !ok || err != nil {
 			t.Errorf("the same key: %v, %v", ok, err)
 		}
-		key, err := later.sealer.KeyOf(m.extent.Key().Salt())
+		key, err := later.sealer.KeyOf(m.extent.Salt())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,13 +158,6 @@ func TestRandomRequests(t *testing.T) {
 		if ok, err := other.sealer.Opens(m.sealer.Mark()); ok || err != nil {
 			t.Errorf("another key: %v, %v", ok, err)
 		}
-	}
-}
-
-func TestWritesInsideOfPagesAreRefused(t *testing.T) {
-	m := newMemory(t, nil)
-	if err := m.write(make([]byte, page), 100); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("it is %v", err)
 	}
 }
 

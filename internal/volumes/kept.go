@@ -1,0 +1,429 @@
+package volumes
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
+	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
+)
+
+// keptFile is the file of one memory on a volume with Config.Persist. Its name is its number with
+// the suffix ".part". While it has the header of a batch or a dictionary, it is an entry of the volume,
+// and its name is the entry's key.
+type keptFile struct {
+	number uint64
+	key    atomic.Uint64 // set before the file is renamed; 0: it never had a header
+	named  atomic.Bool   // the key is its name
+	memory *extents      // of size 0 for a batch without memory
+
+	// turn is a token: its owner writes the header or changes the name. It guards tail.
+	turn chan struct{}
+	tail *keptTail // nil: it has no header
+
+	// Guarded by the volume's mutex.
+	state     keptState
+	persisted Persisted // what was found
+	giveUp    func()    // gives back the header's room in the space; nil: none
+}
+
+// keptState is what a keptFile is. The Free of its memory removes the file, except for lent memory.
+type keptState int
+
+const (
+	isPart  keptState = iota // not an entry
+	isOwned                  // an entry of this process: Volume.Persist has written it, or Own was called
+	isFound                  // an earlier process left it; it stays when the volume is closed
+	isLent                   // it was found, and Take has handed out its memory: Free makes it isFound again
+)
+
+func (k *keptFile) name() string {
+	if k.named.Load() {
+		return keptName(k.key.Load(), "")
+	}
+	return keptName(k.number, partSuffix)
+}
+
+// room returns the length of the file.
+func (k *keptFile) room() int64 {
+	n := round(k.memory.size)
+	if k.tail != nil {
+		n += k.tail.Room
+	}
+	return n
+}
+
+// Persisted is a batch or a dictionary that an earlier process left; see Volume.Persisted.
+type Persisted struct {
+	Key         uint64
+	Meta, Place []byte // as they were given to Persist; not to be changed
+	Size        int64  // of its memory, in bytes; 0: it has none
+	Room        int64  // of its file with the header, in bytes
+	File        string
+	Err         error  // why it cannot be read; Forget removes it
+	order       uint64 // in which headers were written
+}
+
+// sortPersisted sorts batches and dictionaries, the oldest first.
+func sortPersisted(all []Persisted) {
+	slices.SortFunc(all, func(a, b Persisted) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Key, b.Key))
+	})
+}
+
+// placeInFile makes a file for e; see place.
+func (v *Volume) placeInFile(e *extents, _ []int64) (grew bool, refusal, err error) {
+	n := round(e.size)
+	if err := v.takeRoom(n); err != nil {
+		return false, nil, err
+	}
+	k := &keptFile{number: v.numbers.Add(1), memory: e, turn: make(chan struct{}, 1)}
+	e.kept, e.pieces = k, []piece{{Len: e.size}}
+	if refusal = v.checkReserve(n); refusal == nil {
+		refusal = v.createKept(k.name(), n)
+	}
+	if refusal != nil {
+		v.mu.Lock()
+		v.mu.used -= n
+		v.mu.Unlock()
+		return false, refusal, v.refused(e.size, refusal)
+	}
+	v.fresh.Add(n)
+	return true, nil, nil
+}
+
+// takeRoom takes n bytes of the volume's capacity.
+func (v *Volume) takeRoom(n int64) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.mu.closed:
+		return tier.ErrClosed
+	case n > v.cfg.Capacity-v.mu.used:
+		return &tier.NoSpaceError{Requested: n, Available: v.cfg.Capacity - v.mu.used}
+	}
+	v.mu.used += n
+	return nil
+}
+
+// createKept creates a file of n bytes.
+func (v *Volume) createKept(name string, n int64) error {
+	f, err := v.cfg.FS.Create(filepath.Join(v.own.path, name), false)
+	if err == nil && n > 0 {
+		err = v.allocate(f, 0, n)
+		if err == nil && v.noAllocate.Load() { // it must be as long nevertheless
+			_, err = wholeFile{f, 1}.WriteAt(make([]byte, 1), n-1)
+		}
+	}
+	if f != nil {
+		err = join(err, f.Close())
+	}
+	if err != nil {
+		err = join(fmt.Errorf("taking %d bytes for %s: %w", n, name, bare(err)), v.own.removeFile(name))
+	}
+	return err
+}
+
+// Persist makes a batch outlive the process: its memory, which is one of this volume, or nil if it has
+// none. The memory holds what it is to hold, and nothing may be written to it afterwards. The next
+// volume in the directory finds it with meta and place, unless it is freed before, or Forget is called.
+//
+// The header takes room, in whole pages: occupy takes it in the space, and giveUp gives it back when
+// the file is removed. occupy must not free the memory. A memory whose writing failed is an error.
+func (v *Volume) Persist(
+	meta, place []byte, occupy func(bytes int64) (giveUp func(), err error), m tier.Memory,
+) (key uint64, err error) {
+	if !v.cfg.Persist {
+		return 0, fmt.Errorf("disk: volume %s: nothing persists here: Config.Persist is not set", v.cfg.Dir)
+	}
+	e, ok := m.(*extents)
+	switch {
+	case m == nil:
+		e = &extents{v: v, uses: 1}
+		if _, _, err := v.placeInFile(e, nil); err != nil {
+			return 0, err
+		}
+		defer func() {
+			if err != nil {
+				v.Free(e, func() {})
+			}
+		}()
+	case !ok || e.v != v:
+		return 0, fmt.Errorf("disk: volume %s: persisting memory of another volume", v.cfg.Dir)
+	}
+	key, err = v.writeHeader(e, meta, place, occupy)
+	if err != nil && !errors.Is(err, tier.ErrClosed) {
+		err = fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
+	}
+	return key, err
+}
+
+// writeHeader writes a header behind the body of a memory, renames the file, and makes it an entry.
+func (v *Volume) writeHeader(
+	e *extents, meta, place []byte, occupy func(int64) (func(), error),
+) (uint64, error) {
+	k := e.kept
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
+	v.mu.Lock()
+	freed, persists := e.freed, k.state != isPart
+	v.mu.Unlock()
+	switch { // a Free from now on waits for the turn
+	case freed:
+		return 0, tier.ErrReleased
+	case persists:
+		return 0, errors.New("memory that persists already")
+	}
+	fixed := fixedHeader{Order: v.numbers.Add(1), File: k.number, Size: e.size}
+	var blocks []seal.Block
+	if e.sealed != nil {
+		var err error
+		if blocks, err = e.sealed.Blocks(); err != nil {
+			return 0, err
+		}
+		fixed.Salt = e.sealed.Salt()
+	}
+	text := headerText(fixed, blocks, meta)
+	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text))}
+	if limit := maxHeader(t.Body); t.Length > limit {
+		return 0, fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, limit)
+	}
+	if v.sealer != nil {
+		text, t.HeaderSeal.Seal = v.sealer.SealText(text, headerExtra)
+		t.HeaderSeal.Salt = v.sealer.Mark().Salt
+	}
+	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
+	if err := t.setPlace(v.sealer, place); err != nil {
+		return 0, err
+	}
+	if had := k.tail; had != nil { // of an entry that was forgotten: the file keeps its length
+		t.Room = had.Room
+		if t.Length > t.Room-tailSize {
+			return 0, fmt.Errorf("its header has %d bytes, and that before had room for %d", t.Length, t.Room-tailSize)
+		}
+	} else {
+		giveUp, err := occupy(t.Room)
+		if err != nil {
+			return 0, err
+		}
+		if err := v.takeRoom(t.Room); err != nil {
+			giveUp()
+			return 0, err
+		}
+		v.mu.Lock()
+		k.giveUp = giveUp
+		v.mu.Unlock()
+	}
+	k.tail = t // from now on the file may have a header
+	k.key.Store(t.Key)
+	p := make([]byte, t.Room)
+	copy(p, text)
+	copy(p[t.Room-tailSize:], t.bytes())
+	if err := v.writeKept(k, p, t.Body); err != nil {
+		return 0, err
+	}
+	if err := v.rename(k, keptName(t.Key, ""), true); err != nil {
+		return 0, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	k.state = isOwned
+	v.mu.entries[t.Key] = k
+	return t.Key, nil
+}
+
+// SetPlace replaces the place of an entry. On an error the old one stays.
+func (v *Volume) SetPlace(key uint64, place []byte) error {
+	v.mu.Lock()
+	k := v.mu.entries[key]
+	v.mu.Unlock()
+	if k == nil {
+		return v.notThere(key)
+	}
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
+	v.mu.Lock()
+	ended := k.state == isPart
+	v.mu.Unlock()
+	if ended {
+		return v.notThere(key)
+	}
+	t := *k.tail
+	err := t.setPlace(v.sealer, place)
+	if err == nil {
+		err = v.writeKept(k, t.bytes(), t.Body+t.Room-tailSize)
+	}
+	if err != nil {
+		return fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
+	}
+	*k.tail = t
+	return nil
+}
+
+// KeyOf returns the key of the entry that a memory is in; false if there is none.
+func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
+	e, ok := m.(*extents)
+	if !ok || e.v != v || e.kept == nil {
+		return 0, false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return e.kept.key.Load(), e.kept.state != isPart
+}
+
+// Persisted lists what was found when the volume was opened and was not taken since, the oldest
+// first. It counts as used, and stays when the volume is closed, for the next one.
+func (v *Volume) Persisted() (all []Persisted) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, k := range v.mu.entries {
+		if k.state == isFound {
+			all = append(all, k.persisted)
+		}
+	}
+	sortPersisted(all)
+	return all
+}
+
+func (v *Volume) notThere(key uint64) error {
+	return fmt.Errorf("disk: volume %s: %016x: %w", v.cfg.Dir, key, tier.ErrReleased)
+}
+
+// Take lends the memory of an entry that Persisted lists, as if Alloc had returned it; nil if it has
+// none. It is to be read: encrypted memory cannot be written. When the caller frees it, Persisted lists
+// the entry again, unless Own was called. tier.ErrReleased: the entry is not there, or taken.
+func (v *Volume) Take(key uint64) (tier.Memory, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	k := v.mu.entries[key]
+	switch {
+	case v.mu.closed:
+		return nil, tier.ErrClosed
+	case k == nil || k.state != isFound:
+		return nil, v.notThere(key)
+	case k.memory.size == 0:
+		return nil, nil
+	}
+	k.state = isLent
+	v.mu.stays -= k.persisted.Room
+	return k.memory, nil
+}
+
+// Own makes an entry whose memory the caller has taken its own: the Free of the memory, or Forget,
+// removes it, and calls giveUp then.
+func (v *Volume) Own(key uint64, giveUp func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	k := v.mu.entries[key]
+	if k.state == isFound { // it has no memory
+		v.mu.stays -= k.persisted.Room
+	}
+	k.state, k.giveUp = isOwned, giveUp
+}
+
+// Forget ends an entry. Memory that was not taken is freed; other memory stays its holder's. An absent
+// entry is no error.
+func (v *Volume) Forget(key uint64) {
+	v.mu.Lock()
+	k := v.mu.entries[key]
+	if k == nil || v.mu.ended { // the directory may be another volume's by now
+		v.mu.Unlock()
+		return
+	}
+	unheld := k.state == isFound || k.memory.size == 0
+	if k.state == isFound {
+		v.mu.stays -= k.persisted.Room
+	}
+	k.state = isOwned
+	delete(v.mu.entries, key)
+	v.mu.Unlock()
+	v.endEntry(k)
+	if unheld {
+		v.Free(k.memory, func() {})
+	}
+}
+
+// endEntry ends the entry of a file, if there is one: it returns when the file has no key for a name any
+// more.
+func (v *Volume) endEntry(k *keptFile) {
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
+	v.mu.Lock()
+	ended := k.state == isPart
+	v.mu.Unlock()
+	if ended {
+		return
+	}
+	if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
+		v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.mu.entries, k.key.Load())
+	k.state = isPart
+}
+
+// rename gives a file another name: its key, or its number. Its caller has the file's turn.
+func (v *Volume) rename(k *keptFile, to string, named bool) error {
+	if from := k.name(); from != to {
+		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), filepath.Join(v.own.path, to)); err != nil {
+			return bare(err)
+		}
+	}
+	k.named.Store(named)
+	return nil
+}
+
+// openKept opens a file by the name that it has, which may change meanwhile. The key is looked up
+// after the number's name was not found: then the file has been renamed to it.
+func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
+	name := k.name()
+	for range 5 {
+		f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if part := keptName(k.number, partSuffix); name != part {
+			name = part
+		} else {
+			name = keptName(k.key.Load(), "")
+		}
+	}
+	return f, err
+}
+
+// writeKept writes to a file through the page cache.
+func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
+	f, err := v.openKept(k, false)
+	if err != nil {
+		return bare(err)
+	}
+	_, err = wholeFile{f, 1}.WriteAt(p, off)
+	return join(err, f.Close())
+}
+
+// freeKept removes the file of a memory that was freed, and gives its room back.
+func (v *Volume) freeKept(k *keptFile) {
+	v.endEntry(k)
+	if err := v.own.removeFile(k.name()); err != nil {
+		v.warn(causes.NotRemoved, "removing %s: %v", k.name(), err)
+	}
+	n := k.room()
+	v.given.Add(n)
+	v.mu.Lock()
+	v.mu.used -= n
+	giveUp := k.giveUp
+	v.mu.Unlock()
+	if giveUp != nil {
+		giveUp()
+	}
+}
