@@ -60,8 +60,8 @@ func TestClear(t *testing.T) {
 			if got := left(all, gpu0); !slices.Equal(got, []int{10}) {
 				t.Errorf("%v are left, want the one that is in use", got)
 			}
-			if n := len(left(all, host0)); n > 4 || n < 4 && !runs {
-				t.Errorf("%d batches are in host memory, want as many as fit", n)
+			if n := len(left(all, host0)); n > 3 || n < 3 && !runs {
+				t.Errorf("%d batches are in host memory, want as many as fit besides the headroom", n)
 			}
 			before := w.moved()
 			for _, id := range []tier.ID{disk0, {Kind: tier.GPU, Ordinal: 7}} {
@@ -97,7 +97,7 @@ func TestClearEnds(t *testing.T) {
 			return nil
 		}
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != giveUp || len(left(all, disk0)) != 12 {
+		if tries != 2 || len(left(all, disk0)) != 12 {
 			t.Errorf("%d tries, %d batches on disk", tries, len(left(all, disk0)))
 		}
 		w.end(all...)
@@ -107,13 +107,13 @@ func TestClearEnds(t *testing.T) {
 		all := w.fillSpace(gpu0, 12, 4*kib)
 		tries := 0
 		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
-			if tries++; tries%3 == 0 {
+			if tries++; tries%3 != 0 {
 				return nil
 			}
 			return errors.New("now and then")
 		}
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != 12 || len(left(all, host0)) != 4 {
+		if tries != 12 || len(left(all, host0)) != 8 {
 			t.Errorf("%d tries, %d batches in host memory", tries, len(left(all, host0)))
 		}
 		w.end(all...)
@@ -124,11 +124,14 @@ func TestClearEnds(t *testing.T) {
 		tries := 0
 		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { tries++; return tier.ErrClosed }
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != 1 {
+		if tries > 2 {
 			t.Errorf("%d tries", tries)
 		}
 		w.mover.heal()
-		w.mon.Clear(t.Context(), gpu0, never)
+		for range 2 {
+			time.Sleep(5 * defaultPeriod) // virtual
+			w.mon.Clear(t.Context(), gpu0, never)
+		}
 		if n := len(left(all, host0)); n != 12 {
 			t.Errorf("%d of what failed were moved then", n)
 		}

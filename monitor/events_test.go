@@ -25,7 +25,7 @@ func TestKindOf(t *testing.T) {
 		{&tier.NoSpaceError{Space: disk0}, failed}, // something that the move needed beside its target
 		{errors.Join(&batch.StateError{}, nil), busy},
 		{fmt.Errorf("copying: %w", context.Canceled), failed}, // whose context that was is not said
-		{fmt.Errorf("%w: %w", ErrEnding, errors.New("copying")), cancelled},
+		{fmt.Errorf("%w: %w", errEnding, errors.New("copying")), cancelled},
 		{&batch.UnmovableError{Err: errors.New("no converter")}, unmovable},
 		{&batch.UnmovableError{Err: &batch.StateError{}}, unmovable},
 		{errors.Join(tier.ErrLost, &batch.UnmovableError{Err: errors.New("panicked")}), failed},
@@ -54,7 +54,7 @@ func TestRefusal(t *testing.T) {
 		{"when the pause is over", 1, 100 * time.Millisecond, 100, 0},
 		{"less is used, the second time", 2, 0, 99, 8},
 	} {
-		f := refusal{bytes: 8, used: 100, until: start.Add(100 * time.Millisecond), times: tt.times}
+		f := refusal{bytes: 8, used: 100, pause: pause{failures: tt.times, until: start.Add(100 * time.Millisecond)}}
 		if got := f.bound(start.Add(tt.after), tt.used); got != tt.want {
 			t.Errorf("%s: %d are refused, want %d", tt.name, got, tt.want)
 		}
@@ -62,16 +62,18 @@ func TestRefusal(t *testing.T) {
 	if got := new(refusal).bound(start, 100); got != 0 {
 		t.Errorf("%d are refused where nothing was", got)
 	}
-	for n, want := range map[int]time.Duration{0: 2, 1: 2, 2: 4, 6: 64, 100: 64} {
-		if got := backoff(1, n, backoffMax); got != want {
-			t.Errorf("after %d failures there is a pause of %d periods, want %d", n, got, want)
+	for n, want := range map[int]time.Duration{1: 2, 2: 4, 6: 64, 100: 64} {
+		p := pause{failures: n - 1}
+		p.fail(start, 1, backoffMax)
+		if got := p.until.Sub(start); got != want || p.failures != n {
+			t.Errorf("after %d failures there is a pause of %d periods, want %d", p.failures, got, want)
 		}
 	}
 }
 
-func TestSlogEvents(t *testing.T) {
+func TestEventLog(t *testing.T) {
 	var out bytes.Buffer
-	e := slogEvents(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
+	e := &eventLog{Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
 		Level: slog.LevelDebug,
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
@@ -79,28 +81,28 @@ func TestSlogEvents(t *testing.T) {
 			}
 			return a
 		},
-	})))
-	m := Move{Batch: 7, From: gpu0, To: host0, Bytes: 4096, Reason: decide.Demand}
-	e.MoveBegun(m)
-	e.MoveEnded(m, time.Second, nil)
-	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
-	e.MoveEnded(m, time.Second, errors.New("broken"))
-	e.MoveEnded(m, time.Second, fmt.Errorf("%w: %w", ErrEnding, tier.ErrClosed))
+	}))}
+	w := newWorld(t, sizes{gpu0: kib, host0: kib}, nil)
+	v, from, to := Victim{ID: 7, Bytes: 4096}, w.mon.spaces[0], w.mon.spaces[1]
+	moved := func(err error) { e.moved(v, from, to, decide.Demand, time.Second, err) }
+	moved(nil)
+	moved(&tier.NoSpaceError{Space: host0})
+	moved(errors.New("broken"))
+	moved(fmt.Errorf("%w: %w", errEnding, tier.ErrClosed))
 	cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
-	e.MoveEnded(m, time.Second, cannot)
-	e.Unmovable(Unmovable{Batch: 7, Space: gpu0, To: host0, Form: "mine", Bytes: 4096, Err: cannot})
+	moved(cannot)
+	e.unmovable(Unmovable{Batch: 7, Space: gpu0, To: host0, Form: "mine", Bytes: 4096, Err: cannot})
 	gone := fmt.Errorf("moving: %w", tier.ErrLost)
-	e.MoveEnded(m, time.Second, gone)
-	e.Lost(Lost{Space: gpu0, Err: gone})
-	e.Pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
-	e.Pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
-	e.Pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
-	e.Stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
-	const want = `level=DEBUG msg="spillway: a move begins" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand
-level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
+	moved(gone)
+	e.lost(Lost{Space: gpu0, Err: gone})
+	e.pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
+	e.pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
+	e.pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
+	e.pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
+	e.pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
+	e.stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
+	e.stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
+	const want = `level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
 level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the move is not needed any more: closed"

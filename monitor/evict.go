@@ -2,6 +2,8 @@ package monitor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -25,7 +27,10 @@ type space struct {
 	// taken from the fastest to the slowest.
 	token chan struct{}
 	asked atomic.Bool // a waiter found the token taken: it is woken when the token is free
-	dry   atomic.Bool // the last try to evict from the space moved nothing, and nothing was coming
+	// dry is the last list of moves, if it moved nothing, nothing was coming, and another would not do
+	// better. It is set with the token. waking is set until a waiter is woken for another list.
+	dry    atomic.Pointer[dryList]
+	waking atomic.Bool
 
 	pressed   atomic.Bool // Run was woken because the trigger was reached
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
@@ -36,14 +41,28 @@ type space struct {
 	refusal refusal
 
 	// Run's.
-	gone       bool      // the event of the space's loss was sent
-	relieved   time.Time // when it was last tried to evict batches for the pressure
+	gone       bool // the event of the space's loss was sent
 	stuckSince time.Time
 	stuckFor   string   // the reason that was reported; "" if none was
 	stuckIdle  bool     // and with it batches that could have been moved
-	covered    coverage // when all that is above the stop mark had copies
-	search     search   // for batches to pre-clean
+	covered    coverage // when all that is above the stop mark had clean images
 }
+
+// dryList is a list of moves that moved nothing.
+type dryList struct {
+	begun   time.Time
+	took    time.Duration
+	outcome reservation.Eviction
+}
+
+// rest returns how long waiters are not to look for another list: ten times as long as the last one
+// took. So waiters that are woken by each end of a use take at most a tenth of a core for each full
+// space.
+func (d *dryList) rest() time.Duration {
+	return time.Until(d.begun.Add(d.took + min(10*d.took, restMax)))
+}
+
+const restMax = 25 * time.Millisecond
 
 // below returns the spaces to which batches may be evicted from here: those of the next slower tier
 // first, within a tier the nearest first.
@@ -85,9 +104,10 @@ func (m *Monitor) give(s *space) {
 
 // Evict moves batches at rest out of a space, for a request that lacks bytes there. It works on the
 // caller's goroutine, returns after one list of moves, and waits for no release. While batches are
-// evicted from the space for somebody else it returns at once. If ctx ends, the moves in progress
-// are aborted and their batches are whole where they were. A reservation.Config needs it. It must
-// be called with no lock held.
+// evicted from the space for somebody else it returns at once, and so it does for a moment after a
+// list that moved nothing: then it wakes the waiter when the moment is over. If ctx ends, the moves
+// in progress are aborted and their batches are whole where they were. A reservation.Config needs
+// it. It must be called with no lock held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
 	place, known := m.byID[id]
 	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
@@ -105,33 +125,51 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		}
 	}
 	defer m.give(s)
-	// The moves are not the waiter's: they have neither its owner nor its origin.
-	moving, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() {
-		labels.Cancel.Set()
-		cancel(context.Cause(ctx))
-	})()
-	coming := s.coming()
+	begun, coming := time.Now(), s.coming()
 	if coming < bytes {
+		if dry := s.dry.Load(); dry != nil && dry.rest() > 0 {
+			if !s.waking.Swap(true) {
+				time.AfterFunc(dry.rest(), func() {
+					labels.Monitor.Set()
+					s.waking.Store(false)
+					m.cfg.Reservations.Wake(id)
+				})
+			}
+			return dry.outcome
+		}
+		// The moves are not the waiter's: they have neither its owner nor its origin.
+		moving, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		defer context.AfterFunc(ctx, func() {
+			labels.Cancel.Set()
+			cancel(context.Cause(ctx))
+		})()
 		e.Moved, e.Again = m.evict(moving, s, bytes-coming, decide.Demand)
 	}
 	switch {
 	case ctx.Err() != nil: // it shows nothing that no more was moved
 		return reservation.Eviction{Moved: e.Moved}
 	case e.Moved > 0 || e.Again:
-		s.dry.Store(false)
+		s.dry.Store(nil)
+		return e
+	case coming > 0:
+		e.Coming = true
 		return e
 	}
-	for _, t := range append([]*space{s}, s.below(m)...) {
+	return m.noteDry(s, begun)
+}
+
+// noteDry notes that the list of moves which was begun then has moved nothing, and returns the
+// outcome for waiters. The caller has the space's token.
+func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
+	below := s.below(m)
+	for _, t := range append([]*space{s}, below...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
 	}
-	if e.Coming = coming > 0; !e.Coming {
-		s.dry.Store(true)
-		var why error
-		why, e.Broken = m.failing(s)
-		e.Why = func() string { return m.whyDry(s, why) }
-	}
+	var why error
+	why, e.Broken = m.failing(s, below)
+	e.Why = func() string { return m.whyDry(s, why) }
+	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
 	return e
 }
 
@@ -141,18 +179,41 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 	defer m.working.Done()
 	defer func() {
 		s.relieving.Store(false)
-		if !s.dry.Load() { // else it would be found dry again: the next step comes in a period
+		if s.dry.Load() == nil { // else it would be found dry again: the next step comes in a period
 			poke(m.wake)
 		}
 	}()
 	for again := true; again && s.take(ctx); {
-		need, moved := m.excess(s), int64(0)
+		begun, need, moved := time.Now(), m.excess(s), int64(0)
 		if again = need > 0; again {
 			moved, again = m.evict(ctx, s, need, decide.Trigger)
 			again = again || moved > 0
 		}
-		s.dry.Store(need > 0 && !again)
+		if s.dry.Store(nil); need > 0 && !again {
+			_ = m.noteDry(s, begun)
+		}
 		m.give(s)
+	}
+}
+
+// Clear moves batches at rest out of a space, one after the other in the policy's order, until
+// enough returns true or none is left that can be moved. It is for callers that have room in a
+// space, but not in one piece: each batch that has left may have made the piece. enough is called
+// at the beginning, too, and never by two calls for one space at the same time.
+//
+// Clear waits for the moves, and for others that evict from the space, but for no release.
+func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
+	i, known := m.byID[id]
+	if !known || m.spaces[i].lower == 0 || !m.spaces[i].take(ctx) {
+		return
+	}
+	s := m.spaces[i]
+	defer m.give(s)
+	// Batches may come as fast as others leave. Each that stays may have failed once for each tier.
+	rounds := m.index.summary(i).count * int(tier.Disk)
+	for moves := true; moves && !enough() && rounds > 0 && ctx.Err() == nil; rounds-- {
+		moved, retry := m.evict(ctx, s, 1, decide.Demand)
+		moves = moved > 0 || retry
 	}
 }
 
@@ -181,23 +242,9 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	if len(below) == 0 || s.Lost() != nil {
 		return max(0, freed), false
 	}
-	m.stats.add(&m.stats.Steps, 1)
+	m.stats.steps.Add(1)
 	m.putBack(time.Now())
-	jobs := make(map[*space]*job)
-	var order []*job
 	victims, moves := m.choose(s, below, need)
-	for _, move := range moves {
-		to := below[move.To-1]
-		if jobs[to] == nil {
-			jobs[to] = &job{
-				m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime),
-				left: make([]Victim, 0, len(moves)),
-			}
-			order = append(order, jobs[to])
-		}
-		jobs[to].left = append(jobs[to].left, victims[move.Victim.N])
-		jobs[to].make += move.Make
-	}
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room
 		for _, t := range below {
 			if before := t.Used(); t.Usage().Cached > 0 {
@@ -207,9 +254,22 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		}
 		return max(0, freed), retry
 	}
+	jobs := make([]*job, len(below))
+	var all []*job
+	for _, move := range moves {
+		i := move.To - 1
+		if jobs[i] == nil {
+			jobs[i] = &job{
+				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
+			}
+			all = append(all, jobs[i])
+		}
+		jobs[i].left = append(jobs[i].left, victims[move.Victim.N])
+		jobs[i].make += move.Make
+	}
 	var others sync.WaitGroup
-	for i, j := range order {
-		if i == len(order)-1 {
+	for i, j := range all {
+		if i == len(all)-1 {
 			j.run(ctx)
 			break
 		}
@@ -219,49 +279,72 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		})
 	}
 	others.Wait()
-	for _, j := range order {
+	for _, j := range all {
 		freed += j.freed
 		retry = retry || j.retry
 	}
 	return max(0, freed), retry
 }
 
-// A list of moves is short, because waiters and changes are heeded only between two lists: at most
-// listBytes for each of the moves at once, and no move begins later than listTime.
 const (
+	// A list of moves is short, because waiters and changes are heeded only between two lists: at most
+	// listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
+	// shortlistMax is how many victims of a space are looked at for one list at most, however many
+	// batches there are.
+	shortlistMax = 1024
+	// fewVictims is how many more are looked at than what is needed seems to ask for.
+	fewVictims = 32
 )
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
 // of the moves' victims are indexes of the victims.
 func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim, moves []decide.Move) {
-	demand := m.cfg.Reservations.Demand(nil)
-	now := time.Now()
-	_, plain := m.cfg.Policy.(ordered)
-	_, aware := m.cfg.Policy.(costAware)
-	for long := !plain && !aware; ; long = true {
+	demand, now := m.cfg.Reservations.Demand(nil), time.Now()
+	_, own := m.cfg.Policy.(guarded)
+	// Short lists of victims are enough, unless Decide reports otherwise. A policy of the program's
+	// orders long ones.
+	for long, short := own, true; short; long = true {
 		state := make(decide.Snapshot, 0, 1+len(below))
-		places := make([]int, 0, 1+len(below))
 		for i, t := range append([]*space{s}, below...) {
-			sp := m.observe(s, t, demand, now)
-			places = append(places, t.place)
-			limit := shortlistMax
-			if sum := m.index.summary(t.place); i == 0 && !long {
-				average := max(1, sum.bytes/int64(max(1, sum.count)))
-				limit = min(shortlistMax, fewVictims+int(min(shortlistMax, need/average)))
-			} else if !long {
-				limit = fewVictims
+			used := t.Used()
+			sp := decide.Space{
+				ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, Calm: math.MaxInt64,
+				Pace: t.Pace(), Charge: t.Charge,
 			}
-			open := func(to *space) bool { return to.Kind() > t.Kind() && !m.isBlocked(t, to, now) }
-			if slices.ContainsFunc(below, open) {
+			sp.Headroom, sp.Spare = m.headroom(t)
+			if t.lower != 0 {
+				sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
+			}
+			for _, d := range demand {
+				if d.Space == t.ID() {
+					sp.Room -= min(d.Bytes, t.Limit())
+				}
+			}
+			isOpen := false // there is a way down from t
+			m.index.mu.Lock()
+			sum := m.index.mu.spaces[t.place].summary
+			sp.Blocked = s.edges[t.place].isBlocked(now)
+			sp.Refused = t.refusal.bound(now, used)
+			for _, to := range below {
+				isOpen = isOpen || !t.edges[to.place].isBlocked(now)
+			}
+			m.index.mu.Unlock()
+			if isOpen {
+				limit := fewVictims
+				switch {
+				case long:
+					limit = shortlistMax
+				case i == 0:
+					average := max(1, sum.bytes/int64(max(1, sum.count)))
+					limit = min(shortlistMax, fewVictims+int(min(shortlistMax, need/average)))
+				}
 				var list []Victim
-				list, sp.More = m.victims(t, limit)
-				sp.Victims = make([]decide.Victim, 0, len(list))
+				list, sp.More = m.victims(t, limit, now)
+				sp.Victims = make([]decide.Victim, len(list))
 				for n, v := range list {
-					sp.Victims = append(sp.Victims, decide.Victim{
-						N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
-					})
+					sp.Victims[n] = decide.Victim{N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied}
 				}
 				if i == 0 {
 					victims = list
@@ -277,78 +360,10 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			near++
 		}
 		most := int64(near*m.cfg.MovesPerEdge) * max(listBytes, victims[0].Bytes)
-		var short bool
-		if moves, short = decide.Decide(state, places, min(need, most)); !short || long {
-			return victims, moves
-		}
+		moves, short = decide.Decide(state, min(need, most))
+		short = short && !long
 	}
-}
-
-// isBlocked reports whether moves from s to t are not tried now, because they failed a moment ago.
-func (m *Monitor) isBlocked(s, t *space, now time.Time) bool {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	e := s.edges[t.place]
-	return e != nil && now.Before(e.until)
-}
-
-// hasFailed reports whether the last move from s to t has failed.
-func (m *Monitor) hasFailed(s, t *space) bool {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	return s.edges[t.place].failures > 0
-}
-
-// observe describes t, one of the spaces below s, or s itself.
-func (m *Monitor) observe(s, t *space, demand []reservation.Demand, now time.Time) decide.Space {
-	used := t.Used()
-	sp := decide.Space{
-		ID: t.ID(), Room: t.Ceiling() - used, Calm: math.MaxInt64,
-		Headroom: m.headroom(t), Spare: m.spare(t),
-		Pace: t.Pace(), Charge: t.Charge,
-	}
-	if t.lower != 0 {
-		sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
-	}
-	for _, d := range demand {
-		if d.Space == t.ID() {
-			sp.Room -= min(d.Bytes, t.Limit())
-		}
-	}
-	sp.Blocked = m.isBlocked(s, t, now)
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	sp.Refused = t.refusal.bound(now, used)
-	return sp
-}
-
-// victims returns victims of a space in the policy's order, limit at most, and reports whether there
-// are more. It adds what the index does not know: clean images, and the cost of a move.
-func (m *Monitor) victims(s *space, limit int) (list []Victim, more bool) {
-	now := time.Now().UnixNano()
-	below := s.below(m)
-	var fit byKind
-	for _, t := range below {
-		fit[t.Kind()] = max(fit[t.Kind()], t.Available()-m.headroom(t))
-	}
-	list, more = m.index.victims(s.place, fit, limit, now)
-	m.findCopies(below, list)
-	if _, plain := m.cfg.Policy.(ordered); !plain {
-		m.weigh(s, below, list)
-	}
-	m.index.order(now, list)
-	return list, more
-}
-
-// findCopies notes of victims in which spaces they have clean images.
-func (m *Monitor) findCopies(in []*space, list []Victim) {
-	if !slices.ContainsFunc(in, func(s *space) bool { return s.Usage().Cached > 0 }) {
-		return
-	}
-	for k := range list {
-		v := &list[k]
-		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
-	}
+	return victims, moves
 }
 
 // Assumed costs of moves on an edge that has no measured move yet: memorySpeed between memories,
@@ -359,38 +374,68 @@ const (
 	storageSpeed = 1 << 30
 )
 
-// weigh estimates what it costs to move victims from a space down and back: to the next tier, or
-// onto a clean image, which costs nothing on the way down.
-func (m *Monitor) weigh(s *space, below []*space, list []Victim) {
-	speed := func(from, to *space) float64 {
-		switch known := m.cfg.Speed(from.ID(), to.ID()); {
-		case known > 0:
-			return float64(known)
-		case from.Kind() == tier.Disk || to.Kind() == tier.Disk:
-			return storageSpeed
-		}
-		return memorySpeed
+// victims returns victims of a space in the policy's order, limit at most, and reports whether there
+// are more. It adds what the index does not know: clean images; and, unless the policy consists of
+// its key, about what it costs to move each down and back: to the next tier, or onto a clean image,
+// which costs nothing on the way down.
+func (m *Monitor) victims(s *space, limit int, now time.Time) (list []Victim, more bool) {
+	below := s.below(m)
+	var fit byKind
+	var cached bool
+	for _, t := range below {
+		keep, _ := m.headroom(t)
+		fit[t.Kind()] = max(fit[t.Kind()], t.Available()-keep)
+		cached = cached || t.Usage().Cached > 0
+	}
+	list, more = m.index.victims(s.place, fit, limit, now.UnixNano())
+	if cached {
+		m.findClean(list)
+	}
+	if _, plain := m.cfg.Policy.(ordered); plain {
+		return list, more
 	}
 	down, up := make([]float64, len(below)), make([]float64, len(below)) // once, not for each victim
 	for i, t := range below {
-		down[i], up[i] = speed(s, t), speed(t, s)
-	}
-	takes := func(bytes int64, speed float64) time.Duration {
-		return eachMove + time.Duration(float64(bytes)/speed*float64(time.Second))
+		down[i], up[i] = m.speed(s, t), m.speed(t, s)
 	}
 	for k := range list {
 		v := &list[k]
 		for i, t := range below {
-			copied := v.copied.Has(t.place)
-			if copied || v.Up == 0 && !v.not.Has(t.Kind()) {
-				v.Down, v.Up = takes(v.Bytes, down[i]), takes(v.Bytes, up[i])
+			isClean := v.copied.Has(t.place)
+			if !isClean && (v.Up > 0 || v.not.Has(t.Kind())) {
+				continue
 			}
-			if copied {
+			v.Down = eachMove + time.Duration(float64(v.Bytes)/down[i]*float64(time.Second))
+			v.Up = eachMove + time.Duration(float64(v.Bytes)/up[i]*float64(time.Second))
+			if isClean {
 				v.Down = 0
 				break
 			}
 		}
 	}
+	m.cfg.Policy.Order(now.UnixNano(), list)
+	return list, more
+}
+
+// findClean notes of victims in which spaces they have clean images.
+func (m *Monitor) findClean(list []Victim) {
+	for k := range list {
+		v := &list[k]
+		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+	}
+}
+
+// speed returns how many bytes a second a move makes.
+func (m *Monitor) speed(from, to *space) float64 {
+	if m.cfg.Speed != nil {
+		if known := m.cfg.Speed(from.ID(), to.ID()); known > 0 {
+			return float64(known)
+		}
+	}
+	if from.Kind() == tier.Disk || to.Kind() == tier.Disk {
+		return storageSpeed
+	}
+	return memorySpeed
 }
 
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
@@ -402,6 +447,7 @@ type job struct {
 	make     int64 // bytes that must leave the target first
 	goal     int64 // how many used bytes of the source are few enough to end
 	until    time.Time
+	joins    joiner // moves small batches together; nil if they are moved one by one
 
 	mu    sync.Mutex
 	left  []Victim // not begun yet
@@ -409,6 +455,15 @@ type job struct {
 	over  bool // a move failed in a way that concerns the others
 	retry bool // a failure was recorded, so that another list will have other moves
 }
+
+const (
+	// small is below what size batches are moved together: a copy to a pinned chunk takes less than
+	// a request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It
+	// is less than what is worth a thought about compression (payload.FrameSize).
+	small = 192 << 10
+	// togetherMax bounds how many batches are moved together.
+	togetherMax = 256
+)
 
 // run moves the batches of a job. If they need room in the target, batches leave that first.
 func (j *job) run(ctx context.Context) {
@@ -427,9 +482,13 @@ func (j *job) run(ctx context.Context) {
 		}
 	}
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
-	if j.m.hasFailed(j.from, j.to) {
-		atOnce = 1 // which shows whether others would fail, too; see work
+	j.m.index.mu.Lock()
+	if j.from.edges[j.to.place].failures > 0 {
+		atOnce = 1 // which shows whether others would fail, too
+	} else if j.to.Kind() == tier.Disk {
+		j.joins, _ = j.m.cfg.Mover.(joiner)
 	}
+	j.m.index.mu.Unlock()
 	var others sync.WaitGroup
 	for range atOnce - 1 {
 		others.Go(func() {
@@ -442,53 +501,45 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together.
+// space. It moves small batches to a disk together, as one list. If that fails, each that was not
+// moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
-	mover, together := j.m.cfg.Mover.(joiner)
-	together = together && j.to.Kind() == tier.Disk && !j.m.hasFailed(j.from, j.to)
 	for {
-		group := j.next(ctx, together)
-		if len(group) == 0 {
+		list := j.next(ctx)
+		if len(list) == 0 {
 			return
 		}
-		alone := 0 // how many of the group are moved alone
-		for over := false; len(group) > 0 && !over; {
-			n := 1
-			if together && alone == 0 {
-				n = j.m.countTogether(mover, group, j.to)
-			}
-			alone = max(0, alone-1)
-			if n < 2 {
-				over = j.ended(group[0], j.m.move(ctx, group[0], j.from, j.to, j.reason))
-				group = group[1:]
+		errs := j.move(ctx, list)
+		j.mu.Lock()
+		again := slices.Clone(list[len(errs):]) // did not fit into the list
+		for i, err := range errs {
+			v := list[i]
+			if err != nil && len(errs) > 1 {
+				v.alone = true
+				again = slices.Insert(again, 0, v)
 				continue
 			}
-			// Each that was not moved is moved alone, so that each error concerns its batch.
-			var failed []Victim
-			for i, err := range j.m.moveTogether(ctx, mover, group[:n], j) {
-				if err == nil {
-					over = j.ended(group[i], nil)
-				} else {
-					failed = append(failed, group[i])
-				}
+			kind, retry := j.m.noteMove(v, j.from, j.to, err)
+			j.retry = j.retry || retry
+			if kind == moved {
+				j.freed += v.Bytes
 			}
-			group = group[n:]
-			if alone = len(failed); alone > 0 {
-				group = append(failed, group...)
-			}
+			j.over = j.over || kind != moved && kind != busy && kind != unmovable || time.Now().After(j.until)
 		}
+		j.left = append(again, j.left...)
+		j.mu.Unlock()
 	}
 }
 
-// next returns the batches that a goroutine is to move next: one, or up to togetherMax small ones.
-func (j *job) next(ctx context.Context, together bool) (group []Victim) {
+// next returns the batches to move next: one, or up to togetherMax small ones.
+func (j *job) next(ctx context.Context) (list []Victim) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for len(j.left) > 0 && !j.over && ctx.Err() == nil && j.from.Used() > j.goal {
 		v := j.left[0]
-		isSmall := together && v.Bytes < small && !v.copied.Has(j.to.place)
-		if len(group) > 0 && (!isSmall || len(group) == togetherMax) {
-			return group
+		isSmall := j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
+		if len(list) > 0 && (!isSmall || len(list) == togetherMax) {
+			return list
 		}
 		j.left = j.left[1:]
 		if now := v.Batch.Info(); !canLeave(&now, j.from) {
@@ -496,42 +547,53 @@ func (j *job) next(ctx context.Context, together bool) (group []Victim) {
 			j.retry = true
 			continue
 		}
-		if group = append(group, v); !isSmall {
-			return group
+		if list = append(list, v); !isSmall {
+			return list
 		}
 	}
-	return group
+	return list
 }
 
-// canLeave reports whether a batch may still be moved out of a space.
+// canLeave reports whether a batch may still be moved out of a space. Leases begin without an
+// announcement.
 func canLeave(now *batch.Info, from *space) bool {
 	return movable(now) && !now.Leased && now.Space == from.ID()
 }
 
-// ended notes the end of a move. It reports whether the job is over.
-func (j *job) ended(v Victim, err error) (over bool) {
-	kind := j.m.noteMove(v, j.from, j.to, err)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if time.Now().After(j.until) {
-		j.over = true
+// move moves the first batches of a list, as many as can be moved together, and returns the error of
+// each.
+func (j *job) move(ctx context.Context, list []Victim) (errs []error) {
+	to, n := j.to.ID(), 1
+	all := make([]*batch.Batch, len(list))
+	for i, v := range list {
+		all[i] = v.Batch
 	}
-	switch kind {
-	case moved:
-		j.freed += v.Bytes
-	case busy, unmovable:
-		j.retry = true
-	case noRoom:
-		j.over = true
-		j.m.index.mu.Lock()
-		if j.to.refusal.bound(time.Now(), j.to.Used()) > 0 { // another list has other targets
-			j.retry = true
+	if len(all) > 1 {
+		n = max(1, min(j.joins.Together(all, to), len(all)))
+	}
+	start := time.Now()
+	if n > 1 {
+		errs = j.joins.RelieveTogether(ctx, all[:n], to, j.reason)
+	} else {
+		errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], to, j.reason)}
+	}
+	took, isLogged := time.Since(start), false
+	for i, err := range errs {
+		// The error itself is not looked at, because a file system may return context.Canceled for
+		// reasons of its own.
+		if err != nil && ctx.Err() != nil {
+			errs[i] = fmt.Errorf("%w: %w", errEnding, err)
 		}
-		j.m.index.mu.Unlock()
-	case failed:
-		j.over, j.retry = true, true
-	default:
-		j.over = true
+		// The error of a list is the error of all, and logged once. Without tier.ErrNotSupported
+		// something has failed.
+		if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
+			j.m.log.moved(list[i], j.from, j.to, j.reason, took, errs[i])
+			isLogged = isLogged || err != nil
+		}
 	}
-	return j.over
+	return errs
 }
+
+// errEnding is matched by the error of a move that was broken off because the context of Run, Evict
+// or Clear ended: nothing has failed.
+var errEnding = errors.New("monitor: the move is not needed any more")

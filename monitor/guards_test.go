@@ -75,7 +75,7 @@ func TestWritingAheadComesBack(t *testing.T) {
 			}
 		})
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
-		list, _ := w.mon.victims(w.mon.spaces[0], 1)
+		list, _ := w.mon.victims(w.mon.spaces[0], 1, time.Now())
 		first = list[0].ID
 		w.start()
 		settle(5 * time.Minute)
@@ -157,8 +157,8 @@ func TestCancelledEvictionShowsNothing(t *testing.T) {
 		out := w.reserve(ctx, gpu0, 30*kib)
 		settle(time.Second)
 		cancel()
-		if o := <-out; !errors.Is(o.err, context.Canceled) || w.mon.spaces[0].dry.Load() {
-			t.Errorf("%v; dry is %t", o.err, w.mon.spaces[0].dry.Load())
+		if o := <-out; !errors.Is(o.err, context.Canceled) || w.mon.spaces[0].dry.Load() != nil {
+			t.Errorf("%v; dry is %v", o.err, w.mon.spaces[0].dry.Load())
 		}
 		w.end(b)
 	})

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -26,7 +26,6 @@ import (
 // An index is safe for concurrent use.
 type index struct {
 	policy Policy
-	panics guard.Log // of the policy
 	ids    []tier.ID // of the spaces; immutable
 	gained func(int) // called with the place of a new victim's space and no lock held; immutable
 
@@ -34,6 +33,9 @@ type index struct {
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[batch.ID]*entry
 		spaces  []spaceIndex
+		faults  map[*entry]*fault // of the batches whose last moves failed
+		due     time.Time         // when the first of their pauses ends; zero if there is none
+		changes uint64            // what Config.Changes returned last
 	}
 }
 
@@ -43,8 +45,8 @@ type entry struct {
 	b       *batch.Batch
 	id      batch.ID
 	version uint64 // of the batch when standing was noted
+	form    batch.PayloadType
 	standing
-	form batch.PayloadType // for which not holds
 }
 
 // standing is what decides where an entry is listed.
@@ -52,32 +54,13 @@ type standing struct {
 	in     *spaceIndex // where the batch is; nil if the entry is new or has left
 	key    Key         // zero if the batch is no victim
 	bytes  int64
-	size   int64 // as an image
-	rest   bool  // it is not being read, moved, leased or dropped
-	idle   bool  // and has no subscribers
-	victim bool  // it could be evicted unless it is skipped
-	moving bool  // it is in transit
-
-	not decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
-}
-
-// isListed reports whether the batch is among the victims: it could be evicted, and to some tier now.
-func (s *standing) isListed() bool {
-	return s.in != nil && s.victim && s.not&s.in.lower != s.in.lower
-}
-
-// fits reports whether a tier that the batch may go to has room for it.
-func (s *standing) fits(room byKind) bool {
-	for k, n := range room {
-		if s.bytes <= n && !s.not.Has(tier.Kind(k)) {
-			return true
-		}
-	}
-	return false
-}
-
-func (e *entry) asVictim() Victim {
-	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+	size   int64        // as an image
+	rest   bool         // it is not being read, moved, leased or dropped
+	idle   bool         // and has no subscribers
+	victim bool         // it could be evicted unless it is skipped
+	moving bool         // it is in transit
+	not    decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
+	listed bool         // it is among the victims of its space: there is a tier that it may go to
 }
 
 // byKind has a number of bytes for each tier.
@@ -85,61 +68,41 @@ type byKind [tier.Disk + 1]int64
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	place   int          // in spaces
-	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
-	victims victimTree
-	small   sizeTree     // the victims by size
-	sizes   sizeTree     // all batches, by their sizes as images
-	largest atomic.Int64 // the largest of sizes, to be read without the lock
-	count   int          // batches
-	bytes   int64        // of all batches
-	rest    int64        // of those at rest
-	idle    int64        // of those at rest without subscribers
-	moving  int64        // of those in transit
-	changes uint64       // rises with each change of a batch
+	place   int                      // in spaces
+	lower   decide.Kinds             // the tiers below; if there are none, batches are not listed, only counted
+	victims *btree.BTreeG[listed]    // in the order of their keys, and then of their ids
+	small   *btree.BTreeG[sizeCount] // the victims by size
+	sizes   *btree.BTreeG[sizeCount] // all batches, by their sizes as images
+	largest atomic.Int64             // the largest of sizes, to be read without the lock
+	summary
 }
 
-// add adds an entry to the sums, or with a sign of -1 takes it out.
-func (s *spaceIndex) add(of *standing, sign int64) {
-	s.count += int(sign)
-	s.bytes += sign * of.bytes
-	if of.rest {
-		s.rest += sign * of.bytes
-	}
-	if of.idle {
-		s.idle += sign * of.bytes
-	}
-	if of.moving {
-		s.moving += sign * of.bytes
-	}
+// summary is sums over the batches of one space.
+type summary struct {
+	count   int
+	bytes   int64
+	rest    int64  // of those at rest
+	idle    int64  // of those at rest without subscribers
+	moving  int64  // of those in transit
+	listed  int    // victims
+	changes uint64 // rises with each change of a batch
 }
 
-// victimTree is victims in the order of their keys, and then of their ids.
-type victimTree struct{ *btree.BTreeG[listed] }
-
+// listed is a victim in a tree.
 type listed struct {
 	key Key
 	id  batch.ID
 	e   *entry
 }
 
-func (l listed) compare(other listed) int {
-	return cmp.Or(l.key.compare(other.key), cmp.Compare(l.id, other.id))
-}
-
-// sizeTree counts batches by size.
-type sizeTree struct{ *btree.BTreeG[sizeCount] }
-
+// sizeCount is how many batches have a size.
 type sizeCount struct {
 	bytes int64
 	count int
 }
 
-func newSizeTree() sizeTree {
-	return sizeTree{btree.NewG(32, func(a, b sizeCount) bool { return a.bytes < b.bytes })}
-}
-
-func (t sizeTree) add(bytes int64, by int) {
+// countSize adds batches of a size to a tree.
+func countSize(t *btree.BTreeG[sizeCount], bytes int64, by int) {
 	now, _ := t.Get(sizeCount{bytes: bytes})
 	now.bytes, now.count = bytes, now.count+by
 	if now.count == 0 {
@@ -152,31 +115,18 @@ func (t sizeTree) add(bytes int64, by int) {
 // newIndex returns an index of spaces.
 func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
 	x := &index{policy: policy, gained: gained}
-	x.mu.entries = make(map[batch.ID]*entry)
+	x.mu.entries, x.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	x.mu.spaces = make([]spaceIndex, len(spaces))
+	bySize := func(a, b sizeCount) bool { return a.bytes < b.bytes }
 	for i, of := range spaces {
 		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
-		s.place, s.lower, s.small, s.sizes = i, of.lower, newSizeTree(), newSizeTree()
-		s.victims = victimTree{btree.NewG(16, func(a, b listed) bool { return a.compare(b) < 0 })}
+		s.place, s.lower, s.small, s.sizes = i, of.lower, btree.NewG(32, bySize), btree.NewG(32, bySize)
+		s.victims = btree.NewG(16, func(a, b listed) bool {
+			return cmp.Or(slices.Compare(a.key[:], b.key[:]), cmp.Compare(a.id, b.id)) < 0
+		})
 	}
 	return x
-}
-
-// largest returns the bytes of the largest batch in a space that has at most atMost. It takes no
-// lock if none has more.
-func (x *index) largest(place int, atMost int64) (bytes int64) {
-	s := &x.mu.spaces[place]
-	if n := s.largest.Load(); n <= atMost {
-		return n
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s.sizes.DescendLessOrEqual(sizeCount{bytes: atMost}, func(c sizeCount) bool {
-		bytes = c.bytes
-		return false
-	})
-	return bytes
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
@@ -206,6 +156,12 @@ func (x *index) entryLocked(b *batch.Batch) *entry {
 	return e
 }
 
+// movable reports whether a batch could be moved as far as its own state goes.
+func movable(info *batch.Info) bool {
+	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
+		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
+}
+
 // note notes a cut through b. A new batch is refused if its id is known. If an observer around the
 // index has hidden a second batch of an id, the index ignores it while it has the first.
 //
@@ -213,44 +169,34 @@ func (x *index) entryLocked(b *batch.Batch) *entry {
 // Cuts of the same version differ in leases only, which begin without an announcement.
 func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	var key Key
-	place := slices.Index(x.ids, now.Space)
+	place, gained := slices.Index(x.ids, now.Space), false
 	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(now) {
-		key = x.keyOf(now)
+		key = x.policy.Key(*now)
 	}
 	x.mu.Lock()
-	gained, err := x.noteLocked(b, now, place, key, isNew)
-	x.mu.Unlock()
-	if gained {
-		x.gained(place)
-	}
-	return err
-}
-
-// movable reports whether a batch could be moved as far as its own state goes.
-func movable(info *batch.Info) bool {
-	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
-		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
-}
-
-// noteLocked reports whether the cut makes b a victim that it was not before. key is zero unless
-// the batch is movable and has a tier below.
-func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, isNew bool) (gained bool, err error) {
+	defer func() {
+		x.mu.Unlock()
+		if gained {
+			x.gained(place)
+		}
+	}()
 	e := x.entryLocked(b)
 	switch {
 	case e != nil && now.Version < e.version:
-		return false, nil
+		return nil
 	case e == nil && !isNew && now.Version != b.Inside().Cut().Version:
-		return false, nil // a newer one was announced, or is about to be
+		return nil // a newer one was announced, or is about to be
 	case e == nil && x.mu.entries[now.ID] != nil:
-		return false, batch.ErrDuplicateID
+		return batch.ErrDuplicateID
 	}
 	if now.State == batch.Released || place < 0 {
 		if e != nil {
 			e.in.changes++
 			e.become(standing{})
 			delete(x.mu.entries, now.ID)
+			delete(x.mu.faults, e)
 		}
-		return false, nil
+		return nil
 	}
 	if e == nil {
 		e = &entry{x: x, b: b, id: now.ID}
@@ -270,95 +216,101 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	if next.key = key; !next.victim {
 		next.key = Key{}
 	}
-	moved, newer := e.in != s || e.bytes != next.bytes, now.Version > e.version
-	newForm, wasVictim := e.not != 0 && e.form != now.Form, e.victim
-	e.version = now.Version
-	switch {
-	case moved && e.in != nil:
+	wasVictim, moved := e.victim, e.in != s || e.bytes != now.Bytes
+	if moved || e.form != now.Form { // failures of another form do not count
+		delete(x.mu.faults, e)
+		wasVictim, next.not = wasVictim && e.not == 0, 0
+	}
+	if moved && e.in != nil {
 		e.in.changes++
-		s.changes++
-	case moved, next == e.standing && newer && movable(now) && !next.victim: // its key may be another
-		s.changes++
-	case next != e.standing, newForm:
+	}
+	if next != e.standing || e.form != now.Form || now.Version > e.version {
 		s.changes++
 	}
-	if e.not != 0 && (moved || newForm) {
-		next.not, wasVictim = 0, false
-	}
-	stayed := e.moving && !moved // a move has failed: its caller knows, and must not be woken by it
+	// A batch whose move has failed is no new victim: the caller of the move knows, and must not be
+	// woken by it.
+	gained = next.victim && !wasVictim && !(e.moving && !moved)
+	e.version, e.form = now.Version, now.Form
 	e.become(next)
-	return next.victim && !wasVictim && !stayed, nil
+	return nil
 }
 
 // become makes next the standing of e, in the sums and the trees, too.
 func (e *entry) become(next standing) {
+	next.listed = next.in != nil && next.victim && next.not&next.in.lower != next.in.lower
 	was := e.standing
 	if was == next {
 		return
 	}
 	e.standing = next
-	if was.in != nil {
-		was.in.add(&was, -1)
-	}
-	if next.in != nil {
-		next.in.add(&next, 1)
-	}
-	if stays := was.in == next.in; !stays || was.size != next.size {
-		was.in.countSize(was.size, -1)
-		next.in.countSize(next.size, 1)
-	}
-	old, now := was.isListed(), next.isListed()
-	if old == now && was.in == next.in && was.key == next.key && was.bytes == next.bytes {
-		return
-	}
-	if old {
-		was.in.victims.Delete(listed{key: was.key, id: e.id})
-		was.in.small.add(was.bytes, -1)
-	}
-	if now {
-		next.in.victims.ReplaceOrInsert(listed{next.key, e.id, e})
-		next.in.small.add(next.bytes, 1)
-	}
-}
-
-// countSize adds a batch to sizes, or takes it out. s may be nil.
-func (s *spaceIndex) countSize(bytes int64, by int) {
-	if s == nil {
-		return
-	}
-	s.sizes.add(bytes, by)
-	largest, _ := s.sizes.Max()
-	if s.largest.Load() != largest.bytes {
-		s.largest.Store(largest.bytes)
-	}
-}
-
-// excludeLocked excludes b from the tiers in not, and from no others, until it has another form
-// than this one.
-func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds) {
-	if e := x.entryLocked(b); e != nil {
-		next := e.standing
-		next.not, e.form = not, form
-		e.become(next)
+	isElsewhere := was.in != next.in
+	relist := isElsewhere || was.listed != next.listed || was.key != next.key || was.bytes != next.bytes
+	for _, of := range []*standing{&was, &next} {
+		s, sign := of.in, 1
+		if s == nil {
+			continue
+		}
+		if of == &was {
+			sign = -1
+		}
+		s.count += sign
+		s.bytes += int64(sign) * of.bytes
+		if of.rest {
+			s.rest += int64(sign) * of.bytes
+		}
+		if of.idle {
+			s.idle += int64(sign) * of.bytes
+		}
+		if of.moving {
+			s.moving += int64(sign) * of.bytes
+		}
+		if isElsewhere || was.size != next.size {
+			countSize(s.sizes, of.size, sign)
+			largest, _ := s.sizes.Max()
+			s.largest.Store(largest.bytes)
+		}
+		if !of.listed || !relist {
+			continue
+		}
+		countSize(s.small, of.bytes, sign)
+		if l := (listed{of.key, e.id, e}); sign > 0 {
+			s.victims.ReplaceOrInsert(l)
+		} else {
+			s.victims.Delete(l)
+		}
+		s.summary.listed += sign
 	}
 }
 
-// summary is a cut through one space's part of the index.
-type summary struct {
-	count   int
-	bytes   int64
-	rest    int64
-	idle    int64
-	moving  int64
-	victims int
-	changes uint64
+// excludeLocked excludes the batch from the tiers in not, and from no others, until it has another
+// form.
+func (e *entry) excludeLocked(not decide.Kinds) {
+	next := e.standing
+	next.not = not
+	e.become(next)
 }
 
+// summary returns the sums of one space.
 func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	return x.mu.spaces[place].summary
+}
+
+// largest returns the bytes of the largest batch in a space that has at most atMost. It takes no
+// lock if none has more.
+func (x *index) largest(place int, atMost int64) (bytes int64) {
 	s := &x.mu.spaces[place]
-	return summary{s.count, s.bytes, s.rest, s.idle, s.moving, s.victims.Len(), s.changes}
+	if n := s.largest.Load(); n <= atMost {
+		return n
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s.sizes.DescendLessOrEqual(sizeCount{bytes: atMost}, func(c sizeCount) bool {
+		bytes = c.bytes
+		return false
+	})
+	return bytes
 }
 
 // from returns the victims of a space that come after one, or the first ones if that is the zero
@@ -368,7 +320,7 @@ func (x *index) from(after Victim, place int) (list []Victim) {
 	defer x.mu.Unlock()
 	x.mu.spaces[place].victims.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID}, func(l listed) bool {
 		if l.id != after.ID {
-			list = append(list, l.e.asVictim())
+			list = append(list, Victim{Batch: l.e.b, ID: l.id, Bytes: l.e.bytes, Key: l.key, not: l.e.not})
 		}
 		return len(list) < shortlistMax
 	})
@@ -385,56 +337,52 @@ func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Vic
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s, fitting := &x.mu.spaces[place], false
+	s := &x.mu.spaces[place]
 	list = make([]Victim, 0, min(limit, s.victims.Len()))
 	var last listed
-	add := func(l listed) {
-		list = append(list, l.e.asVictim())
-		fitting = fitting || l.e.fits(fit)
+	isFitting := false // one of the list fits
+	add := func(l listed, ifFits bool) {
+		fits := false
+		for k, n := range fit {
+			fits = fits || l.e.bytes <= n && !l.e.not.Has(tier.Kind(k))
+		}
+		if fits || !ifFits {
+			list = append(list, Victim{Batch: l.e.b, ID: l.id, Bytes: l.e.bytes, Key: l.key, not: l.e.not})
+		}
+		isFitting = isFitting || fits
 	}
 	s.victims.Ascend(func(l listed) bool {
-		add(l)
+		add(l, false)
 		last = l
 		return len(list) < limit
 	})
 	if _, aware := x.policy.(costAware); aware && last.e != nil {
 		// Stale ones are among the last that were used more than once.
-		looked, found := 0, 0
+		looked, before := 0, len(list)
 		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			if looked++; looked > 4*staleMax || found >= staleMax || l.compare(last) <= 0 {
+			looked++
+			isOver := looked > 4*staleMax || len(list)-before >= staleMax
+			if isOver || cmp.Or(slices.Compare(l.key[:], last.key[:]), cmp.Compare(l.id, last.id)) <= 0 {
 				return false
 			}
 			if l.key.stale(now) {
-				add(l)
-				found++
+				add(l, false)
 			}
 			return true
 		})
 	}
 	more = more && s.victims.Len() > len(list)
-	if smallest, _ := s.small.Min(); fitting || more || last.e == nil || smallest.bytes > slices.Max(fit[:]) {
+	if smallest, _ := s.small.Min(); isFitting || more || last.e == nil || smallest.bytes > slices.Max(fit[:]) {
 		return list, more
 	}
-	found := 0
+	before := len(list)
 	s.victims.AscendGreaterOrEqual(last, func(l listed) bool {
-		if l.id != last.id && l.e.fits(fit) {
-			add(l)
-			found++
+		if l.id != last.id {
+			add(l, true)
 		}
-		return found < smallMax
+		return len(list)-before < smallMax
 	})
 	return list, more
-}
-
-// order has the policy arrange a shortlist.
-func (x *index) order(now int64, list []Victim) {
-	x.panics.Do("Policy.Order", func() { x.policy.Order(now, list) })
-}
-
-// keyOf calls the policy. A batch without a known key has the zero key.
-func (x *index) keyOf(info *batch.Info) (key Key) {
-	defer x.panics.Recover("Policy.Key")
-	return x.policy.Key(*info)
 }
 
 // staleMax is how many victims are taken at most because they are stale: a fourth of those looked

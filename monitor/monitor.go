@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -21,6 +22,11 @@ import (
 const (
 	// defaultPeriod is the time between two steps when nothing wakes the monitor.
 	defaultPeriod = 50 * time.Millisecond
+	// idlePeriod is that while no space needs room: every need wakes the monitor.
+	idlePeriod = time.Second
+	// retryPeriods is how many periods pass at least before another list of moves is looked for
+	// because of the pressure of a space from which nothing could leave.
+	retryPeriods = 3
 	// MinPeriod is the shortest period. A step takes about a microsecond for each space, so with a
 	// shorter one steps would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
@@ -37,6 +43,15 @@ type Mover interface {
 	// once. An error that matches batch.ErrUnmovable is about the batch alone: others are moved
 	// between the same spaces. After any error the batch is whole where it was.
 	Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error
+}
+
+// joiner is a Mover that can move small batches to a disk together, in much less time for each.
+type joiner interface {
+	// Together returns how many batches, from the first on, can be moved together now.
+	Together(all []*batch.Batch, to tier.ID) int
+	// RelieveTogether is Relieve for those. After an error a batch is whole where it was, and
+	// Relieve may still move it.
+	RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error
 }
 
 // Config describes a Monitor. Reservations and Mover are required.
@@ -87,8 +102,9 @@ func (c Config) validate() error {
 // without Run; nothing else does.
 type Monitor struct {
 	cfg    Config
-	events eventList
-	*index // is embedded for BatchChanged, Register and Knows
+	log    eventLog
+	events Events // log, and call those of the Config; guarded
+	*index        // is embedded for BatchChanged, Register and Knows
 	spaces []*space
 	byID   map[tier.ID]int
 	stats  counters
@@ -97,12 +113,7 @@ type Monitor struct {
 	running atomic.Bool
 	working sync.WaitGroup // goroutines of Run
 
-	// Guarded by the index's mutex, as are the edges and refusals of the spaces.
-	faults  map[*batch.Batch]*fault
-	due     time.Time // when the first of their pauses ends; zero if there is none
-	changes uint64    // what Config.Changes returned last
-
-	writing writing // Run's
+	cleaner cleaner
 }
 
 // New returns a monitor of the manager's spaces.
@@ -110,8 +121,13 @@ func New(cfg Config) (*Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Policy == nil {
+	panics := &guard.Log{Logger: cfg.Logger}
+	switch cfg.Policy.(type) {
+	case nil:
 		cfg.Policy = CostAware()
+	case costAware, ordered:
+	default:
+		cfg.Policy = guarded{cfg.Policy, panics}
 	}
 	if cfg.Period == 0 {
 		cfg.Period = defaultPeriod
@@ -119,16 +135,16 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.MovesPerEdge == 0 {
 		cfg.MovesPerEdge = defaultMovesPerEdge
 	}
-	if cfg.Speed == nil {
-		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	m := &Monitor{
-		cfg: cfg, events: eventList{all: []Events{cfg.Events}}, byID: make(map[tier.ID]int),
-		wake: make(chan struct{}, 1), faults: make(map[*batch.Batch]*fault),
-	}
-	m.events.panics.Logger = cfg.Logger
-	if cfg.Logger != nil {
-		m.events.all = append(m.events.all, slogEvents(cfg.Logger))
+	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
+	m.log.Logger = cfg.Logger
+	m.events = Events{
+		Pressure:  also(panics, "Events.Pressure", m.log.pressure, cfg.Events.Pressure),
+		Stuck:     also(panics, "Events.Stuck", m.log.stuck, cfg.Events.Stuck),
+		Unmovable: also(panics, "Events.Unmovable", m.log.unmovable, cfg.Events.Unmovable),
+		Lost:      also(panics, "Events.Lost", m.log.lost, cfg.Events.Lost),
 	}
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
@@ -142,9 +158,8 @@ func New(cfg Config) (*Monitor, error) {
 		}
 		m.spaces = append(m.spaces, sp)
 	}
-	m.writing.ended = make(chan written, 1)
+	m.cleaner.ended = make(chan error, 1)
 	m.index = newIndex(cfg.Policy, m.spaces, m.gained)
-	m.index.panics.Logger = cfg.Logger
 	return m, nil
 }
 
@@ -178,44 +193,28 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// retryPeriods is after how many periods a space is looked at again from which nothing could leave.
-const retryPeriods = 4
-
-// idlePeriod is the time between two steps while no space needs room: every need wakes the monitor.
-const idlePeriod = time.Second
-
 func (m *Monitor) watch(ctx context.Context) {
-	defer m.stop()
-	m.stopWriting(time.Now()) // it begins when the monitor has been idle for a while
+	defer func() {
+		m.working.Wait()
+		if m.cleaner.cancel != nil {
+			m.hasCleaned(<-m.cleaner.ended)
+		}
+	}()
 	for _, s := range m.spaces {
 		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
 	}
-	period := time.NewTicker(m.cfg.Period)
-	defer period.Stop()
-	wasIdle := false
+	m.cleaner.pause = pause{until: time.Now().Add(quiet)} // it begins when the monitor has been idle for a while
+	next := time.NewTimer(0)
+	defer next.Stop()
 	for ctx.Err() == nil {
-		needed := m.step(ctx)
-		if idle := !needed && !m.writing.soon; idle != wasIdle {
-			wasIdle = idle
-			if period.Reset(m.cfg.Period); idle {
-				period.Reset(max(idlePeriod, m.cfg.Period))
-			}
-		}
+		next.Reset(m.step(ctx))
 		select {
 		case <-ctx.Done():
-		case <-period.C:
+		case <-next.C:
 		case <-m.wake:
-		case w := <-m.writing.ended:
-			m.hasWritten(w)
+		case err := <-m.cleaner.ended:
+			m.hasCleaned(err)
 		}
-	}
-}
-
-// stop ends a Run: no goroutine that it started is left.
-func (m *Monitor) stop() {
-	m.working.Wait()
-	if m.writing.cancel != nil {
-		m.hasWritten(<-m.writing.ended)
 	}
 }
 
@@ -233,19 +232,19 @@ func (m *Monitor) changed(s *space, pressed bool) {
 	}
 }
 
-// step looks at all spaces. It starts to evict from those that are above their marks, and reports
-// whether any needs room. If none does, it pre-cleans.
-func (m *Monitor) step(ctx context.Context) (needed bool) {
+// step looks at all spaces. It starts to evict from those that are above their marks, and if none
+// needs room, it pre-cleans. It returns the time until the next step.
+func (m *Monitor) step(ctx context.Context) time.Duration {
 	now := time.Now()
-	m.stats.add(&m.stats.Looks, 1)
+	m.stats.looks.Add(1)
 	demand := m.cfg.Reservations.Demand(nil)
-	needed = len(demand) > 0
+	needed := len(demand) > 0
 	for _, s := range m.spaces {
 		if err := s.Lost(); err != nil {
 			if !s.gone {
 				s.gone = true
 				s.high.Store(false)
-				m.events.lost(Lost{Space: s.ID(), Err: err})
+				m.events.Lost(Lost{Space: s.ID(), Err: err})
 			}
 			continue
 		}
@@ -256,18 +255,17 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 		if pressure < s.Trigger() && s.pressed.Swap(false) {
 			pressure = s.PressureBytes() // from now on a crossing wakes the monitor; one before is seen here
 		}
-		isHigh, was := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop(), s.high.Load()
-		s.high.Store(isHigh)
-		if isHigh != was {
-			m.events.pressure(Pressure{
+		isHigh := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop()
+		if s.high.Swap(isHigh) != isHigh {
+			m.events.Pressure(Pressure{
 				Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
 				Above: isHigh, Lowest: s.lower == 0,
 			})
 		}
 		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
-		again := !s.dry.Load() || now.Sub(s.relieved) >= retryPeriods*m.cfg.Period
-		if m.excess(s) > 0 && again && !s.relieving.Swap(true) {
-			s.relieved = now
+		dry := s.dry.Load()
+		isDue := dry == nil || now.Sub(dry.begun) > retryPeriods*m.cfg.Period
+		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
 			m.working.Add(1)
 			go func() {
 				labels.Move.Set()
@@ -277,12 +275,12 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 		m.reportStuck(now, s, demand)
 	}
 	m.putBack(now)
-	if !needed {
-		m.writeAhead(ctx, now)
-		return false
+	if needed {
+		m.cleaner.end(now)
+		return m.cfg.Period
 	}
-	m.stopWriting(now)
-	return true
+	m.preClean(ctx, now)
+	return max(m.cfg.Period, idlePeriod)
 }
 
 // reportStuck reports once that a space needs room and nothing can be moved for it, when that has
@@ -295,10 +293,10 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 			w.Reason, w.Need, w.Waiters = decide.Demand, min(lack, s.Limit()), d.Waiters
 		}
 	}
-	if over := m.excess(s); w.Need == 0 && over > 0 {
+	if w.Need == 0 && m.excess(s) > 0 {
 		w.Reason, w.Need = decide.Trigger, max(s.PressureBytes()-s.Trigger()+1, s.Used()-s.Ceiling())
 	}
-	if w.Need <= 0 || !s.dry.Load() {
+	if w.Need <= 0 || s.dry.Load() == nil {
 		s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
 		return
 	}
@@ -306,8 +304,8 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		s.stuckSince = now
 	}
 	w.Resting = m.index.summary(s.place).idle
-	reported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || w.Resting == 0)
-	if reported || now.Sub(s.stuckSince) < m.cfg.Period {
+	isReported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || w.Resting == 0)
+	if isReported || now.Sub(s.stuckSince) < m.cfg.Period {
 		return
 	}
 	if s.stuckFor != decide.Demand {
@@ -317,31 +315,7 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	for _, t := range s.below(m) {
 		w.Below = append(w.Below, Room{Space: t.ID(), Available: max(0, t.Ceiling()-t.Used())})
 	}
-	m.events.stuck(w)
-}
-
-// move moves one batch and reports it. A panic of the mover is an error of the move, because
-// nothing else would end it.
-func (m *Monitor) move(ctx context.Context, v Victim, from, to *space, reason string) error {
-	mv := Move{Batch: v.ID, From: from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reason}
-	m.events.moveBegun(mv)
-	start := time.Now()
-	err := func() (err error) {
-		defer guard.Error(&err, "the mover")
-		return m.cfg.Mover.Relieve(ctx, v.Batch, to.ID(), reason)
-	}()
-	err = ofEnding(ctx, err)
-	m.events.moveEnded(mv, time.Since(start), err)
-	return err
-}
-
-// ofEnding wraps the error of a move in ErrEnding if ctx has ended. It does not look at the error
-// itself, because a file system may return context.Canceled for reasons of its own.
-func ofEnding(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", ErrEnding, err)
-	}
-	return err
+	m.events.Stuck(w)
 }
 
 // Each calls f with all batches, with no lock held. Those that come, or go, meanwhile may be left
@@ -356,10 +330,6 @@ func (m *Monitor) Each(f func(*batch.Batch)) {
 	m.index.mu.Unlock()
 }
 
-// ErrEnding is matched by the error of a move that was broken off because the context of Run, Evict
-// or Clear ended: nothing has failed.
-var ErrEnding = errors.New("monitor: the move is not needed any more")
-
 // Stats are counts since the monitor was made.
 type Stats struct {
 	Looks     int64 // at the spaces: each Config.Period, or each second while nothing is needed
@@ -373,41 +343,58 @@ type Stats struct {
 	Refused   int64 // waiters sent away because everything was full
 }
 
+// counters are the Stats so far.
+type counters struct {
+	looks, steps, bytes atomic.Int64
+	outcomes            [failed + 1]atomic.Int64
+}
+
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	m.stats.Lock()
-	defer m.stats.Unlock()
-	now := m.stats.Stats
-	now.Refused = m.cfg.Reservations.Waits().Refused
-	return now
-}
-
-// counters are the Stats so far. The mutex is a leaf.
-type counters struct {
-	sync.Mutex
-	Stats
-}
-
-func (c *counters) add(n *int64, by int) {
-	c.Lock()
-	defer c.Unlock()
-	*n += int64(by)
-}
-
-func (c *counters) count(kind outcome, bytes int64) {
-	c.Lock()
-	defer c.Unlock()
-	switch kind {
-	case moved:
-		c.Moves++
-		c.Bytes += bytes
-	case noRoom:
-		c.NoRoom++
-	case busy:
-		c.Busy++
-	case unmovable:
-		c.Unmovable++
-	case failed:
-		c.Failed++
+	n := &m.stats.outcomes
+	return Stats{
+		Looks: m.stats.looks.Load(), Steps: m.stats.steps.Load(),
+		Moves: n[moved].Load(), Bytes: m.stats.bytes.Load(), NoRoom: n[noRoom].Load(), Busy: n[busy].Load(),
+		Unmovable: n[unmovable].Load(), Failed: n[failed].Load(),
+		Refused: m.cfg.Reservations.Waits().Refused,
 	}
+}
+
+// Headroom returns how many bytes of a space a request for need bytes leaves free, so that
+// consumers can fetch batches when all tiers are full of batches at rest: see headroom. A
+// reservation.Config needs it.
+func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
+	i, known := m.byID[id]
+	if !known {
+		return 0
+	}
+	n, spare := m.headroom(m.spaces[i])
+	return max(0, min(n, spare-need))
+}
+
+// headroom returns what the largest batch of the other spaces would take in s, of those that take
+// at most half of it: 0 for a disk, where consumers fetch nothing. If it is above 0, spare is how
+// many bytes would be free if no batch were at rest in s. Bytes that will soon be in batches at rest
+// count as free, too.
+func (m *Monitor) headroom(s *space) (n, spare int64) {
+	if s.Kind() == tier.Disk {
+		return 0, 0
+	}
+	half := s.Ceiling() / 2
+	for most, rounds := half, 0; rounds == 0 || n > half && rounds < 2; rounds++ {
+		var largest int64
+		for i, other := range m.spaces {
+			if other != s && other.Lost() == nil {
+				largest = max(largest, m.index.largest(i, most))
+			}
+		}
+		if n = s.Charge(largest); n > half { // for rounding
+			most = size.Largest(s.Charge, 0, half, half)
+		}
+	}
+	if n == 0 {
+		return 0, 0
+	}
+	rest := m.index.summary(s.place).rest + m.cfg.Reservations.Arriving(s.ID())
+	return n, s.Ceiling() - max(0, s.Used()-rest)
 }
