@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -164,9 +165,9 @@ func TestClearOneByOne(t *testing.T) {
 func TestClearUnmovable(t *testing.T) {
 	for _, runs := range []bool{false, true} {
 		bubble(t, fmt.Sprintf("Run %v", runs), func(t *testing.T) {
-			told := 0
+			count, told := count(events.Unmovable)
 			w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) {
-				c.Events.Unmovable = func(Unmovable) { told++ }
+				c.Events = count
 			})
 			tries := unmovableTo(w, tier.Host, 0)
 			all := w.fillSpace(gpu0, 8, 4*kib)
@@ -175,8 +176,8 @@ func TestClearUnmovable(t *testing.T) {
 				synctest.Wait()
 			}
 			w.mon.Clear(t.Context(), gpu0, never)
-			if n := len(left(all, disk0)); n != 8 || tries[tier.Host] != 8 || told != 0 {
-				t.Errorf("%d batches are on disk, %v tries, %d events", n, tries, told)
+			if n := len(left(all, disk0)); n != 8 || tries[tier.Host] != 8 || told.Load() != 0 {
+				t.Errorf("%d batches are on disk, %v tries, %d events", n, tries, told.Load())
 			}
 			unmovables(w, 0)
 			all = append(all, w.fillSpace(gpu0, 6, 4*kib)...)
@@ -184,14 +185,14 @@ func TestClearUnmovable(t *testing.T) {
 				w.mon.Clear(t.Context(), gpu0, never)
 			}
 			synctest.Wait()
-			if n := w.failures(); n != 8+2*6 || told != 6 {
-				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told)
+			if n := w.failures(); n != 8+2*6 || told.Load() != 6 {
+				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told.Load())
 			}
 			time.Sleep(3 * defaultPeriod) // virtual
 			w.mon.Clear(t.Context(), gpu0, never)
 			w.mon.Clear(t.Context(), gpu0, never)
-			if n := w.failures(); n != 8+4*6 || told != 6 {
-				t.Errorf("%d failures after the pause, %d events", n-8, told)
+			if n := w.failures(); n != 8+4*6 || told.Load() != 6 {
+				t.Errorf("%d failures after the pause, %d events", n-8, told.Load())
 			}
 			w.mover.heal()
 			time.Sleep(5 * defaultPeriod)

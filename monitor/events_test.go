@@ -38,28 +38,33 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-func TestRefusal(t *testing.T) {
+func TestEdgeRefuses(t *testing.T) {
 	start := time.Now()
+	const pausing = 100 * time.Millisecond
 	for _, tt := range []struct {
-		name  string
-		times int
-		after time.Duration
-		used  int64
-		want  int64
+		name     string
+		refuses  int64
+		failures int
+		after    time.Duration
+		used     int64
+		want     int64
 	}{
-		{"at once", 1, 0, 100, 8},
-		{"nothing has changed", 1, 99 * time.Millisecond, 100, 8},
-		{"more is used", 1, 0, 120, 8},
-		{"less is used", 1, 0, 99, 0},
-		{"when the pause is over", 1, 100 * time.Millisecond, 100, 0},
-		{"less is used, the second time", 2, 0, 99, 8},
+		{"at once", 8, 1, 0, 100, 8},
+		{"nothing has changed", 8, 1, pausing - 1, 100, 8},
+		{"more is used", 8, 1, 0, 120, 8},
+		{"less is used", 8, 1, 0, 99, 0},
+		{"when the pause is over", 8, 1, pausing, 100, 0},
+		{"less is used, the second time", 8, 2, 0, 99, 8},
+		{"one failure", everything, 1, 0, 100, 0},
+		{"two failures", everything, 2, 0, 99, everything},
+		{"two failures, when the pause is over", everything, 2, pausing, 100, 0},
 	} {
-		f := refusal{bytes: 8, used: 100, pause: pause{failures: tt.times, until: start.Add(100 * time.Millisecond)}}
-		if got := f.bound(start.Add(tt.after), tt.used); got != tt.want {
+		e := edge{refuses: tt.refuses, used: 100, pause: pause{failures: tt.failures, until: start.Add(pausing)}}
+		if got := e.refused(start.Add(tt.after), tt.used); got != tt.want {
 			t.Errorf("%s: %d are refused, want %d", tt.name, got, tt.want)
 		}
 	}
-	if got := new(refusal).bound(start, 100); got != 0 {
+	if got := new(edge).refused(start, 100); got != 0 {
 		t.Errorf("%d are refused where nothing was", got)
 	}
 	for n, want := range map[int]time.Duration{1: 2, 2: 4, 6: 64, 100: 64} {
@@ -71,54 +76,70 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-func TestEventLog(t *testing.T) {
-	var out bytes.Buffer
-	e := &eventLog{Logger: slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
-		Level: slog.LevelDebug,
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))}
-	w := newWorld(t, sizes{gpu0: kib, host0: kib}, nil)
-	v, from, to := Victim{ID: 7, Bytes: 4096}, w.mon.spaces[0], w.mon.spaces[1]
-	moved := func(err error) { e.moved(v, from, to, decide.Demand, time.Second, err) }
-	moved(nil)
-	moved(&tier.NoSpaceError{Space: host0})
-	moved(errors.New("broken"))
-	moved(fmt.Errorf("%w: %w", errEnding, tier.ErrClosed))
-	cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
-	moved(cannot)
-	e.unmovable(Unmovable{Batch: 7, Space: gpu0, To: host0, Form: "mine", Bytes: 4096, Err: cannot})
-	gone := fmt.Errorf("moving: %w", tier.ErrLost)
-	moved(gone)
-	e.lost(Lost{Space: gpu0, Err: gone})
-	e.pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
-	e.pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
-	e.pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
-	e.stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
-	const want = `level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
+// TestLog: what is logged of moves and of spaces, and at which level.
+func TestLog(t *testing.T) {
+	bubble(t, "all kinds", func(t *testing.T) {
+		var out bytes.Buffer
+		w := newWorld(t, sizes{gpu0: 10 * kib, host0: 4 * kib}, func(c *Config, w *world) {
+			c.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
+				Level: slog.LevelDebug,
+				ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+					if a.Key == slog.TimeKey {
+						return slog.Attr{}
+					}
+					return a
+				},
+			}))
+		})
+		gpu, host := w.mon.spaces[0], w.mon.spaces[1]
+		v := Victim{ID: 7, Bytes: 4096}
+		cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
+		for _, err := range []error{
+			nil, &tier.NoSpaceError{Space: host0}, errors.New("broken"), fmt.Errorf("%w: %w", errEnding, tier.ErrClosed),
+			cannot, fmt.Errorf("moving: %w", tier.ErrLost),
+		} {
+			w.mon.logMove(v, gpu, host, decide.Demand, time.Second, err)
+		}
+		w.mon.reportPressure(gpu, 9*kib, true)
+		w.mon.reportPressure(host, 4*kib, true)
+		w.mon.reportPressure(gpu, 6*kib, false)
+		w.mon.reportPressure(host, 4*kib, true)
+		b := w.put(gpu0, 9*kib, seq(1))
+		now := time.Now()
+		step := func() {
+			gpu.dry.Store(&dryList{})
+			now = now.Add(defaultPeriod)
+			w.mon.reportStuck(now, gpu, nil)
+		}
+		end := b.Subscribe()
+		for range 3 {
+			step()
+		}
+		end()
+		for range 2 {
+			step()
+		}
+		w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
+		w.pools[gpu0].Lose(errors.New("gone"))
+		w.mon.step(t.Context())
+		want := `level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
 level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the move is not needed any more: closed"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="batch 7 cannot be converted: no converter"
-level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=7 space=gpu:0 to=host:0 form=mine bytes=4096 error="batch 7 cannot be converted: no converter"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="moving: lost"
-level=DEBUG msg="spillway: a space is lost" space=gpu:0 error="moving: lost"
-level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
-level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
-level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=8 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=8 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
-level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
+level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
+level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=4096 capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6144 capacity=10240 trigger=8192 stop=6144
+level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=4096 capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1025 used=9216 limit=10240 capacity=10240 waiters=0 resting=0 below="host:0 has 4096"
+level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=trigger need=1025 used=9216 limit=10240 capacity=10240 waiters=0 resting=9216 below="host:0 has 4096"
+level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 space=gpu:0 to=host:0 form=gpu-image bytes=9216 error="batch 7 cannot be converted: no converter"
 `
-	if out.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", &out, want)
-	}
+		want += fmt.Sprintf("level=DEBUG msg=\"spillway: a space is lost\" space=gpu:0 error=%q\n", gpu.Lost())
+		if out.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", &out, want)
+		}
+		w.end(b)
+	})
 }

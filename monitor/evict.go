@@ -37,14 +37,13 @@ type space struct {
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
 	// Guarded by the index's mutex.
-	edges   map[int]*edge // by the place of the target
-	refusal refusal
+	edges map[int]*edge // by the place of the target
 
 	// Run's.
-	gone       bool // the event of the space's loss was sent
+	gone       bool // its loss was reported
+	warned     bool // it has no tier below, and was at its trigger
 	stuckSince time.Time
-	stuckFor   string   // the reason that was reported; "" if none was
-	stuckIdle  bool     // and with it batches that could have been moved
+	stuck      int      // what was reported
 	covered    coverage // when all that is above the stop mark had clean images
 }
 
@@ -67,8 +66,7 @@ const restMax = 25 * time.Millisecond
 // below returns the spaces to which batches may be evicted from here: those of the next slower tier
 // first, within a tier the nearest first.
 func (s *space) below(m *Monitor) (all []*space) {
-	var room [16]*tier.Space
-	to := room[:0]
+	var to []*tier.Space
 	for k := s.Kind() + 1; k.Valid(); k++ {
 		to = reservation.ToDowngrade(s.ID(), k).Candidates(m.cfg.Reservations.Spaces(), to)
 	}
@@ -166,8 +164,26 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	for _, t := range append([]*space{s}, below...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
 	}
+	// The last error of the moves out of the space, or out of slower ones, where what cannot leave is
+	// in the way. If they fail to all disks, consumers cannot repair that.
 	var why error
-	why, e.Broken = m.failing(s, below)
+	disks := 0
+	m.index.mu.Lock()
+	for _, from := range append([]*space{s}, below...) {
+		for i, way := range from.edges {
+			if m.spaces[i].Lost() != nil || why != nil && from != s {
+				continue
+			}
+			if way.failures > 0 && way.why != nil {
+				why = way.why
+			}
+			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || way.refuses > everything) {
+				disks++
+			}
+		}
+	}
+	m.index.mu.Unlock()
+	e.Broken = why != nil && disks == 0
 	e.Why = func() string { return m.whyDry(s, why) }
 	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
 	return e
@@ -291,9 +307,6 @@ const (
 	// listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
-	// shortlistMax is how many victims of a space are looked at for one list at most, however many
-	// batches there are.
-	shortlistMax = 1024
 	// fewVictims is how many more are looked at than what is needed seems to ask for.
 	fewVictims = 32
 )
@@ -325,10 +338,12 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			isOpen := false // there is a way down from t
 			m.index.mu.Lock()
 			sum := m.index.mu.spaces[t.place].summary
-			sp.Blocked = s.edges[t.place].isBlocked(now)
-			sp.Refused = t.refusal.bound(now, used)
+			if i > 0 {
+				sp.Refused = s.edges[t.place].refused(now, used)
+			}
 			for _, to := range below {
-				isOpen = isOpen || !t.edges[to.place].isBlocked(now)
+				way := t.edges[to.place]
+				isOpen = isOpen || way != nil && way.refused(now, to.Used()) != everything
 			}
 			m.index.mu.Unlock()
 			if isOpen {
@@ -483,7 +498,7 @@ func (j *job) run(ctx context.Context) {
 	}
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
 	j.m.index.mu.Lock()
-	if j.from.edges[j.to.place].failures > 0 {
+	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1 // which shows whether others would fail, too
 	} else if j.to.Kind() == tier.Disk {
 		j.joins, _ = j.m.cfg.Mover.(joiner)
@@ -587,7 +602,7 @@ func (j *job) move(ctx context.Context, list []Victim) (errs []error) {
 		// The error of a list is the error of all, and logged once. Without tier.ErrNotSupported
 		// something has failed.
 		if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
-			j.m.log.moved(list[i], j.from, j.to, j.reason, took, errs[i])
+			j.m.logMove(list[i], j.from, j.to, j.reason, took, errs[i])
 			isLogged = isLogged || err != nil
 		}
 	}

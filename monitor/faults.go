@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -33,63 +34,60 @@ const (
 	giveUp = 3
 )
 
-// edge is a way down. From the second failure in a row on nothing is moved there during the pause:
-// the first failure may be the batch's own. The index's lock guards it.
+// edge is a way down. After a failure the target refuses all batches from a size on during the
+// pause: everything, or the size for which it had no room although its books had, because the file
+// system is full or the room is in pieces. The index's lock guards it.
 type edge struct {
 	pause
-	why error // the last failure
+	refuses int64 // bytes
+	used    int64 // of the target, when it refused
+	why     error // the last failure; nil if that was for the target's own size
 }
 
-// isBlocked reports whether moves are not tried now. e is nil where there is no way.
-func (e *edge) isBlocked(now time.Time) bool {
-	return e == nil || e.failures > 1 && now.Before(e.until)
-}
+// everything is what an edge refuses on which moves fail.
+const everything = 1
 
-// refusal records that a space had no room for a move although its books had: the file system is
-// full, or the room is in pieces. The index's lock guards it.
-type refusal struct {
-	pause
-	bytes int64
-	used  int64 // at that time
-	why   error // of the last, if it was not the space's own size
-}
-
-// bound returns how many bytes would still be refused, 0 for none. When less is used than then, it
-// is worth another try at once; but only the first time, because a file system that is full stays
+// refused returns from how many bytes on batches are not to be moved now, 0 if there is no bound.
+// The first failure counts for little: it may be the batch's own, and when less is used than at a
+// refusal, it is worth another try at once. Later it is not, because a file system that is full stays
 // so, however often moves to it give back what they took.
-func (f *refusal) bound(now time.Time, used int64) int64 {
-	if !now.Before(f.until) || f.failures == 1 && used < f.used {
-		f.bytes = 0
+func (e *edge) refused(now time.Time, used int64) int64 {
+	if !now.Before(e.until) || e.failures == 1 && (e.refuses == everything || used < e.used) {
+		return 0
 	}
-	return f.bytes
+	return e.refuses
 }
 
 // fault is what is remembered of a batch whose move went wrong, until it is moved, gets another form
-// or is dropped. Until a pause is over, the batch is not moved to the tier that it could not be moved
-// to. The index's lock guards it.
+// or is dropped. Until the pause is over, the batch is not moved to the tiers that it could not be
+// moved to. The index's lock guards it.
 type fault struct {
-	pauses      [tier.Disk + 1]pause // by the tier of the target
-	conversions decide.Kinds         // the tiers for which it could not be converted last
-	why         error                // of the last conversion that failed; nil if none did
-	reported    bool                 // an Unmovable was sent
+	pause
+	not         decide.Kinds // the tiers to which moves have failed since the pause began
+	conversions decide.Kinds // those of them for which the batch could not be converted
+	busy        time.Time    // until then it is moved nowhere, because it was in use
+	why         error        // of the last conversion that failed; nil if none did
+	reported    bool         // an Unmovable was sent
 }
 
-// excludePaused excludes the batch of e from the tiers for which it is paused now, and makes putBack
-// look at it again when a pause is over. It returns the tiers of those pauses for which the batch
-// could not be converted. The index's lock must be held.
+// excludePaused excludes the batch of e from the tiers that it is not to be moved to now, and makes
+// putBack look at it again when that ends. It returns those for which it cannot be converted. The
+// index's lock must be held.
 func (m *Monitor) excludePaused(e *entry, f *fault, now time.Time) (conversions decide.Kinds) {
 	var not decide.Kinds
-	for k, p := range f.pauses {
-		if !now.Before(p.until) {
-			continue
-		}
-		not = not.With(tier.Kind(k))
-		if m.index.mu.due.IsZero() || p.until.Before(m.index.mu.due) {
-			m.index.mu.due = p.until
+	if now.Before(f.until) {
+		not, conversions = f.not, f.conversions
+	}
+	if now.Before(f.busy) {
+		not = e.in.lower
+	}
+	for _, until := range []time.Time{f.until, f.busy} {
+		if due := &m.index.mu.due; now.Before(until) && (due.IsZero() || until.Before(*due)) {
+			*due = until
 		}
 	}
 	e.excludeLocked(not)
-	return not & f.conversions
+	return conversions
 }
 
 // outcome is what the end of a move means to the monitor.
@@ -131,67 +129,77 @@ func kindOf(err error, to tier.ID) outcome {
 func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
 	kind = kindOf(err, to.ID())
 	m.stats.outcomes[kind].Add(1)
-	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
-	var cause error // of a full space, if that is not its size but its file system
-	var full *tier.NoSpaceError
-	if errors.As(err, &full) && full.Cause != nil {
-		cause = err
-	}
-	x := m.index
+	now, unit, k, x := time.Now(), m.cfg.Period, to.Kind(), m.index
+	var report events.Event
 	x.mu.Lock()
 	way, e := from.edges[to.place], x.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
-	var f *fault
+	f := x.mu.faults[e]
+	if f == nil {
+		f = &fault{}
+	}
 	switch kind {
 	case moved:
 		m.stats.bytes.Add(v.Bytes)
-		way.failures = 0
 		delete(x.mu.faults, e)
-		if v.Bytes >= to.refusal.bytes {
-			to.refusal = refusal{}
+		if v.Bytes >= way.refuses {
+			*way = edge{}
 		}
 	case noRoom:
-		if to.Available() >= to.Charge(v.Bytes) || cause != nil {
-			to.refusal.bytes, to.refusal.used, to.refusal.why = v.Bytes, to.Used(), cause
-			to.refusal.fail(now, unit, backoffMax)
+		cause := causeOf(err)
+		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
+			way.refuses, way.used, way.why = v.Bytes, to.Used(), cause
+			way.fail(now, unit, backoffMax)
 		}
-		retry = to.refusal.bound(now, to.Used()) > 0
-	case busy, unmovable, failed:
+		retry = way.refused(now, to.Used()) > 0
+	case busy:
+		f.busy, retry = now.Add(unit), true
+	case unmovable, failed:
 		retry = true
-		if f = x.mu.faults[e]; f == nil {
-			f = &fault{}
-		}
-	}
-	switch kind {
-	case busy: // and not only for this tier
-		for k := range f.pauses {
-			if again := now.Add(unit); from.lower.Has(tier.Kind(k)) && f.pauses[k].until.Before(again) {
-				f.pauses[k].until = again
+		if !now.Before(f.until) { // else it has failed for another tier as well
+			f.not, f.conversions = 0, 0
+			most := backoffMax
+			if kind == unmovable {
+				most = unmovableMax
 			}
+			f.fail(now, unit, most)
 		}
-	case unmovable:
-		f.why = err
-		f.conversions = f.conversions.With(k)
-		f.pauses[k].fail(now, unit, unmovableMax)
-	case failed:
-		way.why = err
+		f.not = f.not.With(k)
+		if kind == unmovable {
+			f.why, f.conversions = err, f.conversions.With(k)
+			break
+		}
+		way.refuses, way.why = everything, err
 		way.fail(now, unit, backoffMax)
-		f.conversions &^= decide.Kinds(0).With(k)
-		f.pauses[k].fail(now, unit, backoffMax)
 	}
-	var report *Unmovable
-	if f != nil && e != nil {
+	if e != nil && retry && kind != noRoom {
 		x.mu.faults[e] = f
 		if m.excludePaused(e, f, now) == from.lower && !f.reported {
 			f.reported = true
-			report = &Unmovable{Batch: v.ID, Space: x.ids[e.in.place], To: to.ID(), Form: e.form, Bytes: e.bytes, Err: err}
+			report = events.Event{
+				Kind: events.Unmovable, Batch: uint64(v.ID), From: x.ids[e.in.place], To: to.ID(),
+				Bytes: e.bytes, Text: string(e.form), Err: err,
+			}
 		}
 	}
 	x.mu.Unlock()
-	if report != nil {
-		report.Place = v.Batch.Inside().Cut().Place
-		m.events.Unmovable(*report)
+	if report.Batch != 0 {
+		p := v.Batch.Inside().Cut().Place
+		report.Origin = events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
+		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
+			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes, "error", err)
+		m.cfg.Events(report)
 	}
 	return kind, retry
+}
+
+// causeOf returns err if something else than the size of a space is the cause of a
+// tier.NoSpaceError in it: the file system of the disk.
+func causeOf(err error) error {
+	var full *tier.NoSpaceError
+	if errors.As(err, &full) && full.Cause != nil {
+		return err
+	}
+	return nil
 }
 
 // putBack makes batches victims again whose pauses are over, and all that could not be converted if
@@ -219,10 +227,9 @@ func (m *Monitor) putBack(now time.Time) {
 		for to, way := range m.spaces[e.in.place].edges {
 			// Another batch, if there is one, shows first whether the edge works.
 			k := m.spaces[to].Kind()
-			p := &f.pauses[k]
-			isOver := p.failures > 0 && !f.conversions.Has(k) && !now.Before(p.until)
+			isOver := f.not.Has(k) && !f.conversions.Has(k) && !now.Before(f.until)
 			if isOver && way.failures > 0 && e.in.victims.Len() > 0 {
-				p.until = now.Add(m.cfg.Period << min(p.failures, backoffMax))
+				f.until = now.Add(m.cfg.Period << min(f.failures, backoffMax))
 			}
 		}
 		m.excludePaused(e, f, now)
@@ -232,31 +239,6 @@ func (m *Monitor) putBack(now time.Time) {
 // refuseHint is part of the error of refused waiters.
 const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
 	"consume or drop some, or make the slower tiers larger"
-
-// failing returns the last error of the moves out of a space that fail, nil if none do, and whether
-// they fail to all disks: a consumer cannot repair those.
-func (m *Monitor) failing(s *space, below []*space) (why error, broken bool) {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	disks := 0
-	for _, from := range append([]*space{s}, below...) { // what cannot leave a slower space is in the way
-		for i, t := range m.spaces {
-			e := from.edges[i]
-			switch {
-			case e == nil || t.Lost() != nil || why != nil && from != s:
-				continue
-			case e.failures > 0:
-				why = e.why
-			case t.refusal.bytes > 0 && t.refusal.why != nil:
-				why = t.refusal.why
-			}
-			if from == s && t.Kind() == tier.Disk && e.failures < giveUp {
-				disks++
-			}
-		}
-	}
-	return why, why != nil && disks == 0
-}
 
 // whyDry returns why no batch can leave a space, for errors. failing is the error of moves that fail.
 // It looks at all batches that could not be moved, so it is for requests that are refused.

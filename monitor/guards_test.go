@@ -21,7 +21,8 @@ func TestRefusalEnds(t *testing.T) {
 	full := w.put(host0, 98*kib, seq(2))
 	v := Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}
 	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
-	if to.refusal.bytes != 0 {
+	way := from.edges[to.place]
+	if way.refuses != 0 {
 		t.Error("a full space counts as one that refuses what it has")
 	}
 	if err := full.Drop(); err != nil {
@@ -30,7 +31,7 @@ func TestRefusalEnds(t *testing.T) {
 	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
 	for _, size := range []int64{7 * kib, 8 * kib} {
 		w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
-		if refused := to.refusal.bound(time.Now(), 0) > 0; refused != (size < 8*kib) {
+		if refused := way.refused(time.Now(), to.Used()) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes, refused is %t", size, refused)
 		}
 	}

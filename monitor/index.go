@@ -41,7 +41,6 @@ type index struct {
 
 // entry is the index's record of one batch. The index's lock guards it.
 type entry struct {
-	x       *index
 	b       *batch.Batch
 	id      batch.ID
 	version uint64 // of the batch when standing was noted
@@ -68,12 +67,12 @@ type byKind [tier.Disk + 1]int64
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	place   int                      // in spaces
-	lower   decide.Kinds             // the tiers below; if there are none, batches are not listed, only counted
-	victims *btree.BTreeG[listed]    // in the order of their keys, and then of their ids
-	small   *btree.BTreeG[sizeCount] // the victims by size
-	sizes   *btree.BTreeG[sizeCount] // all batches, by their sizes as images
-	largest atomic.Int64             // the largest of sizes, to be read without the lock
+	place   int                   // in spaces
+	lower   decide.Kinds          // the tiers below; if there are none, batches are not listed, only counted
+	victims *btree.BTreeG[listed] // by their keys
+	small   *btree.BTreeG[listed] // the victims by their bytes
+	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
+	largest atomic.Int64          // the largest of sizes, to be read without the lock
 	summary
 }
 
@@ -84,32 +83,18 @@ type summary struct {
 	rest    int64  // of those at rest
 	idle    int64  // of those at rest without subscribers
 	moving  int64  // of those in transit
-	listed  int    // victims
-	changes uint64 // rises with each change of a batch
+	changes uint64 // rises with each change of a batch's standing
 }
 
-// listed is a victim in a tree.
+// listed is a batch in a tree: they are in the order of their keys, and then of their ids.
 type listed struct {
 	key Key
 	id  batch.ID
 	e   *entry
 }
 
-// sizeCount is how many batches have a size.
-type sizeCount struct {
-	bytes int64
-	count int
-}
-
-// countSize adds batches of a size to a tree.
-func countSize(t *btree.BTreeG[sizeCount], bytes int64, by int) {
-	now, _ := t.Get(sizeCount{bytes: bytes})
-	now.bytes, now.count = bytes, now.count+by
-	if now.count == 0 {
-		t.Delete(now)
-	} else {
-		t.ReplaceOrInsert(now)
-	}
+func (l listed) compare(other listed) int {
+	return cmp.Or(slices.Compare(l.key[:], other.key[:]), cmp.Compare(l.id, other.id))
 }
 
 // newIndex returns an index of spaces.
@@ -117,14 +102,12 @@ func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
 	x := &index{policy: policy, gained: gained}
 	x.mu.entries, x.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	x.mu.spaces = make([]spaceIndex, len(spaces))
-	bySize := func(a, b sizeCount) bool { return a.bytes < b.bytes }
+	isLess := func(a, b listed) bool { return a.compare(b) < 0 }
 	for i, of := range spaces {
 		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
-		s.place, s.lower, s.small, s.sizes = i, of.lower, btree.NewG(32, bySize), btree.NewG(32, bySize)
-		s.victims = btree.NewG(16, func(a, b listed) bool {
-			return cmp.Or(slices.Compare(a.key[:], b.key[:]), cmp.Compare(a.id, b.id)) < 0
-		})
+		s.place, s.lower = i, of.lower
+		s.victims, s.small, s.sizes = btree.NewG(16, isLess), btree.NewG(16, isLess), btree.NewG(16, isLess)
 	}
 	return x
 }
@@ -146,14 +129,10 @@ func (x *index) Knows(b *batch.Batch) bool {
 
 // entryLocked returns the entry of b, nil if it has none.
 func (x *index) entryLocked(b *batch.Batch) *entry {
-	e, _ := b.Inside().Entry().Load().(*entry)
-	if e != nil && e.x != x { // a program's observer announces the batch to several engines
-		e = x.mu.entries[b.ID()]
+	if e := x.mu.entries[b.ID()]; e != nil && e.b == b {
+		return e
 	}
-	if e == nil || e.b != b || e.in == nil {
-		return nil
-	}
-	return e
+	return nil
 }
 
 // movable reports whether a batch could be moved as far as its own state goes.
@@ -191,7 +170,6 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	}
 	if now.State == batch.Released || place < 0 {
 		if e != nil {
-			e.in.changes++
 			e.become(standing{})
 			delete(x.mu.entries, now.ID)
 			delete(x.mu.faults, e)
@@ -199,9 +177,8 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 		return nil
 	}
 	if e == nil {
-		e = &entry{x: x, b: b, id: now.ID}
+		e = &entry{b: b, id: now.ID}
 		x.mu.entries[now.ID] = e
-		b.Inside().Entry().Store(e)
 	}
 	s := &x.mu.spaces[place]
 	next := e.standing
@@ -221,12 +198,6 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 		delete(x.mu.faults, e)
 		wasVictim, next.not = wasVictim && e.not == 0, 0
 	}
-	if moved && e.in != nil {
-		e.in.changes++
-	}
-	if next != e.standing || e.form != now.Form || now.Version > e.version {
-		s.changes++
-	}
 	// A batch whose move has failed is no new victim: the caller of the move knows, and must not be
 	// woken by it.
 	gained = next.victim && !wasVictim && !(e.moving && !moved)
@@ -244,41 +215,36 @@ func (e *entry) become(next standing) {
 	}
 	e.standing = next
 	isElsewhere := was.in != next.in
-	relist := isElsewhere || was.listed != next.listed || was.key != next.key || was.bytes != next.bytes
+	isOther := isElsewhere || was.listed != next.listed || was.key != next.key || was.bytes != next.bytes
 	for _, of := range []*standing{&was, &next} {
-		s, sign := of.in, 1
+		s, sign, put := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
 		if s == nil {
 			continue
 		}
 		if of == &was {
-			sign = -1
+			sign, put = -1, (*btree.BTreeG[listed]).Delete
 		}
-		s.count += sign
-		s.bytes += int64(sign) * of.bytes
+		s.changes++
+		s.count += int(sign)
+		s.bytes += sign * of.bytes
 		if of.rest {
-			s.rest += int64(sign) * of.bytes
+			s.rest += sign * of.bytes
 		}
 		if of.idle {
-			s.idle += int64(sign) * of.bytes
+			s.idle += sign * of.bytes
 		}
 		if of.moving {
-			s.moving += int64(sign) * of.bytes
+			s.moving += sign * of.bytes
 		}
 		if isElsewhere || was.size != next.size {
-			countSize(s.sizes, of.size, sign)
+			put(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
 			largest, _ := s.sizes.Max()
-			s.largest.Store(largest.bytes)
+			s.largest.Store(int64(largest.key[0]))
 		}
-		if !of.listed || !relist {
-			continue
+		if of.listed && isOther {
+			put(s.victims, listed{of.key, e.id, e})
+			put(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
 		}
-		countSize(s.small, of.bytes, sign)
-		if l := (listed{of.key, e.id, e}); sign > 0 {
-			s.victims.ReplaceOrInsert(l)
-		} else {
-			s.victims.Delete(l)
-		}
-		s.summary.listed += sign
 	}
 }
 
@@ -306,8 +272,8 @@ func (x *index) largest(place int, atMost int64) (bytes int64) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s.sizes.DescendLessOrEqual(sizeCount{bytes: atMost}, func(c sizeCount) bool {
-		bytes = c.bytes
+	s.sizes.DescendLessOrEqual(listed{key: Key{uint64(atMost) + 1}}, func(l listed) bool {
+		bytes = int64(l.key[0])
 		return false
 	})
 	return bytes
@@ -318,20 +284,34 @@ func (x *index) largest(place int, atMost int64) (bytes int64) {
 func (x *index) from(after Victim, place int) (list []Victim) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.mu.spaces[place].victims.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID}, func(l listed) bool {
-		if l.id != after.ID {
-			list = append(list, Victim{Batch: l.e.b, ID: l.id, Bytes: l.e.bytes, Key: l.key, not: l.e.not})
-		}
+	first := listed{key: after.Key, id: after.ID + 1}
+	x.mu.spaces[place].victims.AscendGreaterOrEqual(first, func(l listed) bool {
+		list = append(list, l.e.asVictim())
 		return len(list) < shortlistMax
 	})
 	return list
 }
 
+func (e *entry) asVictim() Victim {
+	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+}
+
+const (
+	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
+	// many batches there are.
+	shortlistMax = 1024
+	// staleMax is how many victims are taken at most because they are stale: a fourth of those looked
+	// at, as what is only late may stand between them.
+	staleMax = 32
+	// smallMax is how many victims beyond the policy's first ones are taken for their size.
+	smallMax = 24
+)
+
 // victims returns limit victims of a space, those with the smallest keys first, and reports whether
 // there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
-// of the first ones is at most as large as fit has for a tier, some that are follow: a tier below
-// that is nearly full must not be the end while there is a batch that it could take.
-func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Victim, more bool) {
+// of the first ones is at most as large as room has for a tier, the smallest victims that are follow:
+// a tier below that is nearly full must not be the end while there is a batch that it could take.
+func (x *index) victims(place int, room byKind, limit int, now int64) (list []Victim, more bool) {
 	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
 	}
@@ -340,54 +320,44 @@ func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Vic
 	s := &x.mu.spaces[place]
 	list = make([]Victim, 0, min(limit, s.victims.Len()))
 	var last listed
-	isFitting := false // one of the list fits
-	add := func(l listed, ifFits bool) {
-		fits := false
-		for k, n := range fit {
-			fits = fits || l.e.bytes <= n && !l.e.not.Has(tier.Kind(k))
+	hasFitting := false
+	fits := func(e *entry) bool {
+		for k, n := range room {
+			if e.bytes <= n && !e.not.Has(tier.Kind(k)) {
+				return true
+			}
 		}
-		if fits || !ifFits {
-			list = append(list, Victim{Batch: l.e.b, ID: l.id, Bytes: l.e.bytes, Key: l.key, not: l.e.not})
-		}
-		isFitting = isFitting || fits
+		return false
 	}
 	s.victims.Ascend(func(l listed) bool {
-		add(l, false)
-		last = l
+		list, last = append(list, l.e.asVictim()), l
+		hasFitting = hasFitting || fits(l.e)
 		return len(list) < limit
 	})
 	if _, aware := x.policy.(costAware); aware && last.e != nil {
 		// Stale ones are among the last that were used more than once.
 		looked, before := 0, len(list)
 		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			looked++
-			isOver := looked > 4*staleMax || len(list)-before >= staleMax
-			if isOver || cmp.Or(slices.Compare(l.key[:], last.key[:]), cmp.Compare(l.id, last.id)) <= 0 {
+			if looked++; looked > 4*staleMax || len(list)-before >= staleMax || l.compare(last) <= 0 {
 				return false
 			}
 			if l.key.stale(now) {
-				add(l, false)
+				list = append(list, l.e.asVictim())
+				hasFitting = hasFitting || fits(l.e)
 			}
 			return true
 		})
 	}
 	more = more && s.victims.Len() > len(list)
-	if smallest, _ := s.small.Min(); isFitting || more || last.e == nil || smallest.bytes > slices.Max(fit[:]) {
+	if hasFitting || more {
 		return list, more
 	}
 	before := len(list)
-	s.victims.AscendGreaterOrEqual(last, func(l listed) bool {
-		if l.id != last.id {
-			add(l, true)
+	s.small.Ascend(func(l listed) bool {
+		if fits(l.e) {
+			list = append(list, l.e.asVictim())
 		}
-		return len(list)-before < smallMax
+		return len(list)-before < smallMax && l.e.bytes <= slices.Max(room[:])
 	})
 	return list, more
 }
-
-// staleMax is how many victims are taken at most because they are stale: a fourth of those looked
-// at, as what is only late may stand between them.
-const staleMax = 32
-
-// smallMax is how many victims beyond the policy's first ones are taken for their size.
-const smallMax = 24

@@ -27,7 +27,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 		s := &x.mu.spaces[place]
 		var sum summary
 		victims := make(map[listed]bool)
-		small, all := make(map[int64]int), make(map[int64]int)
+		small, all := make(map[listed]bool), make(map[listed]bool)
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Inside().Cut()
 			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
@@ -53,42 +53,35 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			if e.moving {
 				sum.moving += e.bytes
 			}
-			all[e.size]++
+			all[listed{Key{uint64(e.size)}, e.id, e}] = true
 			if e.victim && e.not&s.lower != s.lower {
 				victims[listed{e.key, e.id, e}] = true
-				small[e.bytes]++
+				small[listed{Key{uint64(e.bytes)}, e.id, e}] = true
 			}
 		}
 		largest, _ := s.sizes.Max()
 		if s.count != sum.count || s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle ||
-			s.moving != sum.moving || s.summary.listed != len(victims) ||
-			s.largest.Load() != largest.bytes {
+			s.moving != sum.moving ||
+			s.largest.Load() != int64(largest.key[0]) {
 			t.Errorf("space %d: %d, %d, %d bytes of %d, the largest has %d; want %d, %d, %d of %d, %d",
 				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle,
-				sum.count, largest.bytes)
+				sum.count, largest.key[0])
 		}
-		verifySizes(t, s.small, small)
-		verifySizes(t, s.sizes, all)
-		if s.victims.Len() != len(victims) {
-			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
-		}
-		for l := range victims {
-			if got, ok := s.victims.Get(l); !ok || got != l {
-				t.Errorf("batch %d is not listed", l.id)
-			}
-		}
+		verifyTree(t, "the victims", s.victims, victims)
+		verifyTree(t, "the victims by size", s.small, small)
+		verifyTree(t, "all by size", s.sizes, all)
 	}
 }
 
-// verifySizes checks that a tree has just these counts.
-func verifySizes(t *testing.T, tree *btree.BTreeG[sizeCount], want map[int64]int) {
+// verifyTree checks that a tree has just these batches.
+func verifyTree(t *testing.T, what string, tree *btree.BTreeG[listed], want map[listed]bool) {
 	t.Helper()
 	if tree.Len() != len(want) {
-		t.Errorf("a tree has %d sizes, want %d", tree.Len(), len(want))
+		t.Errorf("%s: there are %d batches, want %d", what, tree.Len(), len(want))
 	}
-	for c, n := range want {
-		if got, _ := tree.Get(sizeCount{bytes: c}); got.count != n {
-			t.Errorf("a tree has %d batches of %d bytes, want %d", got.count, c, n)
+	for l := range want {
+		if got, ok := tree.Get(l); !ok || got != l {
+			t.Errorf("%s: batch %d is not there", what, l.id)
 		}
 	}
 }

@@ -11,10 +11,9 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/decide"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -64,7 +63,14 @@ type Config struct {
 	Period       time.Duration
 	MovesPerEdge int          // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
 	Logger       *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
-	Events       Events       // called, too
+	// Events is called with PressureRose, PressureFell, Stuck, Unmovable and Lost, with no lock held:
+	// Unmovable on the goroutines that move, several at once, and the others on Run's. The mover reports
+	// the moves. Nil: none. It must not panic.
+	//
+	// Stuck is reported once, until the space has got what it needs or moves again; and once more when
+	// the bytes at rest have risen from 0. Unmovable is reported once for each batch and form, and Lost
+	// for each space.
+	Events func(events.Event)
 	// Changes returns another number when batches that could not be converted may be convertible;
 	// nil: never.
 	Changes func() uint64
@@ -102,9 +108,7 @@ func (c Config) validate() error {
 // without Run; nothing else does.
 type Monitor struct {
 	cfg    Config
-	log    eventLog
-	events Events // log, and call those of the Config; guarded
-	*index        // is embedded for BatchChanged, Register and Knows
+	*index // is embedded for BatchChanged, Register and Knows
 	spaces []*space
 	byID   map[tier.ID]int
 	stats  counters
@@ -121,13 +125,12 @@ func New(cfg Config) (*Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	panics := &guard.Log{Logger: cfg.Logger}
 	switch cfg.Policy.(type) {
 	case nil:
 		cfg.Policy = CostAware()
 	case costAware, ordered:
 	default:
-		cfg.Policy = guarded{cfg.Policy, panics}
+		cfg.Policy = guarded{cfg.Policy, &guard.Log{Logger: cfg.Logger}}
 	}
 	if cfg.Period == 0 {
 		cfg.Period = defaultPeriod
@@ -138,14 +141,10 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
-	m.log.Logger = cfg.Logger
-	m.events = Events{
-		Pressure:  also(panics, "Events.Pressure", m.log.pressure, cfg.Events.Pressure),
-		Stuck:     also(panics, "Events.Stuck", m.log.stuck, cfg.Events.Stuck),
-		Unmovable: also(panics, "Events.Unmovable", m.log.unmovable, cfg.Events.Unmovable),
-		Lost:      also(panics, "Events.Lost", m.log.lost, cfg.Events.Lost),
+	if cfg.Events == nil {
+		cfg.Events = func(events.Event) {}
 	}
+	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		m.byID[s.ID()] = i
@@ -244,7 +243,8 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			if !s.gone {
 				s.gone = true
 				s.high.Store(false)
-				m.events.Lost(Lost{Space: s.ID(), Err: err})
+				m.cfg.Logger.Debug("spillway: a space is lost", "space", s.ID(), "error", err)
+				m.cfg.Events(events.Event{Kind: events.Lost, To: s.ID(), Err: err})
 			}
 			continue
 		}
@@ -257,10 +257,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		}
 		isHigh := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop()
 		if s.high.Swap(isHigh) != isHigh {
-			m.events.Pressure(Pressure{
-				Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
-				Above: isHigh, Lowest: s.lower == 0,
-			})
+			m.reportPressure(s, pressure, isHigh)
 		}
 		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
 		dry := s.dry.Load()
@@ -281,41 +278,6 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 	}
 	m.preClean(ctx, now)
 	return max(m.cfg.Period, idlePeriod)
-}
-
-// reportStuck reports once that a space needs room and nothing can be moved for it, when that has
-// been so for a period. It reports it again if work in progress was to free room then, and the
-// batches at rest are not in use now.
-func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Demand) {
-	w := Stuck{Space: s.ID(), Used: s.Used(), Limit: s.Limit(), Capacity: s.Capacity()}
-	for _, d := range demand {
-		if lack := d.Bytes - s.Available(); d.Space == s.ID() && lack > 0 {
-			w.Reason, w.Need, w.Waiters = decide.Demand, min(lack, s.Limit()), d.Waiters
-		}
-	}
-	if w.Need == 0 && m.excess(s) > 0 {
-		w.Reason, w.Need = decide.Trigger, max(s.PressureBytes()-s.Trigger()+1, s.Used()-s.Ceiling())
-	}
-	if w.Need <= 0 || s.dry.Load() == nil {
-		s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
-		return
-	}
-	if s.stuckSince.IsZero() {
-		s.stuckSince = now
-	}
-	w.Resting = m.index.summary(s.place).idle
-	isReported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || w.Resting == 0)
-	if isReported || now.Sub(s.stuckSince) < m.cfg.Period {
-		return
-	}
-	if s.stuckFor != decide.Demand {
-		s.stuckFor = w.Reason
-	}
-	s.stuckIdle = s.stuckIdle || w.Resting > 0
-	for _, t := range s.below(m) {
-		w.Below = append(w.Below, Room{Space: t.ID(), Available: max(0, t.Ceiling()-t.Used())})
-	}
-	m.events.Stuck(w)
 }
 
 // Each calls f with all batches, with no lock held. Those that come, or go, meanwhile may be left
@@ -372,27 +334,21 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 	return max(0, min(n, spare-need))
 }
 
-// headroom returns what the largest batch of the other spaces would take in s, of those that take
-// at most half of it: 0 for a disk, where consumers fetch nothing. If it is above 0, spare is how
+// headroom returns what the largest batch of the other spaces would take in s, of those that have at
+// most half of its bytes: 0 for a disk, where consumers fetch nothing. If it is above 0, spare is how
 // many bytes would be free if no batch were at rest in s. Bytes that will soon be in batches at rest
 // count as free, too.
 func (m *Monitor) headroom(s *space) (n, spare int64) {
 	if s.Kind() == tier.Disk {
 		return 0, 0
 	}
-	half := s.Ceiling() / 2
-	for most, rounds := half, 0; rounds == 0 || n > half && rounds < 2; rounds++ {
-		var largest int64
-		for i, other := range m.spaces {
-			if other != s && other.Lost() == nil {
-				largest = max(largest, m.index.largest(i, most))
-			}
-		}
-		if n = s.Charge(largest); n > half { // for rounding
-			most = size.Largest(s.Charge, 0, half, half)
+	var largest int64
+	for i, other := range m.spaces {
+		if other != s && other.Lost() == nil {
+			largest = max(largest, m.index.largest(i, s.Ceiling()/2))
 		}
 	}
-	if n == 0 {
+	if n = s.Charge(largest); n == 0 {
 		return 0, 0
 	}
 	rest := m.index.summary(s.place).rest + m.cfg.Reservations.Arriving(s.ID())

@@ -31,7 +31,6 @@ type cleaner struct {
 // coverage is what a space was like when all that is above its stop mark had clean images.
 type coverage struct {
 	version uint64 // of the index
-	victims int    // those that are kept back do not count
 	above   int64  // its pressure above the stop mark
 	room    int64  // of disks, to their marks, without copies
 }
@@ -91,8 +90,7 @@ func (m *Monitor) coverage(s *space) (seen coverage, disks []*space) {
 	if !s.lower.Has(tier.Disk) || s.Lost() != nil {
 		return seen, nil
 	}
-	sum := m.index.summary(s.place)
-	seen = coverage{version: sum.changes, victims: sum.listed, above: s.PressureBytes() - s.Stop()}
+	seen = coverage{version: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
 	for _, to := range s.below(m) {
 		if to.Kind() == tier.Disk {
 			disks = append(disks, to)

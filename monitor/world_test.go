@@ -79,8 +79,8 @@ type world struct {
 	begun  []Move
 	ended  []Move
 	failed []error
-	stuck  []Stuck
-	press  []Pressure
+	stuck  []events.Event
+	press  []events.Event
 	gone   []string // of refused waiters
 	stall  time.Duration
 
@@ -228,7 +228,7 @@ func worldOf(t testing.TB, s sizes) *world {
 func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, *world)) {
 	w.t.Helper()
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-	cfg := Config{Mover: w.mover, Events: w.events()}
+	cfg := Config{Mover: w.mover, Events: w.note}
 	if change != nil {
 		change(&cfg, w)
 	}
@@ -256,11 +256,26 @@ func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, 
 	}
 }
 
-func (w *world) events() Events {
-	return Events{
-		Pressure: func(p Pressure) { w.mu.Lock(); w.press = append(w.press, p); w.mu.Unlock() },
-		Stuck:    func(s Stuck) { w.mu.Lock(); w.stuck = append(w.stuck, s); w.mu.Unlock() },
+// note records the events of the monitor.
+func (w *world) note(e events.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch e.Kind {
+	case events.PressureRose, events.PressureFell:
+		w.press = append(w.press, e)
+	case events.Stuck:
+		w.stuck = append(w.stuck, e)
 	}
+}
+
+// count returns a function for Config.Events that counts events of a kind.
+func count(kind events.Kind) (f func(events.Event), n *atomic.Int64) {
+	n = new(atomic.Int64)
+	return func(e events.Event) {
+		if e.Kind == kind {
+			n.Add(1)
+		}
+	}, n
 }
 
 // start runs the monitor; end stops it and closes everything.
@@ -299,7 +314,7 @@ func (w *world) end(batches ...*batch.Batch) {
 		}
 	}
 	for i := range w.mon.spaces {
-		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.listed != 0 {
+		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || w.mon.index.mu.spaces[i].victims.Len() != 0 {
 			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
 		}
 	}

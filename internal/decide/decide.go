@@ -34,9 +34,9 @@ type Space struct {
 	// Headroom is how many bytes evictions to here leave free for batches that consumers fetch, but
 	// no more than Spare, which is how many would be free if no batch were at rest.
 	Headroom, Spare int64
-	// Refused is above 0 if the space refused so many bytes a moment ago although it had room.
+	// Refused is above 0 if moves from the first space to here are not to be made now for batches that
+	// are charged so many bytes or more.
 	Refused int64
-	Blocked bool // moves from the first space to here failed a moment ago
 	Pace    stripe.Pace
 	Charge  func(int64) int64 // what a batch that is charged so much elsewhere is charged here
 	// Victims are the batches that could leave, in the policy's order. A space that no batch can
@@ -146,7 +146,7 @@ func (s *planned) needs(v *Victim) int64 {
 
 // takes reports whether v may go to the space, if there is room.
 func (s *planned) takes(v *Victim) bool {
-	return !s.Blocked && !v.Not.Has(s.ID.Kind) && (s.Refused == 0 || s.Charge(v.Bytes) < s.Refused)
+	return !v.Not.Has(s.ID.Kind) && (s.Refused == 0 || s.Charge(v.Bytes) < s.Refused)
 }
 
 // fits reports whether the space has room for v now, and takes it.

@@ -49,7 +49,10 @@ func build(ids []tier.ID, shapes ...shape) (s Snapshot) {
 		}
 		sp := Space{
 			ID: ids[i], Place: i, Charge: exact, Room: limit - sh.used - sh.waiting, Calm: 79 - sh.used, Headroom: sh.headroom, Spare: limit,
-			Refused: sh.refused, Blocked: sh.blocked, More: sh.more, Pace: sh.pace,
+			Refused: sh.refused, More: sh.more, Pace: sh.pace,
+		}
+		if sh.blocked {
+			sp.Refused = 1
 		}
 		if i == len(ids)-1 {
 			sp.Calm = math.MaxInt64
@@ -292,7 +295,7 @@ func check(s Snapshot, moves []Move, need int64) error {
 			return fmt.Errorf("batch %d is no victim, or not in its turn", v.N)
 		}
 		place = at
-		if m.To == 0 || to.ID.Kind <= s[0].ID.Kind || to.Blocked || v.Not.Has(to.ID.Kind) {
+		if m.To == 0 || to.ID.Kind <= s[0].ID.Kind || v.Not.Has(to.ID.Kind) {
 			return fmt.Errorf("batch %d cannot go to %s", v.N, to.ID)
 		}
 		if to.Refused > 0 && v.Bytes >= to.Refused {
