@@ -307,76 +307,63 @@ const (
 	// listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
-	// fewVictims is how many more are looked at than what is needed seems to ask for.
-	fewVictims = 32
+	// fewVictims is how many victims of a space are looked at first.
+	fewVictims = 64
 )
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
 // of the moves' victims are indexes of the victims.
 func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim, moves []decide.Move) {
 	demand, now := m.cfg.Reservations.Demand(nil), time.Now()
-	_, own := m.cfg.Policy.(guarded)
-	// Short lists of victims are enough, unless Decide reports otherwise. A policy of the program's
-	// orders long ones.
-	for long, short := own, true; short; long = true {
-		state := make(decide.Snapshot, 0, 1+len(below))
-		for i, t := range append([]*space{s}, below...) {
-			used := t.Used()
-			sp := decide.Space{
-				ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, Calm: math.MaxInt64,
-				Pace: t.Pace(), Charge: t.Charge,
+	all, room := append([]*space{s}, below...), byKind{}
+	state := make(decide.Snapshot, len(all))
+	for i, t := range all {
+		used := t.Used()
+		sp := decide.Space{
+			ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, Calm: math.MaxInt64,
+			Pace: t.Pace(), Charge: t.Charge,
+		}
+		sp.Headroom, sp.Spare = m.headroom(t)
+		if t.lower != 0 {
+			sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
+		}
+		for _, d := range demand {
+			if d.Space == t.ID() {
+				sp.Room -= min(d.Bytes, t.Limit())
 			}
-			sp.Headroom, sp.Spare = m.headroom(t)
-			if t.lower != 0 {
-				sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
-			}
-			for _, d := range demand {
-				if d.Space == t.ID() {
-					sp.Room -= min(d.Bytes, t.Limit())
-				}
-			}
-			isOpen := false // there is a way down from t
+		}
+		if i > 0 {
 			m.index.mu.Lock()
-			sum := m.index.mu.spaces[t.place].summary
-			if i > 0 {
-				sp.Refused = s.edges[t.place].refused(now, used)
-			}
-			for _, to := range below {
-				way := t.edges[to.place]
-				isOpen = isOpen || way != nil && way.refused(now, to.Used()) != everything
-			}
+			sp.Refused = s.edges[t.place].refused(now, used)
 			m.index.mu.Unlock()
-			if isOpen {
-				limit := fewVictims
-				switch {
-				case long:
-					limit = shortlistMax
-				case i == 0:
-					average := max(1, sum.bytes/int64(max(1, sum.count)))
-					limit = min(shortlistMax, fewVictims+int(min(shortlistMax, need/average)))
-				}
-				var list []Victim
-				list, sp.More = m.victims(t, limit, now)
-				sp.Victims = make([]decide.Victim, len(list))
-				for n, v := range list {
-					sp.Victims[n] = decide.Victim{N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied}
-				}
-				if i == 0 {
-					victims = list
-				}
+			room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
+		}
+		state[i] = sp
+	}
+	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
+	_, long := m.cfg.Policy.(guarded)
+	for short := true; short; {
+		limit := fewVictims
+		if long {
+			limit = shortlistMax
+		}
+		for i, t := range all {
+			var list []Victim
+			list, state[i].More = m.victims(t, below, room, limit, now)
+			state[i].Victims = make([]decide.Victim, len(list))
+			for n, v := range list {
+				state[i].Victims[n] = decide.Victim{N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied}
 			}
-			state = append(state, sp)
+			if i == 0 {
+				victims = list
+			}
+			if len(victims) == 0 {
+				return nil, nil
+			}
 		}
-		if len(victims) == 0 {
-			return nil, nil
-		}
-		near := 1 // spaces of the next tier
-		for near < len(below) && below[near].Kind() == below[0].Kind() {
-			near++
-		}
-		most := int64(near*m.cfg.MovesPerEdge) * max(listBytes, victims[0].Bytes)
+		most := int64(len(below)*m.cfg.MovesPerEdge) * max(listBytes, victims[0].Bytes)
 		moves, short = decide.Decide(state, min(need, most))
-		short = short && !long
+		short, long = short && !long, true
 	}
 	return victims, moves
 }
@@ -390,38 +377,55 @@ const (
 )
 
 // victims returns victims of a space in the policy's order, limit at most, and reports whether there
-// are more. It adds what the index does not know: clean images; and, unless the policy consists of
-// its key, about what it costs to move each down and back: to the next tier, or onto a clean image,
-// which costs nothing on the way down.
-func (m *Monitor) victims(s *space, limit int, now time.Time) (list []Victim, more bool) {
-	below := s.below(m)
-	var fit byKind
-	var cached bool
+// are more. There are none if all moves to the spaces of below fail. room is that of the tiers. It
+// adds what the index does not know: clean images; and, unless the policy consists of its key, about
+// what it costs to move each down and back: to the next tier, or onto a clean image, which costs
+// nothing on the way down.
+func (m *Monitor) victims(
+	s *space, below []*space, room byKind, limit int, now time.Time,
+) (list []Victim, more bool) {
+	var open []*space
+	m.index.mu.Lock()
 	for _, t := range below {
-		keep, _ := m.headroom(t)
-		fit[t.Kind()] = max(fit[t.Kind()], t.Available()-keep)
-		cached = cached || t.Usage().Cached > 0
+		if way := s.edges[t.place]; way != nil && way.refused(now, t.Used()) != everything {
+			open = append(open, t)
+		}
 	}
-	list, more = m.index.victims(s.place, fit, limit, now.UnixNano())
-	if cached {
+	m.index.mu.Unlock()
+	if len(open) == 0 {
+		return nil, false
+	}
+	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
+	if slices.ContainsFunc(open, func(t *space) bool { return t.Usage().Cached > 0 }) {
 		m.findClean(list)
 	}
 	if _, plain := m.cfg.Policy.(ordered); plain {
 		return list, more
 	}
-	down, up := make([]float64, len(below)), make([]float64, len(below)) // once, not for each victim
-	for i, t := range below {
-		down[i], up[i] = m.speed(s, t), m.speed(t, s)
+	speed := func(from, to *space) float64 {
+		switch known := m.cfg.Speed(from.ID(), to.ID()); {
+		case known > 0:
+			return float64(known)
+		case to.Kind() == tier.Disk || from.Kind() == tier.Disk:
+			return storageSpeed
+		}
+		return memorySpeed
+	}
+	type cost struct{ down, up float64 } // seconds for each byte
+	costs := make([]cost, len(open))     // computed once, not for each victim
+	for i, t := range open {
+		costs[i] = cost{1 / speed(s, t), 1 / speed(t, s)}
 	}
 	for k := range list {
 		v := &list[k]
-		for i, t := range below {
+		bytes := float64(v.Bytes) * float64(time.Second)
+		for i, t := range open {
 			isClean := v.copied.Has(t.place)
 			if !isClean && (v.Up > 0 || v.not.Has(t.Kind())) {
 				continue
 			}
-			v.Down = eachMove + time.Duration(float64(v.Bytes)/down[i]*float64(time.Second))
-			v.Up = eachMove + time.Duration(float64(v.Bytes)/up[i]*float64(time.Second))
+			v.Down = eachMove + time.Duration(bytes*costs[i].down)
+			v.Up = eachMove + time.Duration(bytes*costs[i].up)
 			if isClean {
 				v.Down = 0
 				break
@@ -438,19 +442,6 @@ func (m *Monitor) findClean(list []Victim) {
 		v := &list[k]
 		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
 	}
-}
-
-// speed returns how many bytes a second a move makes.
-func (m *Monitor) speed(from, to *space) float64 {
-	if m.cfg.Speed != nil {
-		if known := m.cfg.Speed(from.ID(), to.ID()); known > 0 {
-			return float64(known)
-		}
-	}
-	if from.Kind() == tier.Disk || to.Kind() == tier.Disk {
-		return storageSpeed
-	}
-	return memorySpeed
 }
 
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
@@ -516,22 +507,38 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together, as one list. If that fails, each that was not
-// moved is moved alone, so that each error concerns its batch.
+// space. It moves small batches to a disk together, as one list of up to togetherMax. If that fails,
+// each that was not moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
 	for {
-		list := j.next(ctx)
+		var list []Victim
+		j.mu.Lock()
+		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
+			v := j.left[0]
+			isSmall = j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
+			if j.over || ctx.Err() != nil || j.from.Used() <= j.goal || !isSmall && len(list) > 0 {
+				break
+			}
+			j.left = j.left[1:]
+			if now := v.Batch.Info(); canLeave(&now, j.from) {
+				list = append(list, v)
+			} else {
+				isSmall, j.retry = true, true
+				_ = j.m.index.note(v.Batch, &now, false)
+			}
+		}
+		j.mu.Unlock()
 		if len(list) == 0 {
 			return
 		}
 		errs := j.move(ctx, list)
 		j.mu.Lock()
-		again := slices.Clone(list[len(errs):]) // did not fit into the list
-		for i, err := range errs {
+		again := list[len(errs):] // did not fit into the list
+		for i, err := range slices.Backward(errs) {
 			v := list[i]
 			if err != nil && len(errs) > 1 {
 				v.alone = true
-				again = slices.Insert(again, 0, v)
+				again = append([]Victim{v}, again...)
 				continue
 			}
 			kind, retry := j.m.noteMove(v, j.from, j.to, err)
@@ -541,32 +548,9 @@ func (j *job) work(ctx context.Context) {
 			}
 			j.over = j.over || kind != moved && kind != busy && kind != unmovable || time.Now().After(j.until)
 		}
-		j.left = append(again, j.left...)
+		j.left = slices.Concat(again, j.left)
 		j.mu.Unlock()
 	}
-}
-
-// next returns the batches to move next: one, or up to togetherMax small ones.
-func (j *job) next(ctx context.Context) (list []Victim) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for len(j.left) > 0 && !j.over && ctx.Err() == nil && j.from.Used() > j.goal {
-		v := j.left[0]
-		isSmall := j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
-		if len(list) > 0 && (!isSmall || len(list) == togetherMax) {
-			return list
-		}
-		j.left = j.left[1:]
-		if now := v.Batch.Info(); !canLeave(&now, j.from) {
-			_ = j.m.index.note(v.Batch, &now, false)
-			j.retry = true
-			continue
-		}
-		if list = append(list, v); !isSmall {
-			return list
-		}
-	}
-	return list
 }
 
 // canLeave reports whether a batch may still be moved out of a space. Leases begin without an
@@ -583,10 +567,10 @@ func (j *job) move(ctx context.Context, list []Victim) (errs []error) {
 	for i, v := range list {
 		all[i] = v.Batch
 	}
+	start := time.Now()
 	if len(all) > 1 {
 		n = max(1, min(j.joins.Together(all, to), len(all)))
 	}
-	start := time.Now()
 	if n > 1 {
 		errs = j.joins.RelieveTogether(ctx, all[:n], to, j.reason)
 	} else {

@@ -76,7 +76,7 @@ func TestWritingAheadComesBack(t *testing.T) {
 			}
 		})
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
-		list, _ := w.mon.victims(w.mon.spaces[0], 1, time.Now())
+		list := w.firstVictims(1)
 		first = list[0].ID
 		w.start()
 		settle(5 * time.Minute)

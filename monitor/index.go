@@ -215,7 +215,6 @@ func (e *entry) become(next standing) {
 	}
 	e.standing = next
 	isElsewhere := was.in != next.in
-	isOther := isElsewhere || was.listed != next.listed || was.key != next.key || was.bytes != next.bytes
 	for _, of := range []*standing{&was, &next} {
 		s, sign, put := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
 		if s == nil {
@@ -241,8 +240,10 @@ func (e *entry) become(next standing) {
 			largest, _ := s.sizes.Max()
 			s.largest.Store(int64(largest.key[0]))
 		}
-		if of.listed && isOther {
+		if of.listed && (isElsewhere || was.listed != next.listed || was.key != next.key) {
 			put(s.victims, listed{of.key, e.id, e})
+		}
+		if of.listed && (isElsewhere || was.listed != next.listed || was.bytes != next.bytes) {
 			put(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
 		}
 	}
@@ -279,23 +280,6 @@ func (x *index) largest(place int, atMost int64) (bytes int64) {
 	return bytes
 }
 
-// from returns the victims of a space that come after one, or the first ones if that is the zero
-// Victim, those with the smallest keys first: shortlistMax at most.
-func (x *index) from(after Victim, place int) (list []Victim) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	first := listed{key: after.Key, id: after.ID + 1}
-	x.mu.spaces[place].victims.AscendGreaterOrEqual(first, func(l listed) bool {
-		list = append(list, l.e.asVictim())
-		return len(list) < shortlistMax
-	})
-	return list
-}
-
-func (e *entry) asVictim() Victim {
-	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
-}
-
 const (
 	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
 	// many batches there are.
@@ -306,6 +290,28 @@ const (
 	// smallMax is how many victims beyond the policy's first ones are taken for their size.
 	smallMax = 24
 )
+
+// from returns the victims of a space that come after one, or the first ones if that is the zero
+// Victim, those with the smallest keys first, limit at most.
+func (x *index) from(after Victim, place, limit int) (list []Victim) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.fromLocked(after, place, limit)
+}
+
+func (x *index) fromLocked(after Victim, place, limit int) []Victim {
+	t := x.mu.spaces[place].victims
+	list := make([]Victim, 0, min(limit, t.Len()))
+	t.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID + 1}, func(l listed) bool {
+		list = append(list, l.e.asVictim())
+		return len(list) < limit
+	})
+	return list
+}
+
+func (e *entry) asVictim() Victim {
+	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+}
 
 // victims returns limit victims of a space, those with the smallest keys first, and reports whether
 // there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
@@ -318,44 +324,37 @@ func (x *index) victims(place int, room byKind, limit int, now int64) (list []Vi
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := &x.mu.spaces[place]
-	list = make([]Victim, 0, min(limit, s.victims.Len()))
-	var last listed
-	hasFitting := false
-	fits := func(e *entry) bool {
+	list = x.fromLocked(Victim{}, place, limit)
+	if _, aware := x.policy.(costAware); aware && len(list) > 0 {
+		// Stale ones are among the last that were used more than once.
+		looked, first, last := 0, len(list), list[len(list)-1]
+		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
+			isOver := looked == 4*staleMax || len(list)-first == staleMax
+			if looked++; isOver || l.compare(listed{key: last.Key, id: last.ID}) <= 0 {
+				return false
+			}
+			if l.key.stale(now) {
+				list = append(list, l.e.asVictim())
+			}
+			return true
+		})
+	}
+	fits := func(v Victim) bool {
 		for k, n := range room {
-			if e.bytes <= n && !e.not.Has(tier.Kind(k)) {
+			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
 				return true
 			}
 		}
 		return false
 	}
-	s.victims.Ascend(func(l listed) bool {
-		list, last = append(list, l.e.asVictim()), l
-		hasFitting = hasFitting || fits(l.e)
-		return len(list) < limit
-	})
-	if _, aware := x.policy.(costAware); aware && last.e != nil {
-		// Stale ones are among the last that were used more than once.
-		looked, before := 0, len(list)
-		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			if looked++; looked > 4*staleMax || len(list)-before >= staleMax || l.compare(last) <= 0 {
-				return false
-			}
-			if l.key.stale(now) {
-				list = append(list, l.e.asVictim())
-				hasFitting = hasFitting || fits(l.e)
-			}
-			return true
-		})
-	}
 	more = more && s.victims.Len() > len(list)
-	if hasFitting || more {
+	if more || slices.ContainsFunc(list, fits) {
 		return list, more
 	}
 	before := len(list)
 	s.small.Ascend(func(l listed) bool {
-		if fits(l.e) {
-			list = append(list, l.e.asVictim())
+		if v := l.e.asVictim(); fits(v) {
+			list = append(list, v)
 		}
 		return len(list)-before < smallMax && l.e.bytes <= slices.Max(room[:])
 	})

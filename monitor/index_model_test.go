@@ -146,8 +146,8 @@ func TestIndexModel(t *testing.T) {
 					all = slices.Delete(all, i, i+1)
 				}
 			}
-			if list := x.from(Victim{}, 0); len(list) > 0 { // the next page begins after the first
-				next := x.from(list[0], 0)
+			if list := x.from(Victim{}, 0, 1000); len(list) > 0 { // the next page begins after the first
+				next := x.from(list[0], 0, 1000)
 				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
 					t.Errorf("after the first of %v come %v", list, next)
 				}

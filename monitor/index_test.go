@@ -24,6 +24,13 @@ func (w *world) shortlist(i int, fit byKind) []Victim {
 	return v
 }
 
+// firstVictims returns a shortlist of the first space as a list of moves begins with it.
+func (w *world) firstVictims(limit int) []Victim {
+	s := w.mon.spaces[0]
+	list, _ := w.mon.victims(s, s.below(w.mon), byKind{}, limit, time.Now())
+	return list
+}
+
 // inEach returns n bytes for each tier.
 func inEach(n int64) (all byKind) {
 	for k := range all {

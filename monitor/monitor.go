@@ -144,6 +144,9 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.Events == nil {
 		cfg.Events = func(events.Event) {}
 	}
+	if cfg.Speed == nil {
+		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
+	}
 	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {

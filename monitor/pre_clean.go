@@ -30,7 +30,7 @@ type cleaner struct {
 
 // coverage is what a space was like when all that is above its stop mark had clean images.
 type coverage struct {
-	version uint64 // of the index
+	changes uint64 // of its batches
 	above   int64  // its pressure above the stop mark
 	room    int64  // of disks, to their marks, without copies
 }
@@ -62,54 +62,39 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 	if m.cfg.WriteAhead == nil || m.cfg.AheadRate <= 0 || c.cancel != nil || now.Before(c.until) {
 		return
 	}
-	var open []*space
 	for _, s := range slices.Backward(m.spaces) { // what is nearest to a disk goes there first
-		if seen, _ := m.coverage(s); seen.above > 0 && seen != s.covered {
-			open = append(open, s)
+		if !s.lower.Has(tier.Disk) || s.Lost() != nil {
+			continue
 		}
-	}
-	if len(open) == 0 {
-		return
-	}
-	ctx, c.cancel = context.WithCancelCause(ctx)
-	m.working.Add(1)
-	go func() {
-		labels.WriteAhead.Set()
-		defer m.working.Done()
-		var err error
-		for i := 0; i < len(open) && err == nil; i++ {
-			err = m.cleanSpace(ctx, open[i])
-		}
-		c.ended <- err
-	}()
-}
-
-// coverage returns what a space is like now, and the disks below it. above is at most 0 if it is not
-// pre-cleaned.
-func (m *Monitor) coverage(s *space) (seen coverage, disks []*space) {
-	if !s.lower.Has(tier.Disk) || s.Lost() != nil {
-		return seen, nil
-	}
-	seen = coverage{version: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
-	for _, to := range s.below(m) {
-		if to.Kind() == tier.Disk {
-			disks = append(disks, to)
+		seen := coverage{changes: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
+		disks := slices.DeleteFunc(s.below(m), func(to *space) bool { return to.Kind() != tier.Disk })
+		for _, to := range disks {
 			u := to.Usage()
 			seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
 		}
+		if seen.above <= 0 || seen == s.covered {
+			continue
+		}
+		ctx, c.cancel = context.WithCancelCause(ctx)
+		m.working.Add(1)
+		go func() {
+			labels.WriteAhead.Set()
+			defer m.working.Done()
+			c.ended <- m.cleanSpace(ctx, s, disks, seen)
+		}()
+		return
 	}
-	return seen, disks
 }
 
 // cleanSpace copies those of a space's batches that are the first to leave it and have no clean
-// image on a disk, in the policy's order, until one fails or ctx ends.
-func (m *Monitor) cleanSpace(ctx context.Context, s *space) error {
+// image on a disk, in the policy's order, until one fails or ctx ends. seen is what the space is like
+// at the beginning.
+func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen coverage) error {
 	c := &m.cleaner
-	seen, disks := m.coverage(s)
 	var after Victim
 	passed, copied := int64(0), int64(0)
 	for more := true; more; {
-		list := m.index.from(after, s.place)
+		list := m.index.from(after, s.place, shortlistMax)
 		more = len(list) == shortlistMax
 		m.findClean(list)
 		for _, v := range list {
@@ -134,9 +119,6 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space) error {
 				}
 				t.Stop()
 			}
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
 			if now := v.Batch.Info(); !canLeave(&now, s) {
 				_ = m.index.note(v.Batch, &now, false)
 				continue
@@ -148,7 +130,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space) error {
 				c.next = start.Add(time.Duration(min(took, float64(century))))
 				c.failures = 0
 			}
-			if err != nil && ctx.Err() != nil {
+			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
 			if err != nil {

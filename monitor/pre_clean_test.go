@@ -24,7 +24,7 @@ func aheadWorld(t *testing.T, write func(b *batch.Batch) int64, change ...func(c
 
 // firstVictim is the batch that is to leave the GPU first.
 func (w *world) firstVictim() *batch.Batch {
-	list, _ := w.mon.victims(w.mon.spaces[0], 1, time.Now())
+	list := w.firstVictims(1)
 	return list[0].Batch
 }
 

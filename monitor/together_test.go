@@ -139,29 +139,39 @@ func TestMovesTogether(t *testing.T) {
 // TestCopiesAreNotMovedTogether: a batch with a clean image on the disk moves no bytes. So it goes by
 // itself and in its place in the order.
 func TestCopiesAreNotMovedTogether(t *testing.T) {
-	w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, nil)
-	var all []*batch.Batch
-	from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
-	j := &job{m: w.mon, from: from, to: to, joins: &joiningMover{}}
-	for i := range 10 {
-		b := w.put(host0, 4*kib, seq(i))
-		all = append(all, b)
-		j.left = append(j.left, Victim{Batch: b, Bytes: 4 * kib})
-	}
-	j.left[4].copied = j.left[4].copied.With(to.place)
-	h, err := all[7].Open(t.Context(), host0, false) // it stays
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []int{4, 1, 4, 0} {
-		if got := j.next(t.Context()); len(got) != want {
-			t.Errorf("%d go together, want %d", len(got), want)
+	synctest.Test(t, func(t *testing.T) {
+		mover := &joiningMover{most: 100}
+		w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
+			mover.slowMover, cfg.Mover = w.mover, mover
+		})
+		var all []*batch.Batch
+		from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
+		j := &job{
+			m: w.mon, from: from, to: to, reason: decide.Demand, until: time.Now().Add(time.Hour), joins: mover,
 		}
-	}
-	if err := h.Close(); err != nil {
-		t.Error(err)
-	}
-	w.end(all...)
+		for i := range 10 {
+			b := w.put(host0, 4*kib, seq(i))
+			all = append(all, b)
+			j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
+		}
+		j.left[4].copied = j.left[4].copied.With(to.place)
+		h, err := all[7].Open(t.Context(), host0, false) // it stays
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.work(t.Context())
+		want := [][]*batch.Batch{all[:4], {all[5], all[6], all[8], all[9]}}
+		if !slices.EqualFunc(mover.groups, want, slices.Equal) || !slices.Equal(mover.alone, all[4:5]) {
+			t.Errorf("together go %v, and alone %v", mover.groups, mover.alone)
+		}
+		if w.most = nil; !j.retry || j.freed != 9*4*kib {
+			t.Errorf("%d bytes were freed, and another list is worth it: %t", j.freed, j.retry)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		w.end(all...)
+	})
 }
 
 // TestFailedTogether: after an error in a group those that failed are moved alone, and the others
