@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
@@ -22,26 +21,23 @@ import (
 
 // logMove logs the end of a move.
 func (m *Monitor) logMove(v Victim, from, to *space, reason string, took time.Duration, err error) {
-	level, text := slog.LevelDebug, "spillway: a move failed; the batch stays where it is"
-	switch kind := kindOf(err, to.ID()); {
-	case kind == moved:
-		text = "spillway: a move has ended"
-	case kind == cancelled:
-		text = "spillway: a move was broken off; the batch stays where it is"
-	case kind == failed && !errors.Is(err, tier.ErrLost):
-		level = slog.LevelWarn
-	}
 	ctx := context.Background()
-	if !m.cfg.Logger.Enabled(ctx, level) {
+	if err == nil && !m.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
 		return
 	}
 	attrs := []any{
-		"batch", v.ID, "from", from.ID(), "to", to.ID(), "bytes", v.Bytes, "reason", reason, "took", took,
+		"batch", v.ID, "from", from.ID(), "to", to.ID(), "bytes", v.Bytes, "reason", reason, "took", took, "error", err,
 	}
-	if err != nil {
-		attrs = append(attrs, "error", err)
+	switch kind := kindOf(err, to.ID()); {
+	case kind == moved:
+		m.cfg.Logger.Debug("spillway: a move has ended", attrs[:len(attrs)-2]...)
+	case kind == cancelled:
+		m.cfg.Logger.Debug("spillway: a move was broken off; the batch stays where it is", attrs...)
+	case kind == failed && !errors.Is(err, tier.ErrLost):
+		m.cfg.Logger.Warn("spillway: a move failed; the batch stays where it is", attrs...)
+	default:
+		m.cfg.Logger.Debug("spillway: a move failed; the batch stays where it is", attrs...)
 	}
-	m.cfg.Logger.Log(ctx, level, text, attrs...)
 }
 
 // reportPressure reports that a space's pressure rose to the trigger, or fell to the stop mark. When
@@ -66,9 +62,9 @@ func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 
 // What was reported of a space that is stuck.
 const (
-	stuckForRoom = 1 << iota // a request waits; else only the pressure is too high
-	stuckAtRest              // batches at rest could be moved; else there is nothing to move until work in progress ends
-	stuckAtAll
+	stuckAtAll   = 1 << iota
+	stuckForRoom // a request waits; else only the pressure is too high
+	stuckAtRest  // with batches at rest; else there is nothing to move until work in progress ends
 )
 
 // reportStuck reports once that a space needs room and nothing can be moved for it, when that has
@@ -102,17 +98,12 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		return
 	}
 	s.stuck |= is
-	var below []string
-	for _, t := range s.below(m) {
-		below = append(below, fmt.Sprintf("%s has %d", t.ID(), max(0, t.Ceiling()-t.Used())))
-	}
-	m.cfg.Logger.Log(context.Background(), level, text,
-		"space", s.ID(), "reason", reason, "need", need, "used", s.Used(), "limit", s.Limit(),
-		"capacity", s.Capacity(), "waiters", waiters, "resting", resting, "below", strings.Join(below, ", "))
 	details := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest",
 		waiters, s.Used(), s.Limit(), resting)
-	m.cfg.Events(events.Event{
-		Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason,
-		Text: strings.Join(append([]string{details}, below...), ", "),
-	})
+	for _, t := range s.below(m) {
+		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, t.Ceiling()-t.Used()))
+	}
+	m.cfg.Logger.Log(context.Background(), level, text,
+		"space", s.ID(), "reason", reason, "need", need, "capacity", s.Capacity(), "details", details)
+	m.cfg.Events(events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details})
 }

@@ -54,13 +54,9 @@ type dryList struct {
 	outcome reservation.Eviction
 }
 
-// rest returns how long waiters are not to look for another list: ten times as long as the last one
-// took. So waiters that are woken by each end of a use take at most a tenth of a core for each full
-// space.
-func (d *dryList) rest() time.Duration {
-	return time.Until(d.begun.Add(d.took + min(10*d.took, restMax)))
-}
-
+// restMax bounds how long waiters do not look for another list of moves after one that moved nothing:
+// ten times as long as that took. So waiters that are woken by each end of a use take at most a tenth
+// of a core for each full space.
 const restMax = 25 * time.Millisecond
 
 // below returns the spaces to which batches may be evicted from here: those of the next slower tier
@@ -125,15 +121,18 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 	defer m.give(s)
 	begun, coming := time.Now(), s.coming()
 	if coming < bytes {
-		if dry := s.dry.Load(); dry != nil && dry.rest() > 0 {
-			if !s.waking.Swap(true) {
-				time.AfterFunc(dry.rest(), func() {
+		if dry := s.dry.Load(); dry != nil {
+			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(begun)
+			if rest > 0 && !s.waking.Swap(true) {
+				time.AfterFunc(rest, func() {
 					labels.Monitor.Set()
 					s.waking.Store(false)
 					m.cfg.Reservations.Wake(id)
 				})
 			}
-			return dry.outcome
+			if rest > 0 {
+				return dry.outcome
+			}
 		}
 		// The moves are not the waiter's: they have neither its owner nor its origin.
 		moving, cancel := context.WithCancelCause(context.Background())
@@ -332,12 +331,10 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 				sp.Room -= min(d.Bytes, t.Limit())
 			}
 		}
-		if i > 0 {
-			m.index.mu.Lock()
-			sp.Refused = s.edges[t.place].refused(now, used)
-			m.index.mu.Unlock()
-			room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
-		}
+		m.index.mu.Lock()
+		sp.Refused = s.edges[t.place].refused(now, used)
+		m.index.mu.Unlock()
+		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
 		state[i] = sp
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
@@ -378,16 +375,15 @@ const (
 
 // victims returns victims of a space in the policy's order, limit at most, and reports whether there
 // are more. There are none if all moves to the spaces of below fail. room is that of the tiers. It
-// adds what the index does not know: clean images; and, unless the policy consists of its key, about
-// what it costs to move each down and back: to the next tier, or onto a clean image, which costs
-// nothing on the way down.
+// adds what the index does not know: clean images, and about what it costs to move each victim down
+// and back: to the next tier, or onto a clean image, which costs nothing on the way down.
 func (m *Monitor) victims(
 	s *space, below []*space, room byKind, limit int, now time.Time,
 ) (list []Victim, more bool) {
 	var open []*space
 	m.index.mu.Lock()
 	for _, t := range below {
-		if way := s.edges[t.place]; way != nil && way.refused(now, t.Used()) != everything {
+		if s.edges[t.place].refused(now, t.Used()) != everything {
 			open = append(open, t)
 		}
 	}
@@ -396,12 +392,7 @@ func (m *Monitor) victims(
 		return nil, false
 	}
 	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
-	if slices.ContainsFunc(open, func(t *space) bool { return t.Usage().Cached > 0 }) {
-		m.findClean(list)
-	}
-	if _, plain := m.cfg.Policy.(ordered); plain {
-		return list, more
-	}
+	m.findClean(list)
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
@@ -520,7 +511,7 @@ func (j *job) work(ctx context.Context) {
 				break
 			}
 			j.left = j.left[1:]
-			if now := v.Batch.Info(); canLeave(&now, j.from) {
+			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
 				list = append(list, v)
 			} else {
 				isSmall, j.retry = true, true
@@ -531,66 +522,54 @@ func (j *job) work(ctx context.Context) {
 		if len(list) == 0 {
 			return
 		}
-		errs := j.move(ctx, list)
-		j.mu.Lock()
-		again := list[len(errs):] // did not fit into the list
+		n, start := 1, time.Now()
+		all := make([]*batch.Batch, len(list))
+		for i, v := range list {
+			all[i] = v.Batch
+		}
+		if len(all) > 1 {
+			n = max(1, min(j.joins.Together(all, j.to.ID()), len(all)))
+		}
+		var errs []error
+		if n > 1 {
+			errs = j.joins.RelieveTogether(ctx, all[:n], j.to.ID(), j.reason)
+		} else {
+			errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], j.to.ID(), j.reason)}
+		}
+		took := time.Since(start)
+		again := list[n:] // did not fit into the list
+		var freed int64
+		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
 		for i, err := range slices.Backward(errs) {
 			v := list[i]
-			if err != nil && len(errs) > 1 {
+			// The error itself is not looked at, because a file system may return context.Canceled for
+			// reasons of its own.
+			if err != nil && ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", errEnding, err)
+			}
+			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
+			// has failed.
+			if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
+				isLogged = isLogged || err != nil
+				j.m.logMove(v, j.from, j.to, j.reason, took, err)
+			}
+			if err != nil && n > 1 {
 				v.alone = true
 				again = append([]Victim{v}, again...)
 				continue
 			}
 			kind, retry := j.m.noteMove(v, j.from, j.to, err)
-			j.retry = j.retry || retry
+			isRetry = isRetry || retry
 			if kind == moved {
-				j.freed += v.Bytes
+				freed += v.Bytes
 			}
-			j.over = j.over || kind != moved && kind != busy && kind != unmovable || time.Now().After(j.until)
+			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
-		j.left = slices.Concat(again, j.left)
+		j.mu.Lock()
+		j.left, j.freed = slices.Concat(again, j.left), j.freed+freed
+		j.over, j.retry = j.over || isOver, j.retry || isRetry
 		j.mu.Unlock()
 	}
-}
-
-// canLeave reports whether a batch may still be moved out of a space. Leases begin without an
-// announcement.
-func canLeave(now *batch.Info, from *space) bool {
-	return movable(now) && !now.Leased && now.Space == from.ID()
-}
-
-// move moves the first batches of a list, as many as can be moved together, and returns the error of
-// each.
-func (j *job) move(ctx context.Context, list []Victim) (errs []error) {
-	to, n := j.to.ID(), 1
-	all := make([]*batch.Batch, len(list))
-	for i, v := range list {
-		all[i] = v.Batch
-	}
-	start := time.Now()
-	if len(all) > 1 {
-		n = max(1, min(j.joins.Together(all, to), len(all)))
-	}
-	if n > 1 {
-		errs = j.joins.RelieveTogether(ctx, all[:n], to, j.reason)
-	} else {
-		errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], to, j.reason)}
-	}
-	took, isLogged := time.Since(start), false
-	for i, err := range errs {
-		// The error itself is not looked at, because a file system may return context.Canceled for
-		// reasons of its own.
-		if err != nil && ctx.Err() != nil {
-			errs[i] = fmt.Errorf("%w: %w", errEnding, err)
-		}
-		// The error of a list is the error of all, and logged once. Without tier.ErrNotSupported
-		// something has failed.
-		if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
-			j.m.logMove(list[i], j.from, j.to, j.reason, took, errs[i])
-			isLogged = isLogged || err != nil
-		}
-	}
-	return errs
 }
 
 // errEnding is matched by the error of a move that was broken off because the context of Run, Evict

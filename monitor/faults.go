@@ -52,6 +52,9 @@ const everything = 1
 // refusal, it is worth another try at once. Later it is not, because a file system that is full stays
 // so, however often moves to it give back what they took.
 func (e *edge) refused(now time.Time, used int64) int64 {
+	if e == nil { // there is no way down
+		return everything
+	}
 	if !now.Before(e.until) || e.failures == 1 && (e.refuses == everything || used < e.used) {
 		return 0
 	}

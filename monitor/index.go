@@ -3,7 +3,6 @@ package monitor
 import (
 	"cmp"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/btree"
@@ -72,7 +71,6 @@ type spaceIndex struct {
 	victims *btree.BTreeG[listed] // by their keys
 	small   *btree.BTreeG[listed] // the victims by their bytes
 	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
-	largest atomic.Int64          // the largest of sizes, to be read without the lock
 	summary
 }
 
@@ -135,10 +133,11 @@ func (x *index) entryLocked(b *batch.Batch) *entry {
 	return nil
 }
 
-// movable reports whether a batch could be moved as far as its own state goes.
+// movable reports whether a batch could be moved as far as its own state goes. Leases of its memory
+// begin without an announcement.
 func movable(info *batch.Info) bool {
 	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
-		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
+		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0 && !info.Leased
 }
 
 // note notes a cut through b. A new batch is refused if its id is known. If an observer around the
@@ -186,13 +185,11 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
 	next.moving = now.State == batch.InTransit
-	next.victim = movable(now) && !now.Leased && s.lower != 0
+	next.victim = movable(now) && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
 	}
-	if next.key = key; !next.victim {
-		next.key = Key{}
-	}
+	next.key = key
 	wasVictim, moved := e.victim, e.in != s || e.bytes != now.Bytes
 	if moved || e.form != now.Form { // failures of another form do not count
 		delete(x.mu.faults, e)
@@ -237,8 +234,6 @@ func (e *entry) become(next standing) {
 		}
 		if isElsewhere || was.size != next.size {
 			put(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
-			largest, _ := s.sizes.Max()
-			s.largest.Store(int64(largest.key[0]))
 		}
 		if of.listed && (isElsewhere || was.listed != next.listed || was.key != next.key) {
 			put(s.victims, listed{of.key, e.id, e})
@@ -264,29 +259,13 @@ func (x *index) summary(place int) summary {
 	return x.mu.spaces[place].summary
 }
 
-// largest returns the bytes of the largest batch in a space that has at most atMost. It takes no
-// lock if none has more.
-func (x *index) largest(place int, atMost int64) (bytes int64) {
-	s := &x.mu.spaces[place]
-	if n := s.largest.Load(); n <= atMost {
-		return n
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s.sizes.DescendLessOrEqual(listed{key: Key{uint64(atMost) + 1}}, func(l listed) bool {
-		bytes = int64(l.key[0])
-		return false
-	})
-	return bytes
-}
-
 const (
 	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
 	// many batches there are.
 	shortlistMax = 1024
-	// staleMax is how many victims are taken at most because they are stale: a fourth of those looked
-	// at, as what is only late may stand between them.
-	staleMax = 32
+	// staleMax is how many of the last victims are taken if they are stale. What is only late may stand
+	// between them.
+	staleMax = 128
 	// smallMax is how many victims beyond the policy's first ones are taken for their size.
 	smallMax = 24
 )
@@ -327,10 +306,9 @@ func (x *index) victims(place int, room byKind, limit int, now int64) (list []Vi
 	list = x.fromLocked(Victim{}, place, limit)
 	if _, aware := x.policy.(costAware); aware && len(list) > 0 {
 		// Stale ones are among the last that were used more than once.
-		looked, first, last := 0, len(list), list[len(list)-1]
+		looked, last := 0, list[len(list)-1]
 		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			isOver := looked == 4*staleMax || len(list)-first == staleMax
-			if looked++; isOver || l.compare(listed{key: last.Key, id: last.ID}) <= 0 {
+			if looked++; looked > staleMax || l.compare(listed{key: last.Key, id: last.ID}) <= 0 {
 				return false
 			}
 			if l.key.stale(now) {

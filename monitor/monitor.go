@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/pprof"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -275,8 +277,10 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		m.reportStuck(now, s, demand)
 	}
 	m.putBack(now)
-	if needed {
-		m.cleaner.end(now)
+	if c := &m.cleaner; needed { // pre-cleaning ends, and begins later
+		if c.until = now.Add(max(quiet, c.until.Sub(now))); c.cancel != nil {
+			c.cancel(errNeeded)
+		}
 		return m.cfg.Period
 	}
 	m.preClean(ctx, now)
@@ -287,12 +291,11 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 // out.
 func (m *Monitor) Each(f func(*batch.Batch)) {
 	m.index.mu.Lock()
-	for _, e := range m.index.mu.entries {
-		m.index.mu.Unlock()
-		f(e.b)
-		m.index.mu.Lock()
-	}
+	all := slices.Collect(maps.Values(m.index.mu.entries))
 	m.index.mu.Unlock()
+	for _, e := range all {
+		f(e.b)
+	}
 }
 
 // Stats are counts since the monitor was made.
@@ -338,22 +341,25 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 }
 
 // headroom returns what the largest batch of the other spaces would take in s, of those that have at
-// most half of its bytes: 0 for a disk, where consumers fetch nothing. If it is above 0, spare is how
-// many bytes would be free if no batch were at rest in s. Bytes that will soon be in batches at rest
-// count as free, too.
+// most half of its bytes: 0 for a disk, where consumers fetch nothing. spare is how many bytes would be
+// free in s without the batches at rest, and without those that are being put.
 func (m *Monitor) headroom(s *space) (n, spare int64) {
 	if s.Kind() == tier.Disk {
 		return 0, 0
 	}
-	var largest int64
+	var largest uint64
+	most := listed{key: Key{uint64(s.Ceiling()/2) + 1}}
+	m.index.mu.Lock()
 	for i, other := range m.spaces {
-		if other != s && other.Lost() == nil {
-			largest = max(largest, m.index.largest(i, s.Ceiling()/2))
+		if other == s || other.Lost() != nil {
+			continue
 		}
+		m.index.mu.spaces[i].sizes.DescendLessOrEqual(most, func(l listed) bool {
+			largest = max(largest, l.key[0])
+			return false
+		})
 	}
-	if n = s.Charge(largest); n == 0 {
-		return 0, 0
-	}
-	rest := m.index.summary(s.place).rest + m.cfg.Reservations.Arriving(s.ID())
-	return n, s.Ceiling() - max(0, s.Used()-rest)
+	rest := m.index.mu.spaces[s.place].rest
+	m.index.mu.Unlock()
+	return s.Charge(int64(largest)), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

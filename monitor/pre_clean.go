@@ -46,16 +46,6 @@ const (
 	century = 100 * 365 * 24 * time.Hour
 )
 
-// end ends pre-cleaning, because something is needed, and has it begin later.
-func (c *cleaner) end(now time.Time) {
-	if then := now.Add(quiet); then.After(c.until) {
-		c.until = then
-	}
-	if c.cancel != nil {
-		c.cancel(errNeeded)
-	}
-}
-
 // preClean begins to copy batches, if there are some to be copied.
 func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 	c := &m.cleaner
@@ -119,7 +109,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen
 				}
 				t.Stop()
 			}
-			if now := v.Batch.Info(); !canLeave(&now, s) {
+			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
 				_ = m.index.note(v.Batch, &now, false)
 				continue
 			}

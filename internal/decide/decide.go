@@ -5,6 +5,7 @@ package decide
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -138,26 +139,21 @@ type planned struct {
 }
 
 // needs returns how much room the move of v into the space needs: its charge, and the headroom that
-// stays free.
+// stays free. No room is enough if the space does not take v.
 func (s *planned) needs(v *Victim) int64 {
 	charge := s.Charge(v.Bytes)
+	if v.Not.Has(s.ID.Kind) || s.Refused > 0 && charge >= s.Refused {
+		return math.MaxInt64
+	}
 	return charge + max(0, min(s.Headroom, s.Spare-charge))
 }
-
-// takes reports whether v may go to the space, if there is room.
-func (s *planned) takes(v *Victim) bool {
-	return !v.Not.Has(s.ID.Kind) && (s.Refused == 0 || s.Charge(v.Bytes) < s.Refused)
-}
-
-// fits reports whether the space has room for v now, and takes it.
-func (s *planned) fits(v *Victim) bool { return s.takes(v) && s.needs(v) <= s.Room }
 
 // target returns the space that v should be moved to, -1 if there is none. It reports whether the
 // shortlist of a space was too short to tell.
 func (p plan) target(v *Victim) (to int, unsure bool) {
 	copied, fallback := -1, -1
 	for j := 1; j < len(p) && copied < 0; j++ {
-		if v.Copied.Has(p[j].Place) && p[j].fits(v) {
+		if v.Copied.Has(p[j].Place) && p[j].needs(v) <= p[j].Room {
 			copied = j
 		}
 	}
@@ -167,7 +163,7 @@ func (p plan) target(v *Victim) (to int, unsure bool) {
 		to = -1
 		for ; end < len(p) && p[end].ID.Kind == p[first].ID.Kind; end++ {
 			t := &p[end]
-			if !t.fits(v) {
+			if t.needs(v) > t.Room {
 				continue
 			}
 			if to < 0 || end == copied {
@@ -214,15 +210,15 @@ func (v *Victim) goesBefore(other *Victim) bool { return slices.Compare(v.Key[:]
 // of the space might show otherwise.
 func (p plan) canMakeRoom(j int, v *Victim) (can, unsure bool) {
 	t := &p[j]
-	if t.dry || !t.takes(v) {
+	room, need, sheds := t.Room, t.needs(v), false
+	if t.dry || need == math.MaxInt64 {
 		return false, false
 	}
-	room, need, sheds := t.Room, t.needs(v), false
 	for i := range t.Victims {
 		w := &t.Victims[i]
 		room += w.Bytes
 		for k := j + 1; k < len(p) && !sheds; k++ {
-			sheds = p[k].ID.Kind > t.ID.Kind && p[k].fits(w)
+			sheds = p[k].ID.Kind > t.ID.Kind && p[k].needs(w) <= p[k].Room
 		}
 		if sheds && need <= room {
 			return true, false
