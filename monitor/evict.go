@@ -37,7 +37,7 @@ type space struct {
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
 	// Guarded by the index's mutex.
-	edges map[int]*edge // by the place of the target
+	edges []*edge // by the place of the target; nil where there is no way down
 
 	// Run's.
 	gone       bool // its loss was reported
@@ -163,20 +163,24 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	for _, t := range append([]*space{s}, below...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
 	}
-	// The last error of the moves out of the space, or out of slower ones, where what cannot leave is
-	// in the way. If they fail to all disks, consumers cannot repair that.
+	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
+	// the way; or else why a target refuses batches: of several, the one of the slowest tier. If moves
+	// fail to all disks, consumers cannot repair that.
 	var why error
-	disks := 0
+	var of tier.Kind
+	hasFailed, disks, now := false, 0, time.Now()
 	m.index.mu.Lock()
 	for _, from := range append([]*space{s}, below...) {
 		for i, way := range from.edges {
-			if m.spaces[i].Lost() != nil || why != nil && from != s {
+			if way == nil || m.spaces[i].Lost() != nil {
 				continue
 			}
-			if way.failures > 0 && way.why != nil {
-				why = way.why
+			fails := way.failures > 0 && way.refuses == everything
+			isCause := fails || way.why != nil && now.Before(way.until)
+			if kind := m.spaces[i].Kind(); isCause && (fails && !hasFailed || fails == hasFailed && kind >= of) {
+				why, hasFailed, of = way.why, fails, kind
 			}
-			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || way.refuses > everything) {
+			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || !fails) {
 				disks++
 			}
 		}
@@ -204,8 +208,10 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 			moved, again = m.evict(ctx, s, need, decide.Trigger)
 			again = again || moved > 0
 		}
-		if s.dry.Store(nil); need > 0 && !again {
+		if need > 0 && !again {
 			_ = m.noteDry(s, begun)
+		} else {
+			s.dry.Store(nil)
 		}
 		m.give(s)
 	}

@@ -44,6 +44,15 @@ type edge struct {
 	why     error // the last failure; nil if that was for the target's own size
 }
 
+// fail notes another failure, after which the target refuses batches from so many bytes on.
+func (e *edge) fail(now time.Time, unit time.Duration, refuses, used int64, why error) {
+	if (refuses == everything) != (e.refuses == everything) {
+		e.failures = 0 // of another kind
+	}
+	e.refuses, e.used, e.why = refuses, used, why
+	e.pause.fail(now, unit, backoffMax)
+}
+
 // everything is what an edge refuses on which moves fail.
 const everything = 1
 
@@ -150,8 +159,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 	case noRoom:
 		cause := causeOf(err)
 		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
-			way.refuses, way.used, way.why = v.Bytes, to.Used(), cause
-			way.fail(now, unit, backoffMax)
+			way.fail(now, unit, v.Bytes, to.Used(), cause)
 		}
 		retry = way.refused(now, to.Used()) > 0
 	case busy:
@@ -171,8 +179,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 			f.why, f.conversions = err, f.conversions.With(k)
 			break
 		}
-		way.refuses, way.why = everything, err
-		way.fail(now, unit, backoffMax)
+		way.fail(now, unit, everything, 0, err)
 	}
 	if e != nil && retry && kind != noRoom {
 		x.mu.faults[e] = f
@@ -228,6 +235,9 @@ func (m *Monitor) putBack(now time.Time) {
 			continue
 		}
 		for to, way := range m.spaces[e.in.place].edges {
+			if way == nil {
+				continue
+			}
 			// Another batch, if there is one, shows first whether the edge works.
 			k := m.spaces[to].Kind()
 			isOver := f.not.Has(k) && !f.conversions.Has(k) && !now.Before(f.until)

@@ -153,7 +153,7 @@ func New(cfg Config) (*Monitor, error) {
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		m.byID[s.ID()] = i
-		sp := &space{Space: s, place: i, edges: make(map[int]*edge), token: make(chan struct{}, 1)}
+		sp := &space{Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1)}
 		for j, to := range all {
 			if to.Kind() > s.Kind() {
 				sp.edges[j] = &edge{}
