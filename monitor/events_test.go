@@ -67,6 +67,13 @@ func TestEdgeRefuses(t *testing.T) {
 	if got := new(edge).refused(start, 100); got != 0 {
 		t.Errorf("%d are refused where nothing was", got)
 	}
+	e := new(edge)
+	for range 5 { // a space that was full is no space to which moves fail
+		e.fail(start, pausing, 8, 100, nil)
+	}
+	if e.fail(start, pausing, everything, 0, errors.New("broken")); e.failures != 1 {
+		t.Errorf("after one failure and five refusals, %d moves have failed", e.failures)
+	}
 	for n, want := range map[int]time.Duration{1: 2, 2: 4, 6: 64, 100: 64} {
 		p := pause{failures: n - 1}
 		p.fail(start, 1, backoffMax)

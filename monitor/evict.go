@@ -17,7 +17,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the monitor keeps of a space.
+// space is what the monitor keeps of a space. Whoever evicts from it has its token: a waiter in Evict,
+// Run's goroutine in relieve, Clear, or a job that makes room there for batches of a faster space. The
+// others wait for the token, except for waiters, which return and are woken.
+//
+// A space is dry after a list of moves that moved nothing, until another moves something or fails in a
+// new way. Then waiters rest for a moment after each list, Run tries again after a few periods, and
+// what is needed is reported as stuck.
 type space struct {
 	*tier.Space
 	place int
@@ -27,10 +33,9 @@ type space struct {
 	// taken from the fastest to the slowest.
 	token chan struct{}
 	asked atomic.Bool // a waiter found the token taken: it is woken when the token is free
-	// dry is the last list of moves, if it moved nothing, nothing was coming, and another would not do
-	// better. It is set with the token. waking is set until a waiter is woken for another list.
-	dry    atomic.Pointer[dryList]
-	waking atomic.Bool
+
+	dry    atomic.Pointer[dryList] // nil if the space is not dry; it is set with the token
+	waking atomic.Bool             // a waiter will be woken when it has rested
 
 	pressed   atomic.Bool // Run was woken because the trigger was reached
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
@@ -47,7 +52,8 @@ type space struct {
 	covered    coverage // when all that is above the stop mark had clean images
 }
 
-// dryList is a list of moves that moved nothing.
+// dryList is a list of moves that moved nothing, although nothing was coming, and after which another
+// would not have other moves.
 type dryList struct {
 	begun   time.Time
 	took    time.Duration
@@ -318,6 +324,10 @@ const (
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
 // of the moves' victims are indexes of the victims.
+//
+// It takes the snapshot of the space and those below without a common lock. What changes meanwhile
+// makes a move fail without harm: the mover reserves the room, and takes the batch in transit, or
+// reports that it cannot.
 func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim, moves []decide.Move) {
 	demand, now := m.cfg.Reservations.Demand(nil), time.Now()
 	all, room := append([]*space{s}, below...), byKind{}
@@ -442,7 +452,9 @@ func (m *Monitor) findClean(list []Victim) {
 }
 
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
-// on it, Config.MovesPerEdge at most.
+// on it, Config.MovesPerEdge at most. Each takes the next batches of left, in the policy's order,
+// until there are none, the source has few enough bytes, or a move has failed in a way that concerns
+// the others. The mutex is a leaf except for the index's, and is not held during moves.
 type job struct {
 	m        *Monitor
 	from, to *space
@@ -484,10 +496,11 @@ func (j *job) run(ctx context.Context) {
 			return
 		}
 	}
+	// After a failure one move shows whether the others would fail, too.
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
 	j.m.index.mu.Lock()
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
-		atOnce = 1 // which shows whether others would fail, too
+		atOnce = 1
 	} else if j.to.Kind() == tier.Disk {
 		j.joins, _ = j.m.cfg.Mover.(joiner)
 	}
@@ -508,6 +521,7 @@ func (j *job) run(ctx context.Context) {
 // each that was not moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
 	for {
+		// The next list. A batch may have been taken into use since it was chosen.
 		var list []Victim
 		j.mu.Lock()
 		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
@@ -528,6 +542,7 @@ func (j *job) work(ctx context.Context) {
 		if len(list) == 0 {
 			return
 		}
+		// Its moves: of as many batches, from the first on, as can be moved together.
 		n, start := 1, time.Now()
 		all := make([]*batch.Batch, len(list))
 		for i, v := range list {
@@ -543,6 +558,8 @@ func (j *job) work(ctx context.Context) {
 			errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], j.to.ID(), j.reason)}
 		}
 		took := time.Since(start)
+
+		// Their ends.
 		again := list[n:] // did not fit into the list
 		var freed int64
 		isOver, isRetry, isLogged := time.Now().After(j.until), false, false

@@ -11,8 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// pause is the time for which something that failed is not tried again. It grows with each failure
-// in a row. The zero pause is over.
+// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. What failed
+// is not tried again until the pause is over, and each failure in a row makes the next pause twice as
+// long. A success ends the row. The zero pause is over.
 type pause struct {
 	failures int // in a row
 	until    time.Time
@@ -102,7 +103,7 @@ func (m *Monitor) excludePaused(e *entry, f *fault, now time.Time) (conversions 
 	return conversions
 }
 
-// outcome is what the end of a move means to the monitor.
+// outcome is what the end of a move means to the monitor: see noteMove.
 type outcome uint8
 
 const (
@@ -137,7 +138,15 @@ func kindOf(err error, to tier.ID) outcome {
 }
 
 // noteMove notes the end of a move, with the pauses that follow an error. It returns what the end
-// means, and whether another list of moves will have other ones because of it.
+// means, and whether another list of moves will have other ones because of it: without a record of
+// the failure the same move would be chosen again and again.
+//
+//	moved      the batch and the edge are forgiven
+//	noRoom     the edge refuses such sizes, if the books had room; else another request took it
+//	busy       the batch is left alone for a period
+//	unmovable  the batch is not moved to the tier for a while
+//	failed     the same, and the edge is not used from the second time on
+//	cancelled  nothing
 func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
 	kind = kindOf(err, to.ID())
 	m.stats.outcomes[kind].Add(1)
@@ -196,7 +205,8 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 		p := v.Batch.Inside().Cut().Place
 		report.Origin = events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
-			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes, "error", err)
+			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes,
+			"error", err)
 		m.cfg.Events(report)
 	}
 	return kind, retry

@@ -74,7 +74,8 @@ type spaceIndex struct {
 	summary
 }
 
-// summary is sums over the batches of one space.
+// summary is sums over the batches of one space. Those at rest count as room that evictions could
+// make: see Monitor.Headroom.
 type summary struct {
 	count   int
 	bytes   int64
@@ -145,6 +146,8 @@ func movable(info *batch.Info) bool {
 //
 // The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
 // Cuts of the same version differ in leases only, which begin without an announcement.
+//
+// If the batch becomes a victim, waiters for its space and for faster ones are woken.
 func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	var key Key
 	place, gained := slices.Index(x.ids, now.Space), false
@@ -203,7 +206,8 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	return nil
 }
 
-// become makes next the standing of e, in the sums and the trees, too.
+// become makes next the standing of e, in the sums and the trees, too: it takes the batch out of what
+// it was in, and puts it into what it is in now, where these differ. It computes next.listed.
 func (e *entry) become(next standing) {
 	next.listed = next.in != nil && next.victim && next.not&next.in.lower != next.in.lower
 	was := e.standing

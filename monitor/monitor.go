@@ -238,6 +238,9 @@ func (m *Monitor) changed(s *space, pressed bool) {
 
 // step looks at all spaces. It starts to evict from those that are above their marks, and if none
 // needs room, it pre-cleans. It returns the time until the next step.
+//
+// Requests evict for themselves (Evict). But while some wait, steps come each period, because nothing
+// else reports what is stuck.
 func (m *Monitor) step(ctx context.Context) time.Duration {
 	now := time.Now()
 	m.stats.looks.Add(1)
