@@ -238,3 +238,24 @@ func TestAheadKeepsTheRate(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestCopiedAreLookedAtAgain: a space is left alone when a search has found nothing to copy, not
+// after one in which something was copied: that may be gone again.
+func TestCopiedAreLookedAtAgain(t *testing.T) {
+	bubble(t, "once more", func(t *testing.T) {
+		var tries atomic.Int64
+		w := aheadWorld(t, func(b *batch.Batch) int64 {
+			if tries.Add(1) == 1 {
+				return kib
+			}
+			return 0
+		})
+		all := w.fillSpace(gpu0, 75, kib)
+		w.start()
+		settle(5 * time.Minute)
+		if n := tries.Load(); n != 2*15 {
+			t.Errorf("%d batches were tried, want the 15 above the stop mark twice", n)
+		}
+		w.end(all...)
+	})
+}
