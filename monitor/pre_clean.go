@@ -19,8 +19,8 @@ import (
 // its pressure or what disks have of copies and room has changed. So an engine in which all is clean
 // sleeps.
 //
-// Run's goroutine has it, except for next and the spaces' covered, which the copying goroutine has
-// while there is one.
+// Run's goroutine has it, except for next, failures and the spaces' covered, which the copying
+// goroutine has while there is one.
 type cleaner struct {
 	pause                          // nothing is begun before it is over
 	cancel context.CancelCauseFunc // of the goroutine; nil if there is none
