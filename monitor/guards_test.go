@@ -114,6 +114,23 @@ func TestListEnds(t *testing.T) {
 	})
 }
 
+// TestListIsShort: no move of a list begins later than listTime after the list, so that a waiter soon
+// looks at what has changed.
+func TestListIsShort(t *testing.T) {
+	bubble(t, "slow moves", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			c.MovesPerEdge = 1
+			w.mover.bytesA = time.Millisecond
+		})
+		all := w.fillSpace(gpu0, 60, kib)
+		most := int64(listTime/time.Millisecond+1) * kib
+		if e := w.mon.Evict(t.Context(), gpu0, 30*kib); e.Moved == 0 || e.Moved > most {
+			t.Errorf("one list moved %d bytes, want at most %d", e.Moved, most)
+		}
+		w.end(all...)
+	})
+}
+
 // TestReleaseEndsTheSearch: a waiter that finds batch after batch in use is served when others free the
 // room that it lacks, and looks for no more batches.
 func TestReleaseEndsTheSearch(t *testing.T) {

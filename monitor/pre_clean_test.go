@@ -259,3 +259,31 @@ func TestCopiedAreLookedAtAgain(t *testing.T) {
 		w.end(all...)
 	})
 }
+
+// TestNeedEndsACopy: the copy in progress ends at once when a space needs room.
+func TestNeedEndsACopy(t *testing.T) {
+	bubble(t, "the trigger", func(t *testing.T) {
+		var begun, ended atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1000 * kib
+			c.WriteAhead = func(ctx context.Context, _ *batch.Batch, _ time.Duration) (int64, error) {
+				begun.Add(1)
+				<-ctx.Done()
+				ended.Add(1)
+				return 0, ctx.Err()
+			}
+		})
+		all := w.fillSpace(gpu0, 75, kib)
+		w.start()
+		settle(10 * time.Second)
+		if begun.Load() != 1 || ended.Load() != 0 {
+			t.Errorf("%d copies were begun, %d have ended", begun.Load(), ended.Load())
+		}
+		all = append(all, w.fillSpace(gpu0, 5, kib)...)
+		settle(time.Millisecond)
+		if ended.Load() != 1 {
+			t.Error("the copy goes on although the pressure is at the trigger")
+		}
+		w.end(all...)
+	})
+}
