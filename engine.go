@@ -162,7 +162,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Period:       e.cfg.MonitorPeriod,
 		MovesPerEdge: e.cfg.MovesPerEdge,
 		Logger:       e.cfg.Logger,
-		Events:       e.monitorEvents(),
+		Events:       e.monitorEvent,
 		Speed:        e.mover.Inside().Speed,
 		Changes:      e.registry.Changes,
 		WriteAhead:   e.mover.Inside().WriteAhead,

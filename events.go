@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/volumes"
-	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -64,53 +63,13 @@ func (e *Engine) codecChosen(disk tier.ID, k convert.Codec, cost float64) {
 	)
 }
 
-// monitorEvents are the monitor's as Config.Events has them, and that a lost GPU is warned of at once.
-// Moves are the mover's to tell.
-func (e *Engine) monitorEvents() monitor.Events {
-	lost := func(monitor.Lost) { e.logWarnings() }
-	if e.cfg.Events == nil {
-		return monitor.Events{Lost: lost}
+// monitorEvent passes an event of the monitor on. A lost GPU is warned of at once.
+func (e *Engine) monitorEvent(ev Event) {
+	if ev.Kind == events.Lost {
+		e.logWarnings()
 	}
-	return monitor.Events{
-		Lost: func(l monitor.Lost) {
-			lost(l)
-			e.say(Event{Kind: events.Lost, To: l.Space, Err: l.Err})
-		},
-		Pressure: func(p monitor.Pressure) {
-			ev := Event{Kind: events.PressureFell, To: p.Space, Bytes: p.Bytes}
-			if p.Above {
-				ev.Kind = events.PressureRose
-			}
-			if p.Above && p.Lowest {
-				ev.Text = "there is no slower tier"
-			}
-			e.say(ev)
-		},
-		Stuck: func(s monitor.Stuck) {
-			text := fmt.Sprintf(
-				"%d wait, %d bytes are used of %d, %d of them in batches at rest",
-				s.Waiters,
-				s.Used,
-				s.Limit,
-				s.Resting,
-			)
-			for _, r := range s.Below {
-				text += fmt.Sprintf(", %s has %d", r.Space, r.Available)
-			}
-			e.say(Event{Kind: events.Stuck, To: s.Space, Bytes: s.Need, Reason: s.Reason, Text: text})
-		},
-		Unmovable: func(u monitor.Unmovable) {
-			e.say(Event{
-				Kind:   events.Unmovable,
-				Origin: ofPlace(u.Place),
-				Batch:  uint64(u.Batch),
-				From:   u.Space,
-				To:     u.To,
-				Bytes:  u.Bytes,
-				Text:   string(u.Form),
-				Err:    u.Err,
-			})
-		},
+	if e.cfg.Events != nil {
+		e.say(ev)
 	}
 }
 

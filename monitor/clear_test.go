@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -60,8 +61,8 @@ func TestClear(t *testing.T) {
 			if got := left(all, gpu0); !slices.Equal(got, []int{10}) {
 				t.Errorf("%v are left, want the one that is in use", got)
 			}
-			if n := len(left(all, host0)); n > 4 || n < 4 && !runs {
-				t.Errorf("%d batches are in host memory, want as many as fit", n)
+			if n := len(left(all, host0)); n > 3 || n < 3 && !runs {
+				t.Errorf("%d batches are in host memory, want as many as fit besides the headroom", n)
 			}
 			before := w.moved()
 			for _, id := range []tier.ID{disk0, {Kind: tier.GPU, Ordinal: 7}} {
@@ -97,7 +98,7 @@ func TestClearEnds(t *testing.T) {
 			return nil
 		}
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != giveUp || len(left(all, disk0)) != 12 {
+		if tries != 2 || len(left(all, disk0)) != 12 {
 			t.Errorf("%d tries, %d batches on disk", tries, len(left(all, disk0)))
 		}
 		w.end(all...)
@@ -107,13 +108,13 @@ func TestClearEnds(t *testing.T) {
 		all := w.fillSpace(gpu0, 12, 4*kib)
 		tries := 0
 		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
-			if tries++; tries%3 == 0 {
+			if tries++; tries%3 != 0 {
 				return nil
 			}
 			return errors.New("now and then")
 		}
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != 12 || len(left(all, host0)) != 4 {
+		if tries != 12 || len(left(all, host0)) != 8 {
 			t.Errorf("%d tries, %d batches in host memory", tries, len(left(all, host0)))
 		}
 		w.end(all...)
@@ -124,11 +125,14 @@ func TestClearEnds(t *testing.T) {
 		tries := 0
 		w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error { tries++; return tier.ErrClosed }
 		w.mon.Clear(t.Context(), gpu0, never)
-		if tries != 1 {
+		if tries > 2 {
 			t.Errorf("%d tries", tries)
 		}
 		w.mover.heal()
-		w.mon.Clear(t.Context(), gpu0, never)
+		for range 2 {
+			time.Sleep(5 * defaultPeriod) // virtual
+			w.mon.Clear(t.Context(), gpu0, never)
+		}
 		if n := len(left(all, host0)); n != 12 {
 			t.Errorf("%d of what failed were moved then", n)
 		}
@@ -161,9 +165,9 @@ func TestClearOneByOne(t *testing.T) {
 func TestClearUnmovable(t *testing.T) {
 	for _, runs := range []bool{false, true} {
 		bubble(t, fmt.Sprintf("Run %v", runs), func(t *testing.T) {
-			told := 0
+			count, told := count(events.Unmovable)
 			w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, func(c *Config, _ *world) {
-				c.Events.Unmovable = func(Unmovable) { told++ }
+				c.Events = count
 			})
 			tries := unmovableTo(w, tier.Host, 0)
 			all := w.fillSpace(gpu0, 8, 4*kib)
@@ -172,8 +176,8 @@ func TestClearUnmovable(t *testing.T) {
 				synctest.Wait()
 			}
 			w.mon.Clear(t.Context(), gpu0, never)
-			if n := len(left(all, disk0)); n != 8 || tries[tier.Host] != 8 || told != 0 {
-				t.Errorf("%d batches are on disk, %v tries, %d events", n, tries, told)
+			if n := len(left(all, disk0)); n != 8 || tries[tier.Host] != 8 || told.Load() != 0 {
+				t.Errorf("%d batches are on disk, %v tries, %d events", n, tries, told.Load())
 			}
 			unmovables(w, 0)
 			all = append(all, w.fillSpace(gpu0, 6, 4*kib)...)
@@ -181,14 +185,14 @@ func TestClearUnmovable(t *testing.T) {
 				w.mon.Clear(t.Context(), gpu0, never)
 			}
 			synctest.Wait()
-			if n := w.failures(); n != 8+2*6 || told != 6 {
-				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told)
+			if n := w.failures(); n != 8+2*6 || told.Load() != 6 {
+				t.Errorf("%d failures, want one of each batch for each tier; %d events", n-8, told.Load())
 			}
 			time.Sleep(3 * defaultPeriod) // virtual
 			w.mon.Clear(t.Context(), gpu0, never)
 			w.mon.Clear(t.Context(), gpu0, never)
-			if n := w.failures(); n != 8+4*6 || told != 6 {
-				t.Errorf("%d failures after the pause, %d events", n-8, told)
+			if n := w.failures(); n != 8+4*6 || told.Load() != 6 {
+				t.Errorf("%d failures after the pause, %d events", n-8, told.Load())
 			}
 			w.mover.heal()
 			time.Sleep(5 * defaultPeriod)

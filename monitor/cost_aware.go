@@ -45,13 +45,13 @@ func (costAware) Key(info batch.Info) Key {
 	case info.NextUse == batch.Stay:
 		return Key{kept, signed(info.LastUse)}
 	case info.Pending > 0:
-		return Key{queued, descending(info.Task)}
+		return Key{queued, ^info.Task}
 	case info.NextUse == batch.Never:
 		return Key{unneeded, signed(info.LastUse)}
 	case info.NextUse != 0:
-		return Key{used, descending(signed(info.NextUse)), signed(info.LastUse)}
+		return Key{used, ^signed(info.NextUse), signed(info.LastUse)}
 	case info.Uses > 0:
-		return Key{once, descending(signed(info.LastUse))}
+		return Key{once, ^signed(info.LastUse)}
 	}
 	k := planKey(info, false)
 	if k[0] += unused; info.Place.Operator == "" {
@@ -70,7 +70,7 @@ func (costAware) Order(now int64, list []Victim) {
 			continue
 		}
 		next := unsigned(^k[1])
-		list[i].Key = Key{used, descending(uint64(max(1, next-now, now-next)))}
+		list[i].Key = Key{used, ^uint64(max(1, next-now, now-next))}
 		if k.stale(now) {
 			list[i].Key[0] = stale
 		}

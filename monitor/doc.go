@@ -9,15 +9,13 @@
 //	                                                         ▼ MovesPerEdge at once
 //	                                                       Mover ──▶ Events
 //
-//	evict.go     Evict and relieve: one list of moves out of a space
-//	monitor.go   Run: a step each period and when a trigger is reached; what is stuck
-//	index.go     all batches by space, and the victims in the policy's order
-//	policy.go    the policies; cost_aware.go: the default one
-//	faults.go    pauses after an error
-//	together.go  small batches that go to a disk with one write; ahead.go: pre-cleaning
-//	headroom.go  the room that stays free for consumers
-//	clear.go     Clear: evicts for an allocation that needs contiguous room
-//	events.go    the events, for Config.Events and the log
+//	evict.go      Evict, relieve and Clear: lists of moves out of a space
+//	monitor.go    Run: a step each period and when a trigger is reached; Headroom
+//	index.go      all batches by space, and the victims in the policy's order
+//	policy.go     the policies; cost_aware.go: the default one
+//	faults.go     pauses after an error
+//	events.go     what is logged and reported: moves, marks, and what is stuck
+//	pre_clean.go  clean images of batches that will leave next
 //
 // Package internal/decide makes the decision, and package convert the moves.
 //
@@ -50,12 +48,16 @@
 //
 // If the error is about the machine, or of unknown cause, the batch is not moved to that tier
 // either for a while, up to 64 periods. From the second such error in a row the edge between the two
-// spaces is not used for a while either. Afterwards another batch is tried first.
+// spaces is not used for a while either. Afterwards another batch is tried first. If the target has
+// no room although its books have, the edge takes only smaller batches for a while.
 //
-// If nothing can be evicted from a space that needs it, the space is stuck: the monitor sends an
-// event once. Evict is called again when a batch of the space or of a slower one becomes a victim,
-// when a slower space has more room, and now and then. The reservation manager decides how long a
-// request waits for that, and refuses it if it can never be served.
+// If nothing can be evicted from a space that needs it, the space is dry, and stuck if that lasts:
+// the monitor sends an event once. Evict is called again when a batch of the space or of a slower
+// one becomes a victim, when a slower space has more room, and now and then; Run tries again after
+// a few periods. Each end of a use may wake a waiter. So after a list of moves that moved nothing
+// Evict does not look for another for ten times as long as that took, and at most 25 ms. A waiter
+// that calls it meanwhile is woken at the end. The reservation manager decides how long a request
+// waits, and refuses it if it can never be served.
 //
 // So that consumers can go on when all tiers are full, evictions and new records leave some room
 // free: see Monitor.Headroom.
@@ -76,8 +78,8 @@
 // but takes no token with a lock held.
 //
 // There is one mutex, the index's, of rank Monitor, which is the outermost: batches are read under
-// it. It also guards the pauses of batches, edges and spaces. Policies, events, the mover and the
-// reservation manager are called with no lock held.
+// it. It also guards the pauses of batches and edges. Policies, events, the mover and the reservation
+// manager are called with no lock held.
 //
 //	[Monitor] → Manager → Repository → Batch → Registry → Reservation → Space → …
 package monitor

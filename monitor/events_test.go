@@ -25,7 +25,7 @@ func TestKindOf(t *testing.T) {
 		{&tier.NoSpaceError{Space: disk0}, failed}, // something that the move needed beside its target
 		{errors.Join(&batch.StateError{}, nil), busy},
 		{fmt.Errorf("copying: %w", context.Canceled), failed}, // whose context that was is not said
-		{fmt.Errorf("%w: %w", ErrEnding, errors.New("copying")), cancelled},
+		{fmt.Errorf("%w: %w", errEnding, errors.New("copying")), cancelled},
 		{&batch.UnmovableError{Err: errors.New("no converter")}, unmovable},
 		{&batch.UnmovableError{Err: &batch.StateError{}}, unmovable},
 		{errors.Join(tier.ErrLost, &batch.UnmovableError{Err: errors.New("panicked")}), failed},
@@ -38,85 +38,115 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-func TestRefusal(t *testing.T) {
+func TestEdgeRefuses(t *testing.T) {
 	start := time.Now()
+	const pausing = 100 * time.Millisecond
 	for _, tt := range []struct {
-		name  string
-		times int
-		after time.Duration
-		used  int64
-		want  int64
+		name     string
+		refuses  int64
+		failures int
+		after    time.Duration
+		used     int64
+		want     int64
 	}{
-		{"at once", 1, 0, 100, 8},
-		{"nothing has changed", 1, 99 * time.Millisecond, 100, 8},
-		{"more is used", 1, 0, 120, 8},
-		{"less is used", 1, 0, 99, 0},
-		{"when the pause is over", 1, 100 * time.Millisecond, 100, 0},
-		{"less is used, the second time", 2, 0, 99, 8},
+		{"at once", 8, 1, 0, 100, 8},
+		{"nothing has changed", 8, 1, pausing - 1, 100, 8},
+		{"more is used", 8, 1, 0, 120, 8},
+		{"less is used", 8, 1, 0, 99, 0},
+		{"when the pause is over", 8, 1, pausing, 100, 0},
+		{"less is used, the second time", 8, 2, 0, 99, 8},
+		{"one failure", everything, 1, 0, 100, 0},
+		{"two failures", everything, 2, 0, 99, everything},
+		{"two failures, when the pause is over", everything, 2, pausing, 100, 0},
 	} {
-		f := refusal{bytes: 8, used: 100, until: start.Add(100 * time.Millisecond), times: tt.times}
-		if got := f.bound(start.Add(tt.after), tt.used); got != tt.want {
+		e := edge{refuses: tt.refuses, used: 100, pause: pause{failures: tt.failures, until: start.Add(pausing)}}
+		if got := e.refused(start.Add(tt.after), tt.used); got != tt.want {
 			t.Errorf("%s: %d are refused, want %d", tt.name, got, tt.want)
 		}
 	}
-	if got := new(refusal).bound(start, 100); got != 0 {
+	if got := new(edge).refused(start, 100); got != 0 {
 		t.Errorf("%d are refused where nothing was", got)
 	}
-	for n, want := range map[int]time.Duration{0: 2, 1: 2, 2: 4, 6: 64, 100: 64} {
-		if got := backoff(1, n, backoffMax); got != want {
-			t.Errorf("after %d failures there is a pause of %d periods, want %d", n, got, want)
+	e := new(edge)
+	for range 5 { // a space that was full is no space to which moves fail
+		e.fail(start, pausing, 8, 100, nil)
+	}
+	if e.fail(start, pausing, everything, 0, errors.New("broken")); e.failures != 1 {
+		t.Errorf("after one failure and five refusals, %d moves have failed", e.failures)
+	}
+	for n, want := range map[int]time.Duration{1: 2, 2: 4, 6: 64, 100: 64} {
+		p := pause{failures: n - 1}
+		p.fail(start, 1, backoffMax)
+		if got := p.until.Sub(start); got != want || p.failures != n {
+			t.Errorf("after %d failures there is a pause of %d periods, want %d", p.failures, got, want)
 		}
 	}
 }
 
-func TestSlogEvents(t *testing.T) {
-	var out bytes.Buffer
-	e := slogEvents(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
-		Level: slog.LevelDebug,
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		},
-	})))
-	m := Move{Batch: 7, From: gpu0, To: host0, Bytes: 4096, Reason: decide.Demand}
-	e.MoveBegun(m)
-	e.MoveEnded(m, time.Second, nil)
-	e.MoveEnded(m, time.Second, &tier.NoSpaceError{Space: host0})
-	e.MoveEnded(m, time.Second, errors.New("broken"))
-	e.MoveEnded(m, time.Second, fmt.Errorf("%w: %w", ErrEnding, tier.ErrClosed))
-	cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
-	e.MoveEnded(m, time.Second, cannot)
-	e.Unmovable(Unmovable{Batch: 7, Space: gpu0, To: host0, Form: "mine", Bytes: 4096, Err: cannot})
-	gone := fmt.Errorf("moving: %w", tier.ErrLost)
-	e.MoveEnded(m, time.Second, gone)
-	e.Lost(Lost{Space: gpu0, Err: gone})
-	e.Pressure(Pressure{Space: gpu0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true})
-	e.Pressure(Pressure{Space: disk0, Bytes: 9, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Pressure(Pressure{Space: gpu0, Bytes: 6, Capacity: 10, Trigger: 8, Stop: 6})
-	e.Pressure(Pressure{Space: disk0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Pressure(Pressure{Space: host0, Bytes: 8, Capacity: 10, Trigger: 8, Stop: 6, Above: true, Lowest: true})
-	e.Stuck(Stuck{Space: gpu0, Reason: decide.Demand, Need: 1, Used: 9, Limit: 9, Capacity: 10, Waiters: 2, Resting: 5, Below: []Room{{host0, 3}, {disk0, 0}}})
-	e.Stuck(Stuck{Space: gpu0, Reason: decide.Trigger, Need: 1, Used: 9, Limit: 9, Capacity: 10})
-	const want = `level=DEBUG msg="spillway: a move begins" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand
-level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
+// TestLog: what is logged of moves and of spaces, and at which level.
+func TestLog(t *testing.T) {
+	bubble(t, "all kinds", func(t *testing.T) {
+		var out bytes.Buffer
+		w := newWorld(t, sizes{gpu0: 10 * kib, host0: 4 * kib}, func(c *Config, w *world) {
+			c.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
+				Level: slog.LevelDebug,
+				ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+					if a.Key == slog.TimeKey {
+						return slog.Attr{}
+					}
+					return a
+				},
+			}))
+		})
+		gpu, host := w.mon.spaces[0], w.mon.spaces[1]
+		v := Victim{ID: 7, Bytes: 4096}
+		cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
+		for _, err := range []error{
+			nil, &tier.NoSpaceError{Space: host0}, errors.New("broken"), fmt.Errorf("%w: %w", errEnding, tier.ErrClosed),
+			cannot, fmt.Errorf("moving: %w", tier.ErrLost),
+		} {
+			w.mon.logMove(v, gpu, host, decide.Demand, time.Second, err)
+		}
+		w.mon.reportPressure(gpu, 9*kib, true)
+		w.mon.reportPressure(host, 4*kib, true)
+		w.mon.reportPressure(gpu, 6*kib, false)
+		w.mon.reportPressure(host, 4*kib, true)
+		b := w.put(gpu0, 9*kib, seq(1))
+		now := time.Now()
+		step := func() {
+			gpu.dry.Store(&dryList{})
+			now = now.Add(defaultPeriod)
+			w.mon.reportStuck(now, gpu, nil)
+		}
+		end := b.Subscribe()
+		for range 3 {
+			step()
+		}
+		end()
+		for range 2 {
+			step()
+		}
+		w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
+		w.pools[gpu0].Lose(errors.New("gone"))
+		w.mon.step(t.Context())
+		want := `level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="host:0 has no space for 0 bytes: 0 available"
 level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error=broken
 level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="monitor: the move is not needed any more: closed"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="batch 7 cannot be converted: no converter"
-level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=7 space=gpu:0 to=host:0 form=mine bytes=4096 error="batch 7 cannot be converted: no converter"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 reason=demand took=1s error="moving: lost"
-level=DEBUG msg="spillway: a space is lost" space=gpu:0 error="moving: lost"
-level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=9 capacity=10 trigger=8 stop=6
-level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6 capacity=10 trigger=8 stop=6
-level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=disk:0 bytes=8 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=8 capacity=10 trigger=8 stop=6
-level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=demand need=1 used=9 limit=9 capacity=10 waiters=2 resting=5 below="host:0 has 3, disk:0 has 0"
-level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1 used=9 limit=9 capacity=10 waiters=0 resting=0 below=""
+level=DEBUG msg="spillway: pressure rose to the trigger" space=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
+level=WARN msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=4096 capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=6144 capacity=10240 trigger=8192 stop=6144
+level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=4096 capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1025 capacity=10240 details="0 wait, 9216 bytes are used of 10240, 0 of them in batches at rest, host:0 has 4096"
+level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=trigger need=1025 capacity=10240 details="0 wait, 9216 bytes are used of 10240, 9216 of them in batches at rest, host:0 has 4096"
+level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 space=gpu:0 to=host:0 form=gpu-image bytes=9216 error="batch 7 cannot be converted: no converter"
 `
-	if out.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", &out, want)
-	}
+		want += fmt.Sprintf("level=DEBUG msg=\"spillway: a space is lost\" space=gpu:0 error=%q\n", gpu.Lost())
+		if out.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", &out, want)
+		}
+		w.end(b)
+	})
 }

@@ -2,6 +2,8 @@ package monitor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -15,7 +17,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the monitor keeps of a space.
+// space is what the monitor keeps of a space. Whoever evicts from it has its token: a waiter in Evict,
+// Run's goroutine in relieve, Clear, or a job that makes room there for batches of a faster space. The
+// others wait for the token, except for waiters, which return and are woken.
+//
+// A space is dry after a list of moves that moved nothing, until another moves something or fails in a
+// new way. Then waiters rest for a moment after each list, Run tries again after a few periods, and
+// what is needed is reported as stuck.
 type space struct {
 	*tier.Space
 	place int
@@ -25,31 +33,42 @@ type space struct {
 	// taken from the fastest to the slowest.
 	token chan struct{}
 	asked atomic.Bool // a waiter found the token taken: it is woken when the token is free
-	dry   atomic.Bool // the last try to evict from the space moved nothing, and nothing was coming
+
+	dry    atomic.Pointer[dryList] // nil if the space is not dry; it is set with the token
+	waking atomic.Bool             // a waiter will be woken when it has rested
 
 	pressed   atomic.Bool // Run was woken because the trigger was reached
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
 	// Guarded by the index's mutex.
-	edges   map[int]*edge // by the place of the target
-	refusal refusal
+	edges []*edge // by the place of the target; nil where there is no way down
 
 	// Run's.
-	gone       bool      // the event of the space's loss was sent
-	relieved   time.Time // when it was last tried to evict batches for the pressure
+	gone       bool // its loss was reported
+	warned     bool // it has no tier below, and was at its trigger
 	stuckSince time.Time
-	stuckFor   string   // the reason that was reported; "" if none was
-	stuckIdle  bool     // and with it batches that could have been moved
-	covered    coverage // when all that is above the stop mark had copies
-	search     search   // for batches to pre-clean
+	stuck      int      // what was reported
+	covered    coverage // when all that is above the stop mark had clean images
 }
+
+// dryList is a list of moves that moved nothing, although nothing was coming, and after which another
+// would not have other moves.
+type dryList struct {
+	begun   time.Time
+	took    time.Duration
+	outcome reservation.Eviction
+}
+
+// restMax bounds how long waiters do not look for another list of moves after one that moved nothing:
+// ten times as long as that took. So waiters that are woken by each end of a use take at most a tenth
+// of a core for each full space.
+const restMax = 25 * time.Millisecond
 
 // below returns the spaces to which batches may be evicted from here: those of the next slower tier
 // first, within a tier the nearest first.
 func (s *space) below(m *Monitor) (all []*space) {
-	var room [16]*tier.Space
-	to := room[:0]
+	var to []*tier.Space
 	for k := s.Kind() + 1; k.Valid(); k++ {
 		to = reservation.ToDowngrade(s.ID(), k).Candidates(m.cfg.Reservations.Spaces(), to)
 	}
@@ -85,9 +104,10 @@ func (m *Monitor) give(s *space) {
 
 // Evict moves batches at rest out of a space, for a request that lacks bytes there. It works on the
 // caller's goroutine, returns after one list of moves, and waits for no release. While batches are
-// evicted from the space for somebody else it returns at once. If ctx ends, the moves in progress
-// are aborted and their batches are whole where they were. A reservation.Config needs it. It must
-// be called with no lock held.
+// evicted from the space for somebody else it returns at once, and so it does for a moment after a
+// list that moved nothing: then it wakes the waiter when the moment is over. If ctx ends, the moves
+// in progress are aborted and their batches are whole where they were. A reservation.Config needs
+// it. It must be called with no lock held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
 	place, known := m.byID[id]
 	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
@@ -105,33 +125,76 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		}
 	}
 	defer m.give(s)
-	// The moves are not the waiter's: they have neither its owner nor its origin.
-	moving, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() {
-		labels.Cancel.Set()
-		cancel(context.Cause(ctx))
-	})()
-	coming := s.coming()
+	begun, coming := time.Now(), s.coming()
 	if coming < bytes {
+		if dry := s.dry.Load(); dry != nil {
+			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(begun)
+			if rest > 0 && !s.waking.Swap(true) {
+				time.AfterFunc(rest, func() {
+					labels.Monitor.Set()
+					s.waking.Store(false)
+					m.cfg.Reservations.Wake(id)
+				})
+			}
+			if rest > 0 {
+				return dry.outcome
+			}
+		}
+		// The moves are not the waiter's: they have neither its owner nor its origin.
+		moving, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		defer context.AfterFunc(ctx, func() {
+			labels.Cancel.Set()
+			cancel(context.Cause(ctx))
+		})()
 		e.Moved, e.Again = m.evict(moving, s, bytes-coming, decide.Demand)
 	}
 	switch {
 	case ctx.Err() != nil: // it shows nothing that no more was moved
 		return reservation.Eviction{Moved: e.Moved}
 	case e.Moved > 0 || e.Again:
-		s.dry.Store(false)
+		s.dry.Store(nil)
+		return e
+	case coming > 0:
+		e.Coming = true
 		return e
 	}
-	for _, t := range append([]*space{s}, s.below(m)...) {
+	return m.noteDry(s, begun)
+}
+
+// noteDry notes that the list of moves which was begun then has moved nothing, and returns the
+// outcome for waiters. The caller has the space's token.
+func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
+	below := s.below(m)
+	for _, t := range append([]*space{s}, below...) {
 		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
 	}
-	if e.Coming = coming > 0; !e.Coming {
-		s.dry.Store(true)
-		var why error
-		why, e.Broken = m.failing(s)
-		e.Why = func() string { return m.whyDry(s, why) }
+	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
+	// the way; or else why a target refuses batches: of several, the one of the slowest tier. If moves
+	// fail to all disks, consumers cannot repair that.
+	var why error
+	var of tier.Kind
+	hasFailed, disks, now := false, 0, time.Now()
+	m.index.mu.Lock()
+	for _, from := range append([]*space{s}, below...) {
+		for i, way := range from.edges {
+			if way == nil || m.spaces[i].Lost() != nil {
+				continue
+			}
+			fails := way.failures > 0 && way.refuses == everything
+			isCause := fails || way.why != nil && now.Before(way.until)
+			if kind := m.spaces[i].Kind(); isCause && (fails && !hasFailed || fails == hasFailed && kind >= of) {
+				why, hasFailed, of = way.why, fails, kind
+			}
+			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || !fails) {
+				disks++
+			}
+		}
 	}
+	m.index.mu.Unlock()
+	e.Broken = why != nil && disks == 0
+	e.Why = func() string { return m.whyDry(s, why) }
+	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
 	return e
 }
 
@@ -141,18 +204,43 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 	defer m.working.Done()
 	defer func() {
 		s.relieving.Store(false)
-		if !s.dry.Load() { // else it would be found dry again: the next step comes in a period
+		if s.dry.Load() == nil { // else it would be found dry again: the next step comes in a period
 			poke(m.wake)
 		}
 	}()
 	for again := true; again && s.take(ctx); {
-		need, moved := m.excess(s), int64(0)
+		begun, need, moved := time.Now(), m.excess(s), int64(0)
 		if again = need > 0; again {
 			moved, again = m.evict(ctx, s, need, decide.Trigger)
 			again = again || moved > 0
 		}
-		s.dry.Store(need > 0 && !again)
+		if need > 0 && !again {
+			_ = m.noteDry(s, begun)
+		} else {
+			s.dry.Store(nil)
+		}
 		m.give(s)
+	}
+}
+
+// Clear moves batches at rest out of a space, one after the other in the policy's order, until
+// enough returns true or none is left that can be moved. It is for callers that have room in a
+// space, but not in one piece: each batch that has left may have made the piece. enough is called
+// at the beginning, too, and never by two calls for one space at the same time.
+//
+// Clear waits for the moves, and for others that evict from the space, but for no release.
+func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
+	i, known := m.byID[id]
+	if !known || m.spaces[i].lower == 0 || !m.spaces[i].take(ctx) {
+		return
+	}
+	s := m.spaces[i]
+	defer m.give(s)
+	// Batches may come as fast as others leave. Each that stays may have failed once for each tier.
+	rounds := m.index.summary(i).count * int(tier.Disk)
+	for moves := true; moves && !enough() && rounds > 0 && ctx.Err() == nil; rounds-- {
+		moved, retry := m.evict(ctx, s, 1, decide.Demand)
+		moves = moved > 0 || retry
 	}
 }
 
@@ -181,23 +269,9 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	if len(below) == 0 || s.Lost() != nil {
 		return max(0, freed), false
 	}
-	m.stats.add(&m.stats.Steps, 1)
+	m.stats.steps.Add(1)
 	m.putBack(time.Now())
-	jobs := make(map[*space]*job)
-	var order []*job
 	victims, moves := m.choose(s, below, need)
-	for _, move := range moves {
-		to := below[move.To-1]
-		if jobs[to] == nil {
-			jobs[to] = &job{
-				m: m, from: s, to: to, reason: reason, goal: used - need, until: time.Now().Add(listTime),
-				left: make([]Victim, 0, len(moves)),
-			}
-			order = append(order, jobs[to])
-		}
-		jobs[to].left = append(jobs[to].left, victims[move.Victim.N])
-		jobs[to].make += move.Make
-	}
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room
 		for _, t := range below {
 			if before := t.Used(); t.Usage().Cached > 0 {
@@ -207,9 +281,22 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		}
 		return max(0, freed), retry
 	}
+	jobs := make([]*job, len(below))
+	var all []*job
+	for _, move := range moves {
+		i := move.To - 1
+		if jobs[i] == nil {
+			jobs[i] = &job{
+				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
+			}
+			all = append(all, jobs[i])
+		}
+		jobs[i].left = append(jobs[i].left, victims[move.Victim.N])
+		jobs[i].make += move.Make
+	}
 	var others sync.WaitGroup
-	for i, j := range order {
-		if i == len(order)-1 {
+	for i, j := range all {
+		if i == len(all)-1 {
 			j.run(ctx)
 			break
 		}
@@ -219,136 +306,79 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		})
 	}
 	others.Wait()
-	for _, j := range order {
+	for _, j := range all {
 		freed += j.freed
 		retry = retry || j.retry
 	}
 	return max(0, freed), retry
 }
 
-// A list of moves is short, because waiters and changes are heeded only between two lists: at most
-// listBytes for each of the moves at once, and no move begins later than listTime.
 const (
+	// A list of moves is short, because waiters and changes are heeded only between two lists: at most
+	// listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
+	// fewVictims is how many victims of a space are looked at first.
+	fewVictims = 64
 )
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
 // of the moves' victims are indexes of the victims.
+//
+// It takes the snapshot of the space and those below without a common lock. What changes meanwhile
+// makes a move fail without harm: the mover reserves the room, and takes the batch in transit, or
+// reports that it cannot.
 func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim, moves []decide.Move) {
-	demand := m.cfg.Reservations.Demand(nil)
-	now := time.Now()
-	_, plain := m.cfg.Policy.(ordered)
-	_, aware := m.cfg.Policy.(costAware)
-	for long := !plain && !aware; ; long = true {
-		state := make(decide.Snapshot, 0, 1+len(below))
-		places := make([]int, 0, 1+len(below))
-		for i, t := range append([]*space{s}, below...) {
-			sp := m.observe(s, t, demand, now)
-			places = append(places, t.place)
-			limit := shortlistMax
-			if sum := m.index.summary(t.place); i == 0 && !long {
-				average := max(1, sum.bytes/int64(max(1, sum.count)))
-				limit = min(shortlistMax, fewVictims+int(min(shortlistMax, need/average)))
-			} else if !long {
-				limit = fewVictims
+	demand, now := m.cfg.Reservations.Demand(nil), time.Now()
+	all, room := append([]*space{s}, below...), byKind{}
+	state := make(decide.Snapshot, len(all))
+	for i, t := range all {
+		used := t.Used()
+		sp := decide.Space{
+			ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, Calm: math.MaxInt64,
+			Pace: t.Pace(), Charge: t.Charge,
+		}
+		sp.Headroom, sp.Spare = m.headroom(t)
+		if t.lower != 0 {
+			sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
+		}
+		for _, d := range demand {
+			if d.Space == t.ID() {
+				sp.Room -= min(d.Bytes, t.Limit())
 			}
-			open := func(to *space) bool { return to.Kind() > t.Kind() && !m.isBlocked(t, to, now) }
-			if slices.ContainsFunc(below, open) {
-				var list []Victim
-				list, sp.More = m.victims(t, limit)
-				sp.Victims = make([]decide.Victim, 0, len(list))
-				for n, v := range list {
-					sp.Victims = append(sp.Victims, decide.Victim{
-						N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied,
-					})
-				}
-				if i == 0 {
-					victims = list
-				}
+		}
+		m.index.mu.Lock()
+		sp.Refused = s.edges[t.place].refused(now, used)
+		m.index.mu.Unlock()
+		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
+		state[i] = sp
+	}
+	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
+	_, long := m.cfg.Policy.(guarded)
+	for short := true; short; {
+		limit := fewVictims
+		if long {
+			limit = shortlistMax
+		}
+		for i, t := range all {
+			var list []Victim
+			list, state[i].More = m.victims(t, below, room, limit, now)
+			state[i].Victims = make([]decide.Victim, len(list))
+			for n, v := range list {
+				state[i].Victims[n] = decide.Victim{N: n, Bytes: v.Bytes, Key: v.Key, Not: v.not, Copied: v.copied}
 			}
-			state = append(state, sp)
+			if i == 0 {
+				victims = list
+			}
+			if len(victims) == 0 {
+				return nil, nil
+			}
 		}
-		if len(victims) == 0 {
-			return nil, nil
-		}
-		near := 1 // spaces of the next tier
-		for near < len(below) && below[near].Kind() == below[0].Kind() {
-			near++
-		}
-		most := int64(near*m.cfg.MovesPerEdge) * max(listBytes, victims[0].Bytes)
-		var short bool
-		if moves, short = decide.Decide(state, places, min(need, most)); !short || long {
-			return victims, moves
-		}
+		most := int64(len(below)*m.cfg.MovesPerEdge) * max(listBytes, victims[0].Bytes)
+		moves, short = decide.Decide(state, min(need, most))
+		short, long = short && !long, true
 	}
-}
-
-// isBlocked reports whether moves from s to t are not tried now, because they failed a moment ago.
-func (m *Monitor) isBlocked(s, t *space, now time.Time) bool {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	e := s.edges[t.place]
-	return e != nil && now.Before(e.until)
-}
-
-// hasFailed reports whether the last move from s to t has failed.
-func (m *Monitor) hasFailed(s, t *space) bool {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	return s.edges[t.place].failures > 0
-}
-
-// observe describes t, one of the spaces below s, or s itself.
-func (m *Monitor) observe(s, t *space, demand []reservation.Demand, now time.Time) decide.Space {
-	used := t.Used()
-	sp := decide.Space{
-		ID: t.ID(), Room: t.Ceiling() - used, Calm: math.MaxInt64,
-		Headroom: m.headroom(t), Spare: m.spare(t),
-		Pace: t.Pace(), Charge: t.Charge,
-	}
-	if t.lower != 0 {
-		sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
-	}
-	for _, d := range demand {
-		if d.Space == t.ID() {
-			sp.Room -= min(d.Bytes, t.Limit())
-		}
-	}
-	sp.Blocked = m.isBlocked(s, t, now)
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	sp.Refused = t.refusal.bound(now, used)
-	return sp
-}
-
-// victims returns victims of a space in the policy's order, limit at most, and reports whether there
-// are more. It adds what the index does not know: clean images, and the cost of a move.
-func (m *Monitor) victims(s *space, limit int) (list []Victim, more bool) {
-	now := time.Now().UnixNano()
-	below := s.below(m)
-	var fit byKind
-	for _, t := range below {
-		fit[t.Kind()] = max(fit[t.Kind()], t.Available()-m.headroom(t))
-	}
-	list, more = m.index.victims(s.place, fit, limit, now)
-	m.findCopies(below, list)
-	if _, plain := m.cfg.Policy.(ordered); !plain {
-		m.weigh(s, below, list)
-	}
-	m.index.order(now, list)
-	return list, more
-}
-
-// findCopies notes of victims in which spaces they have clean images.
-func (m *Monitor) findCopies(in []*space, list []Victim) {
-	if !slices.ContainsFunc(in, func(s *space) bool { return s.Usage().Cached > 0 }) {
-		return
-	}
-	for k := range list {
-		v := &list[k]
-		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
-	}
+	return victims, moves
 }
 
 // Assumed costs of moves on an edge that has no measured move yet: memorySpeed between memories,
@@ -359,42 +389,72 @@ const (
 	storageSpeed = 1 << 30
 )
 
-// weigh estimates what it costs to move victims from a space down and back: to the next tier, or
-// onto a clean image, which costs nothing on the way down.
-func (m *Monitor) weigh(s *space, below []*space, list []Victim) {
+// victims returns victims of a space in the policy's order, limit at most, and reports whether there
+// are more. There are none if all moves to the spaces of below fail. room is that of the tiers. It
+// adds what the index does not know: clean images, and about what it costs to move each victim down
+// and back: to the next tier, or onto a clean image, which costs nothing on the way down.
+func (m *Monitor) victims(
+	s *space, below []*space, room byKind, limit int, now time.Time,
+) (list []Victim, more bool) {
+	var open []*space
+	m.index.mu.Lock()
+	for _, t := range below {
+		if s.edges[t.place].refused(now, t.Used()) != everything {
+			open = append(open, t)
+		}
+	}
+	m.index.mu.Unlock()
+	if len(open) == 0 {
+		return nil, false
+	}
+	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
+	m.findClean(list)
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
 			return float64(known)
-		case from.Kind() == tier.Disk || to.Kind() == tier.Disk:
+		case to.Kind() == tier.Disk || from.Kind() == tier.Disk:
 			return storageSpeed
 		}
 		return memorySpeed
 	}
-	down, up := make([]float64, len(below)), make([]float64, len(below)) // once, not for each victim
-	for i, t := range below {
-		down[i], up[i] = speed(s, t), speed(t, s)
-	}
-	takes := func(bytes int64, speed float64) time.Duration {
-		return eachMove + time.Duration(float64(bytes)/speed*float64(time.Second))
+	type cost struct{ down, up float64 } // seconds for each byte
+	costs := make([]cost, len(open))     // computed once, not for each victim
+	for i, t := range open {
+		costs[i] = cost{1 / speed(s, t), 1 / speed(t, s)}
 	}
 	for k := range list {
 		v := &list[k]
-		for i, t := range below {
-			copied := v.copied.Has(t.place)
-			if copied || v.Up == 0 && !v.not.Has(t.Kind()) {
-				v.Down, v.Up = takes(v.Bytes, down[i]), takes(v.Bytes, up[i])
+		bytes := float64(v.Bytes) * float64(time.Second)
+		for i, t := range open {
+			isClean := v.copied.Has(t.place)
+			if !isClean && (v.Up > 0 || v.not.Has(t.Kind())) {
+				continue
 			}
-			if copied {
+			v.Down = eachMove + time.Duration(bytes*costs[i].down)
+			v.Up = eachMove + time.Duration(bytes*costs[i].up)
+			if isClean {
 				v.Down = 0
 				break
 			}
 		}
 	}
+	m.cfg.Policy.Order(now.UnixNano(), list)
+	return list, more
+}
+
+// findClean notes of victims in which spaces they have clean images.
+func (m *Monitor) findClean(list []Victim) {
+	for k := range list {
+		v := &list[k]
+		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+	}
 }
 
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
-// on it, Config.MovesPerEdge at most.
+// on it, Config.MovesPerEdge at most. Each takes the next batches of left, in the policy's order,
+// until there are none, the source has few enough bytes, or a move has failed in a way that concerns
+// the others. The mutex is a leaf except for the index's, and is not held during moves.
 type job struct {
 	m        *Monitor
 	from, to *space
@@ -402,6 +462,7 @@ type job struct {
 	make     int64 // bytes that must leave the target first
 	goal     int64 // how many used bytes of the source are few enough to end
 	until    time.Time
+	joins    joiner // moves small batches together; nil if they are moved one by one
 
 	mu    sync.Mutex
 	left  []Victim // not begun yet
@@ -409,6 +470,15 @@ type job struct {
 	over  bool // a move failed in a way that concerns the others
 	retry bool // a failure was recorded, so that another list will have other moves
 }
+
+const (
+	// small is below what size batches are moved together: a copy to a pinned chunk takes less than
+	// a request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It
+	// is less than what is worth a thought about compression (payload.FrameSize).
+	small = 192 << 10
+	// togetherMax bounds how many batches are moved together.
+	togetherMax = 256
+)
 
 // run moves the batches of a job. If they need room in the target, batches leave that first.
 func (j *job) run(ctx context.Context) {
@@ -426,10 +496,15 @@ func (j *job) run(ctx context.Context) {
 			return
 		}
 	}
+	// After a failure one move shows whether the others would fail, too.
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
-	if j.m.hasFailed(j.from, j.to) {
-		atOnce = 1 // which shows whether others would fail, too; see work
+	j.m.index.mu.Lock()
+	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
+		atOnce = 1
+	} else if j.to.Kind() == tier.Disk {
+		j.joins, _ = j.m.cfg.Mover.(joiner)
 	}
+	j.m.index.mu.Unlock()
 	var others sync.WaitGroup
 	for range atOnce - 1 {
 		others.Go(func() {
@@ -442,96 +517,84 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together.
+// space. It moves small batches to a disk together, as one list of up to togetherMax. If that fails,
+// each that was not moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
-	mover, together := j.m.cfg.Mover.(joiner)
-	together = together && j.to.Kind() == tier.Disk && !j.m.hasFailed(j.from, j.to)
 	for {
-		group := j.next(ctx, together)
-		if len(group) == 0 {
+		// The next list. A batch may have been taken into use since it was chosen.
+		var list []Victim
+		j.mu.Lock()
+		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
+			v := j.left[0]
+			isSmall = j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
+			if j.over || ctx.Err() != nil || j.from.Used() <= j.goal || !isSmall && len(list) > 0 {
+				break
+			}
+			j.left = j.left[1:]
+			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
+				list = append(list, v)
+			} else {
+				isSmall, j.retry = true, true
+				_ = j.m.index.note(v.Batch, &now, false)
+			}
+		}
+		j.mu.Unlock()
+		if len(list) == 0 {
 			return
 		}
-		alone := 0 // how many of the group are moved alone
-		for over := false; len(group) > 0 && !over; {
-			n := 1
-			if together && alone == 0 {
-				n = j.m.countTogether(mover, group, j.to)
+		// Its moves: of as many batches, from the first on, as can be moved together.
+		n, start := 1, time.Now()
+		all := make([]*batch.Batch, len(list))
+		for i, v := range list {
+			all[i] = v.Batch
+		}
+		if len(all) > 1 {
+			n = max(1, min(j.joins.Together(all, j.to.ID()), len(all)))
+		}
+		var errs []error
+		if n > 1 {
+			errs = j.joins.RelieveTogether(ctx, all[:n], j.to.ID(), j.reason)
+		} else {
+			errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], j.to.ID(), j.reason)}
+		}
+		took := time.Since(start)
+
+		// Their ends.
+		again := list[n:] // did not fit into the list
+		var freed int64
+		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
+		for i, err := range slices.Backward(errs) {
+			v := list[i]
+			// The error itself is not looked at, because a file system may return context.Canceled for
+			// reasons of its own.
+			if err != nil && ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", errEnding, err)
 			}
-			alone = max(0, alone-1)
-			if n < 2 {
-				over = j.ended(group[0], j.m.move(ctx, group[0], j.from, j.to, j.reason))
-				group = group[1:]
+			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
+			// has failed.
+			if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
+				isLogged = isLogged || err != nil
+				j.m.logMove(v, j.from, j.to, j.reason, took, err)
+			}
+			if err != nil && n > 1 {
+				v.alone = true
+				again = append([]Victim{v}, again...)
 				continue
 			}
-			// Each that was not moved is moved alone, so that each error concerns its batch.
-			var failed []Victim
-			for i, err := range j.m.moveTogether(ctx, mover, group[:n], j) {
-				if err == nil {
-					over = j.ended(group[i], nil)
-				} else {
-					failed = append(failed, group[i])
-				}
+			kind, retry := j.m.noteMove(v, j.from, j.to, err)
+			isRetry = isRetry || retry
+			if kind == moved {
+				freed += v.Bytes
 			}
-			group = group[n:]
-			if alone = len(failed); alone > 0 {
-				group = append(failed, group...)
-			}
+			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
+		j.mu.Lock()
+		j.left, j.freed = slices.Concat(again, j.left), j.freed+freed
+		j.over, j.retry = j.over || isOver, j.retry || isRetry
+		j.mu.Unlock()
 	}
 }
 
-// next returns the batches that a goroutine is to move next: one, or up to togetherMax small ones.
-func (j *job) next(ctx context.Context, together bool) (group []Victim) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for len(j.left) > 0 && !j.over && ctx.Err() == nil && j.from.Used() > j.goal {
-		v := j.left[0]
-		isSmall := together && v.Bytes < small && !v.copied.Has(j.to.place)
-		if len(group) > 0 && (!isSmall || len(group) == togetherMax) {
-			return group
-		}
-		j.left = j.left[1:]
-		if now := v.Batch.Info(); !canLeave(&now, j.from) {
-			_ = j.m.index.note(v.Batch, &now, false)
-			j.retry = true
-			continue
-		}
-		if group = append(group, v); !isSmall {
-			return group
-		}
-	}
-	return group
-}
-
-// canLeave reports whether a batch may still be moved out of a space.
-func canLeave(now *batch.Info, from *space) bool {
-	return movable(now) && !now.Leased && now.Space == from.ID()
-}
-
-// ended notes the end of a move. It reports whether the job is over.
-func (j *job) ended(v Victim, err error) (over bool) {
-	kind := j.m.noteMove(v, j.from, j.to, err)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if time.Now().After(j.until) {
-		j.over = true
-	}
-	switch kind {
-	case moved:
-		j.freed += v.Bytes
-	case busy, unmovable:
-		j.retry = true
-	case noRoom:
-		j.over = true
-		j.m.index.mu.Lock()
-		if j.to.refusal.bound(time.Now(), j.to.Used()) > 0 { // another list has other targets
-			j.retry = true
-		}
-		j.m.index.mu.Unlock()
-	case failed:
-		j.over, j.retry = true, true
-	default:
-		j.over = true
-	}
-	return j.over
-}
+// errEnding is matched by the error of a move that was broken off because the context of Run, Evict
+// or Clear ended: nothing has failed.
+var errEnding = errors.New("monitor: the move is not needed any more")

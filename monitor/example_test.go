@@ -3,7 +3,6 @@ package monitor_test
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/monitor"
@@ -28,12 +27,8 @@ func Example() {
 	told := make(chan struct{})
 	m, err = monitor.New(monitor.Config{
 		Reservations: res,
-		Mover:        mover{res},
+		Mover:        mover{res, told},
 		Policy:       monitor.LRU(),
-		Events: monitor.Events{MoveEnded: func(m monitor.Move, _ time.Duration, err error) {
-			fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", m.Batch, m.From, m.To, m.Bytes, m.Reason, err)
-			close(told)
-		}},
 	})
 	if err != nil {
 		panic(err)
@@ -79,10 +74,18 @@ func image(r reservation.Reservation, size int64) *batch.Image {
 	return batch.NewImage(&batch.Descriptor{Body: size}, buf, r.Space())
 }
 
-// mover is a stand-in for convert.Mover that copies no bytes.
-type mover struct{ res *reservation.Manager }
+// mover is a stand-in for convert.Mover that copies no bytes. It prints the move that it makes.
+type mover struct {
+	res  *reservation.Manager
+	told chan struct{}
+}
 
-func (m mover) Relieve(_ context.Context, b *batch.Batch, to tier.ID, _ string) error {
+func (m mover) Relieve(_ context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
+	now := b.Info()
+	defer func() {
+		fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", b.ID(), now.Space, to, now.Bytes, reason, err)
+		close(m.told)
+	}()
 	t, err := b.TryTransit()
 	if err != nil {
 		return err

@@ -1,18 +1,33 @@
 package monitor
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// After an error things are tried again later: after two periods, then four, and so on up to 64,
-// which is about three seconds by default.
+// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. What failed
+// is not tried again until the pause is over, and each failure in a row makes the next pause twice as
+// long. A success ends the row. The zero pause is over.
+type pause struct {
+	failures int // in a row
+	until    time.Time
+}
+
+// fail begins the pause after another failure: of two units, then four, and so on up to 1<<most.
+func (p *pause) fail(now time.Time, unit time.Duration, most int) {
+	p.failures++
+	p.until = now.Add(unit << min(p.failures, most))
+}
+
 const (
-	backoffMax = 6 // doublings
+	// backoffMax bounds pauses to 64 units, which is about three seconds for units of defaultPeriod.
+	backoffMax = 6
 	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by default. A failed
 	// conversion costs processor time each, and there may be many.
 	unmovableMax = 10
@@ -20,141 +35,191 @@ const (
 	giveUp = 3
 )
 
-func backoff(period time.Duration, failures, most int) time.Duration {
-	return period << min(max(1, failures), most)
-}
-
-// edge is a way down. After the second failure in a row nothing is moved there until until: the
-// first may be the batch's own. The index's lock guards it.
+// edge is a way down. After a failure the target refuses all batches from a size on during the
+// pause: everything, or the size for which it had no room although its books had, because the file
+// system is full or the room is in pieces. The index's lock guards it.
 type edge struct {
-	failures int // in a row
-	until    time.Time
-	why      error // the last failure
+	pause
+	refuses int64 // bytes
+	used    int64 // of the target, when it refused
+	why     error // the last failure; nil if that was for the target's own size
 }
 
-// refusal records that a space had no room for a move although its books had: the file system is
-// full, or the room is in pieces. The index's lock guards it.
-type refusal struct {
-	bytes int64
-	used  int64 // at that time
-	until time.Time
-	times int   // in a row
-	why   error // of the last, if it was not the space's own size
-}
-
-// bound returns how many bytes would still be refused, 0 for none. When less is used than then, it
-// is worth another try at once; but only the first time, because a file system that is full stays
-// so, however often moves to it give back what they took.
-func (f *refusal) bound(now time.Time, used int64) int64 {
-	if !now.Before(f.until) || f.times == 1 && used < f.used {
-		f.bytes = 0
+// fail notes another failure, after which the target refuses batches from so many bytes on.
+func (e *edge) fail(now time.Time, unit time.Duration, refuses, used int64, why error) {
+	if (refuses == everything) != (e.refuses == everything) {
+		e.failures = 0 // of another kind
 	}
-	return f.bytes
+	e.refuses, e.used, e.why = refuses, used, why
+	e.pause.fail(now, unit, backoffMax)
+}
+
+// everything is what an edge refuses on which moves fail.
+const everything = 1
+
+// refused returns from how many bytes on batches are not to be moved now, 0 if there is no bound.
+// The first failure counts for little: it may be the batch's own, and when less is used than at a
+// refusal, it is worth another try at once. Later it is not, because a file system that is full stays
+// so, however often moves to it give back what they took.
+func (e *edge) refused(now time.Time, used int64) int64 {
+	if e == nil { // there is no way down
+		return everything
+	}
+	if !now.Before(e.until) || e.failures == 1 && (e.refuses == everything || used < e.used) {
+		return 0
+	}
+	return e.refuses
 }
 
 // fault is what is remembered of a batch whose move went wrong, until it is moved, gets another form
-// or is dropped. Until a pause is over, the batch is not moved to the tier that it could not be moved
-// to. The index's lock guards it.
+// or is dropped. Until the pause is over, the batch is not moved to the tiers that it could not be
+// moved to. The index's lock guards it.
 type fault struct {
-	form     form
-	pauses   [tier.Disk + 1]setback // by the tier of the target
-	why      error                  // of the last conversion that failed; nil if none did
-	reported bool                   // an Unmovable was sent
+	pause
+	not         decide.Kinds // the tiers to which moves have failed since the pause began
+	conversions decide.Kinds // those of them for which the batch could not be converted
+	busy        time.Time    // until then it is moved nowhere, because it was in use
+	why         error        // of the last conversion that failed; nil if none did
+	reported    bool         // an Unmovable was sent
 }
 
-// setback follows moves of one batch to one tier that failed in a row.
-type setback struct {
-	failures   int
-	conversion bool // the last one failed because the batch could not be converted
-	until      time.Time
-}
-
-// form is what a batch is in a space. Its failures do not concern another form.
-type form struct {
-	space tier.ID
-	kind  batch.PayloadType
-	bytes int64
-}
-
-func formOf(b *batch.Batch) form {
-	now := b.Inside().Cut()
-	return form{now.Space, now.Form, now.Bytes}
-}
-
-// pausedLocked returns the tiers that the batch is not to be moved to now, and those of them that it
-// could not be converted for. It makes putBack look at f again when a pause is over.
-func (m *Monitor) pausedLocked(f *fault, now time.Time) (all, conversions decide.Kinds) {
-	for k, p := range f.pauses {
-		if !now.Before(p.until) {
-			continue
-		}
-		all = all.With(tier.Kind(k))
-		if p.conversion {
-			conversions = conversions.With(tier.Kind(k))
-		}
-		if m.due.IsZero() || p.until.Before(m.due) {
-			m.due = p.until
+// excludePaused excludes the batch of e from the tiers that it is not to be moved to now, and makes
+// putBack look at it again when that ends. It returns those for which it cannot be converted. The
+// index's lock must be held.
+func (m *Monitor) excludePaused(e *entry, f *fault, now time.Time) (conversions decide.Kinds) {
+	var not decide.Kinds
+	if now.Before(f.until) {
+		not, conversions = f.not, f.conversions
+	}
+	if now.Before(f.busy) {
+		not = e.in.lower
+	}
+	for _, until := range []time.Time{f.until, f.busy} {
+		if due := &m.index.mu.due; now.Before(until) && (due.IsZero() || until.Before(*due)) {
+			*due = until
 		}
 	}
-	return all, conversions
+	e.excludeLocked(not)
+	return conversions
 }
 
-// noteMove notes the end of a move, with the pause that follows an error. It returns what the end
-// means.
-func (m *Monitor) noteMove(v Victim, from, to *space, err error) outcome {
-	kind, now, period := kindOf(err, to.ID()), time.Now(), m.cfg.Period
-	m.stats.count(kind, v.Bytes)
-	is, report := formOf(v.Batch), false
-	m.index.mu.Lock()
-	e, f := from.edges[to.place], m.faults[v.Batch]
+// outcome is what the end of a move means to the monitor: see noteMove.
+type outcome uint8
+
+const (
+	moved     outcome = iota
+	noRoom            // the target had none after all
+	busy              // another user has the batch
+	unmovable         // the batch cannot be converted
+	cancelled         // the monitor is ending
+	failed            // anything else: the device or the disk
+)
+
+func kindOf(err error, to tier.ID) outcome {
+	var full *tier.NoSpaceError
+	var state *batch.StateError
+	var own *batch.UnmovableError
 	switch {
-	case kind == moved:
-		e.failures = 0
-		delete(m.faults, v.Batch)
-		if v.Bytes >= to.refusal.bytes {
-			to.refusal = refusal{}
+	case err == nil:
+		return moved
+	case errors.Is(err, errEnding):
+		return cancelled
+	// Where a space is lost the error is not about the batch alone, unless it is a converter's about
+	// another object.
+	case errors.Is(err, batch.ErrUnmovable) &&
+		(!errors.Is(err, tier.ErrLost) || errors.As(err, &own) && errors.Is(own.Err, tier.ErrLost)):
+		return unmovable
+	case errors.As(err, &full) && (full.Space == to || !full.Space.Valid()): // a pool does not name its space
+		return noRoom
+	case errors.As(err, &state):
+		return busy
+	}
+	return failed
+}
+
+// noteMove notes the end of a move, with the pauses that follow an error. It returns what the end
+// means, and whether another list of moves will have other ones because of it: without a record of
+// the failure the same move would be chosen again and again.
+//
+//	moved      the batch and the edge are forgiven
+//	noRoom     the edge refuses such sizes, if the books had room; else another request took it
+//	busy       the batch is left alone for a period
+//	unmovable  the batch is not moved to the tier for a while
+//	failed     the same, and the edge is not used from the second time on
+//	cancelled  nothing
+func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
+	kind = kindOf(err, to.ID())
+	m.stats.outcomes[kind].Add(1)
+	now, unit, k, x := time.Now(), m.cfg.Period, to.Kind(), m.index
+	var report events.Event
+	x.mu.Lock()
+	way, e := from.edges[to.place], x.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
+	f := x.mu.faults[e]
+	if f == nil {
+		f = &fault{}
+	}
+	switch kind {
+	case moved:
+		m.stats.bytes.Add(v.Bytes)
+		delete(x.mu.faults, e)
+		if v.Bytes >= way.refuses {
+			*way = edge{}
 		}
-	case kind == noRoom && (to.Available() >= to.Charge(v.Bytes) || causeOf(err) != nil):
-		to.refusal.times++
-		to.refusal.bytes, to.refusal.used, to.refusal.why = v.Bytes, to.Used(), causeOf(err)
-		to.refusal.until = now.Add(backoff(period, to.refusal.times, backoffMax))
-	case kind == busy || kind == failed || kind == unmovable:
-		if f == nil || f.form != is {
-			f = &fault{form: is}
-			m.faults[v.Batch] = f
+	case noRoom:
+		cause := causeOf(err)
+		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
+			way.fail(now, unit, v.Bytes, to.Used(), cause)
 		}
-		p := &f.pauses[to.Kind()]
-		switch kind {
-		case busy: // and not only for this tier
-			for k := range f.pauses {
-				if again := now.Add(period); from.lower.Has(tier.Kind(k)) && f.pauses[k].until.Before(again) {
-					f.pauses[k].until = again
-				}
+		retry = way.refused(now, to.Used()) > 0
+	case busy:
+		f.busy, retry = now.Add(unit), true
+	case unmovable, failed:
+		retry = true
+		if !now.Before(f.until) { // else it has failed for another tier as well
+			f.not, f.conversions = 0, 0
+			most := backoffMax
+			if kind == unmovable {
+				most = unmovableMax
 			}
-		case failed:
-			e.why = err
-			if e.failures++; e.failures > 1 {
-				e.until = now.Add(backoff(period, e.failures, backoffMax))
-			}
-			*p = setback{failures: p.failures + 1, until: now.Add(backoff(period, p.failures+1, backoffMax))}
-		case unmovable:
-			f.why = err
-			*p = setback{p.failures + 1, true, now.Add(backoff(period, p.failures+1, unmovableMax))}
+			f.fail(now, unit, most)
 		}
-		not, conversions := m.pausedLocked(f, now)
-		m.index.excludeLocked(v.Batch, is.kind, not)
-		if conversions == from.lower && !f.reported && is.kind != "" { // else it was dropped meanwhile
-			f.reported, report = true, true
+		f.not = f.not.With(k)
+		if kind == unmovable {
+			f.why, f.conversions = err, f.conversions.With(k)
+			break
+		}
+		way.fail(now, unit, everything, 0, err)
+	}
+	if e != nil && retry && kind != noRoom {
+		x.mu.faults[e] = f
+		if m.excludePaused(e, f, now) == from.lower && !f.reported {
+			f.reported = true
+			report = events.Event{
+				Kind: events.Unmovable, Batch: uint64(v.ID), From: x.ids[e.in.place], To: to.ID(),
+				Bytes: e.bytes, Text: string(e.form), Err: err,
+			}
 		}
 	}
-	m.index.mu.Unlock()
-	if report {
-		m.events.unmovable(Unmovable{
-			Batch: v.ID, Place: v.Batch.Inside().Cut().Place, Space: is.space, To: to.ID(),
-			Form: is.kind, Bytes: is.bytes, Err: err,
-		})
+	x.mu.Unlock()
+	if report.Batch != 0 {
+		p := v.Batch.Inside().Cut().Place
+		report.Origin = events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
+		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
+			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes,
+			"error", err)
+		m.cfg.Events(report)
 	}
-	return kind
+	return kind, retry
+}
+
+// causeOf returns err if something else than the size of a space is the cause of a
+// tier.NoSpaceError in it: the file system of the disk.
+func causeOf(err error) error {
+	var full *tier.NoSpaceError
+	if errors.As(err, &full) && full.Cause != nil {
+		return err
+	}
+	return nil
 }
 
 // putBack makes batches victims again whose pauses are over, and all that could not be converted if
@@ -164,63 +229,39 @@ func (m *Monitor) putBack(now time.Time) {
 	if m.cfg.Changes != nil {
 		changes = m.cfg.Changes()
 	}
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	changed := changes != m.changes
-	m.changes = changes
-	if !changed && (m.due.IsZero() || now.Before(m.due)) {
+	x := m.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	changed := changes != x.mu.changes
+	x.mu.changes = changes
+	if !changed && (x.mu.due.IsZero() || now.Before(x.mu.due)) {
 		return
 	}
-	m.due = time.Time{}
-	for b, f := range m.faults {
-		entry := m.index.entryLocked(b)
-		if entry == nil || formOf(b) != f.form || changed && f.why != nil {
-			m.index.excludeLocked(b, "", 0)
-			delete(m.faults, b)
+	x.mu.due = time.Time{}
+	for e, f := range x.mu.faults {
+		if changed && f.why != nil {
+			e.excludeLocked(0)
+			delete(x.mu.faults, e)
 			continue
 		}
-		for to, e := range m.spaces[entry.in.place].edges {
+		for to, way := range m.spaces[e.in.place].edges {
+			if way == nil {
+				continue
+			}
 			// Another batch, if there is one, shows first whether the edge works.
-			p := &f.pauses[m.spaces[to].Kind()]
-			over := p.failures > 0 && !p.conversion && !now.Before(p.until)
-			if over && e.failures > 0 && entry.in.victims.Len() > 0 {
-				p.until = now.Add(backoff(m.cfg.Period, p.failures, backoffMax))
+			k := m.spaces[to].Kind()
+			isOver := f.not.Has(k) && !f.conversions.Has(k) && !now.Before(f.until)
+			if isOver && way.failures > 0 && e.in.victims.Len() > 0 {
+				f.until = now.Add(m.cfg.Period << min(f.failures, backoffMax))
 			}
 		}
-		not, _ := m.pausedLocked(f, now)
-		m.index.excludeLocked(b, f.form.kind, not)
+		m.excludePaused(e, f, now)
 	}
 }
 
 // refuseHint is part of the error of refused waiters.
 const refuseHint = "batches at rest fill it, and no slower tier has room for them: " +
 	"consume or drop some, or make the slower tiers larger"
-
-// failing returns the last error of the moves out of a space that fail, nil if none do, and whether
-// they fail to all disks: a consumer cannot repair those.
-func (m *Monitor) failing(s *space) (why error, broken bool) {
-	below := s.below(m)
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
-	disks := 0
-	for _, from := range append([]*space{s}, below...) { // what cannot leave a slower space is in the way
-		for i, t := range m.spaces {
-			e := from.edges[i]
-			switch {
-			case e == nil || t.Lost() != nil || why != nil && from != s:
-				continue
-			case e.failures > 0:
-				why = e.why
-			case t.refusal.bytes > 0 && t.refusal.why != nil:
-				why = t.refusal.why
-			}
-			if from == s && t.Kind() == tier.Disk && e.failures < giveUp {
-				disks++
-			}
-		}
-	}
-	return why, why != nil && disks == 0
-}
 
 // whyDry returns why no batch can leave a space, for errors. failing is the error of moves that fail.
 // It looks at all batches that could not be moved, so it is for requests that are refused.
@@ -229,25 +270,22 @@ func (m *Monitor) whyDry(s *space, failing error) string {
 	defer m.index.mu.Unlock()
 	var n, bytes int64
 	var cannot error
-	for b, f := range m.faults {
-		if f.why != nil && f.form.space == s.ID() && m.index.entryLocked(b) != nil {
-			n, bytes, cannot = n+1, bytes+f.form.bytes, f.why
+	for e, f := range m.index.mu.faults {
+		if f.why != nil && e.in.place == s.place {
+			n, bytes, cannot = n+1, bytes+e.bytes, f.why
 		}
-	}
-	unmovable := ""
-	if n > 0 {
-		unmovable = fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, cannot)
-	}
-	if n > 0 && m.index.mu.spaces[s.place].victims.Len() == 0 {
-		return "all that is left there at rest cannot be moved: " + unmovable +
-			": register a converter, or consume or drop them"
 	}
 	hint := refuseHint
 	if failing != nil {
 		hint = fmt.Sprintf("batches at rest fill it, and cannot be moved down: %v", failing)
 	}
-	if unmovable != "" {
-		hint += "; " + unmovable
+	if n == 0 {
+		return hint
 	}
-	return hint
+	unmovable := fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, cannot)
+	if m.index.mu.spaces[s.place].victims.Len() > 0 {
+		return hint + "; " + unmovable
+	}
+	return "all that is left there at rest cannot be moved: " + unmovable +
+		": register a converter, or consume or drop them"
 }

@@ -21,7 +21,8 @@ func TestRefusalEnds(t *testing.T) {
 	full := w.put(host0, 98*kib, seq(2))
 	v := Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}
 	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
-	if to.refusal.bytes != 0 {
+	way := from.edges[to.place]
+	if way.refuses != 0 {
 		t.Error("a full space counts as one that refuses what it has")
 	}
 	if err := full.Drop(); err != nil {
@@ -30,7 +31,7 @@ func TestRefusalEnds(t *testing.T) {
 	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
 	for _, size := range []int64{7 * kib, 8 * kib} {
 		w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
-		if refused := to.refusal.bound(time.Now(), 0) > 0; refused != (size < 8*kib) {
+		if refused := way.refused(time.Now(), to.Used()) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes, refused is %t", size, refused)
 		}
 	}
@@ -75,7 +76,7 @@ func TestWritingAheadComesBack(t *testing.T) {
 			}
 		})
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
-		list, _ := w.mon.victims(w.mon.spaces[0], 1)
+		list := w.firstVictims(1)
 		first = list[0].ID
 		w.start()
 		settle(5 * time.Minute)
@@ -109,6 +110,23 @@ func TestListEnds(t *testing.T) {
 		}
 		o.r.Release()
 		r.Release()
+		w.end(all...)
+	})
+}
+
+// TestListIsShort: no move of a list begins later than listTime after the list, so that a waiter soon
+// looks at what has changed.
+func TestListIsShort(t *testing.T) {
+	bubble(t, "slow moves", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, func(c *Config, w *world) {
+			c.MovesPerEdge = 1
+			w.mover.bytesA = time.Millisecond
+		})
+		all := w.fillSpace(gpu0, 60, kib)
+		most := int64(listTime/time.Millisecond+1) * kib
+		if e := w.mon.Evict(t.Context(), gpu0, 30*kib); e.Moved == 0 || e.Moved > most {
+			t.Errorf("one list moved %d bytes, want at most %d", e.Moved, most)
+		}
 		w.end(all...)
 	})
 }
@@ -157,8 +175,8 @@ func TestCancelledEvictionShowsNothing(t *testing.T) {
 		out := w.reserve(ctx, gpu0, 30*kib)
 		settle(time.Second)
 		cancel()
-		if o := <-out; !errors.Is(o.err, context.Canceled) || w.mon.spaces[0].dry.Load() {
-			t.Errorf("%v; dry is %t", o.err, w.mon.spaces[0].dry.Load())
+		if o := <-out; !errors.Is(o.err, context.Canceled) || w.mon.spaces[0].dry.Load() != nil {
+			t.Errorf("%v; dry is %v", o.err, w.mon.spaces[0].dry.Load())
 		}
 		w.end(b)
 	})

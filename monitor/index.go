@@ -3,13 +3,12 @@ package monitor
 import (
 	"cmp"
 	"slices"
-	"sync/atomic"
+	"time"
 
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -26,7 +25,6 @@ import (
 // An index is safe for concurrent use.
 type index struct {
 	policy Policy
-	panics guard.Log // of the policy
 	ids    []tier.ID // of the spaces; immutable
 	gained func(int) // called with the place of a new victim's space and no lock held; immutable
 
@@ -34,17 +32,19 @@ type index struct {
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[batch.ID]*entry
 		spaces  []spaceIndex
+		faults  map[*entry]*fault // of the batches whose last moves failed
+		due     time.Time         // when the first of their pauses ends; zero if there is none
+		changes uint64            // what Config.Changes returned last
 	}
 }
 
 // entry is the index's record of one batch. The index's lock guards it.
 type entry struct {
-	x       *index
 	b       *batch.Batch
 	id      batch.ID
 	version uint64 // of the batch when standing was noted
+	form    batch.PayloadType
 	standing
-	form batch.PayloadType // for which not holds
 }
 
 // standing is what decides where an entry is listed.
@@ -52,32 +52,13 @@ type standing struct {
 	in     *spaceIndex // where the batch is; nil if the entry is new or has left
 	key    Key         // zero if the batch is no victim
 	bytes  int64
-	size   int64 // as an image
-	rest   bool  // it is not being read, moved, leased or dropped
-	idle   bool  // and has no subscribers
-	victim bool  // it could be evicted unless it is skipped
-	moving bool  // it is in transit
-
-	not decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
-}
-
-// isListed reports whether the batch is among the victims: it could be evicted, and to some tier now.
-func (s *standing) isListed() bool {
-	return s.in != nil && s.victim && s.not&s.in.lower != s.in.lower
-}
-
-// fits reports whether a tier that the batch may go to has room for it.
-func (s *standing) fits(room byKind) bool {
-	for k, n := range room {
-		if s.bytes <= n && !s.not.Has(tier.Kind(k)) {
-			return true
-		}
-	}
-	return false
-}
-
-func (e *entry) asVictim() Victim {
-	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+	size   int64        // as an image
+	rest   bool         // it is not being read, moved, leased or dropped
+	idle   bool         // and has no subscribers
+	victim bool         // it could be evicted unless it is skipped
+	moving bool         // it is in transit
+	not    decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
+	listed bool         // it is among the victims of its space: there is a tier that it may go to
 }
 
 // byKind has a number of bytes for each tier.
@@ -85,38 +66,26 @@ type byKind [tier.Disk + 1]int64
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	place   int          // in spaces
-	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
-	victims victimTree
-	small   sizeTree     // the victims by size
-	sizes   sizeTree     // all batches, by their sizes as images
-	largest atomic.Int64 // the largest of sizes, to be read without the lock
-	count   int          // batches
-	bytes   int64        // of all batches
-	rest    int64        // of those at rest
-	idle    int64        // of those at rest without subscribers
-	moving  int64        // of those in transit
-	changes uint64       // rises with each change of a batch
+	place   int                   // in spaces
+	lower   decide.Kinds          // the tiers below; if there are none, batches are not listed, only counted
+	victims *btree.BTreeG[listed] // by their keys
+	small   *btree.BTreeG[listed] // the victims by their bytes
+	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
+	summary
 }
 
-// add adds an entry to the sums, or with a sign of -1 takes it out.
-func (s *spaceIndex) add(of *standing, sign int64) {
-	s.count += int(sign)
-	s.bytes += sign * of.bytes
-	if of.rest {
-		s.rest += sign * of.bytes
-	}
-	if of.idle {
-		s.idle += sign * of.bytes
-	}
-	if of.moving {
-		s.moving += sign * of.bytes
-	}
+// summary is sums over the batches of one space. Those at rest count as room that evictions could
+// make: see Monitor.Headroom.
+type summary struct {
+	count   int
+	bytes   int64
+	rest    int64  // of those at rest
+	idle    int64  // of those at rest without subscribers
+	moving  int64  // of those in transit
+	changes uint64 // rises with each change of a batch's standing
 }
 
-// victimTree is victims in the order of their keys, and then of their ids.
-type victimTree struct{ *btree.BTreeG[listed] }
-
+// listed is a batch in a tree: they are in the order of their keys, and then of their ids.
 type listed struct {
 	key Key
 	id  batch.ID
@@ -124,59 +93,22 @@ type listed struct {
 }
 
 func (l listed) compare(other listed) int {
-	return cmp.Or(l.key.compare(other.key), cmp.Compare(l.id, other.id))
-}
-
-// sizeTree counts batches by size.
-type sizeTree struct{ *btree.BTreeG[sizeCount] }
-
-type sizeCount struct {
-	bytes int64
-	count int
-}
-
-func newSizeTree() sizeTree {
-	return sizeTree{btree.NewG(32, func(a, b sizeCount) bool { return a.bytes < b.bytes })}
-}
-
-func (t sizeTree) add(bytes int64, by int) {
-	now, _ := t.Get(sizeCount{bytes: bytes})
-	now.bytes, now.count = bytes, now.count+by
-	if now.count == 0 {
-		t.Delete(now)
-	} else {
-		t.ReplaceOrInsert(now)
-	}
+	return cmp.Or(slices.Compare(l.key[:], other.key[:]), cmp.Compare(l.id, other.id))
 }
 
 // newIndex returns an index of spaces.
 func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
 	x := &index{policy: policy, gained: gained}
-	x.mu.entries = make(map[batch.ID]*entry)
+	x.mu.entries, x.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	x.mu.spaces = make([]spaceIndex, len(spaces))
+	isLess := func(a, b listed) bool { return a.compare(b) < 0 }
 	for i, of := range spaces {
 		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
-		s.place, s.lower, s.small, s.sizes = i, of.lower, newSizeTree(), newSizeTree()
-		s.victims = victimTree{btree.NewG(16, func(a, b listed) bool { return a.compare(b) < 0 })}
+		s.place, s.lower = i, of.lower
+		s.victims, s.small, s.sizes = btree.NewG(16, isLess), btree.NewG(16, isLess), btree.NewG(16, isLess)
 	}
 	return x
-}
-
-// largest returns the bytes of the largest batch in a space that has at most atMost. It takes no
-// lock if none has more.
-func (x *index) largest(place int, atMost int64) (bytes int64) {
-	s := &x.mu.spaces[place]
-	if n := s.largest.Load(); n <= atMost {
-		return n
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	s.sizes.DescendLessOrEqual(sizeCount{bytes: atMost}, func(c sizeCount) bool {
-		bytes = c.bytes
-		return false
-	})
-	return bytes
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
@@ -196,14 +128,17 @@ func (x *index) Knows(b *batch.Batch) bool {
 
 // entryLocked returns the entry of b, nil if it has none.
 func (x *index) entryLocked(b *batch.Batch) *entry {
-	e, _ := b.Inside().Entry().Load().(*entry)
-	if e != nil && e.x != x { // a program's observer announces the batch to several engines
-		e = x.mu.entries[b.ID()]
+	if e := x.mu.entries[b.ID()]; e != nil && e.b == b {
+		return e
 	}
-	if e == nil || e.b != b || e.in == nil {
-		return nil
-	}
-	return e
+	return nil
+}
+
+// movable reports whether a batch could be moved as far as its own state goes. Leases of its memory
+// begin without an announcement.
+func movable(info *batch.Info) bool {
+	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
+		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0 && !info.Leased
 }
 
 // note notes a cut through b. A new batch is refused if its id is known. If an observer around the
@@ -211,51 +146,41 @@ func (x *index) entryLocked(b *batch.Batch) *entry {
 //
 // The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
 // Cuts of the same version differ in leases only, which begin without an announcement.
+//
+// If the batch becomes a victim, waiters for its space and for faster ones are woken.
 func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	var key Key
-	place := slices.Index(x.ids, now.Space)
+	place, gained := slices.Index(x.ids, now.Space), false
 	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(now) {
-		key = x.keyOf(now)
+		key = x.policy.Key(*now)
 	}
 	x.mu.Lock()
-	gained, err := x.noteLocked(b, now, place, key, isNew)
-	x.mu.Unlock()
-	if gained {
-		x.gained(place)
-	}
-	return err
-}
-
-// movable reports whether a batch could be moved as far as its own state goes.
-func movable(info *batch.Info) bool {
-	return (info.State == batch.Idle || info.State == batch.TaskCreated) &&
-		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0
-}
-
-// noteLocked reports whether the cut makes b a victim that it was not before. key is zero unless
-// the batch is movable and has a tier below.
-func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, isNew bool) (gained bool, err error) {
+	defer func() {
+		x.mu.Unlock()
+		if gained {
+			x.gained(place)
+		}
+	}()
 	e := x.entryLocked(b)
 	switch {
 	case e != nil && now.Version < e.version:
-		return false, nil
+		return nil
 	case e == nil && !isNew && now.Version != b.Inside().Cut().Version:
-		return false, nil // a newer one was announced, or is about to be
+		return nil // a newer one was announced, or is about to be
 	case e == nil && x.mu.entries[now.ID] != nil:
-		return false, batch.ErrDuplicateID
+		return batch.ErrDuplicateID
 	}
 	if now.State == batch.Released || place < 0 {
 		if e != nil {
-			e.in.changes++
 			e.become(standing{})
 			delete(x.mu.entries, now.ID)
+			delete(x.mu.faults, e)
 		}
-		return false, nil
+		return nil
 	}
 	if e == nil {
-		e = &entry{x: x, b: b, id: now.ID}
+		e = &entry{b: b, id: now.ID}
 		x.mu.entries[now.ID] = e
-		b.Inside().Entry().Store(e)
 	}
 	s := &x.mu.spaces[place]
 	next := e.standing
@@ -263,183 +188,157 @@ func (x *index) noteLocked(b *batch.Batch, now *batch.Info, place int, key Key, 
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
 	next.moving = now.State == batch.InTransit
-	next.victim = movable(now) && !now.Leased && s.lower != 0
+	next.victim = movable(now) && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
 	}
-	if next.key = key; !next.victim {
-		next.key = Key{}
+	next.key = key
+	wasVictim, moved := e.victim, e.in != s || e.bytes != now.Bytes
+	if moved || e.form != now.Form { // failures of another form do not count
+		delete(x.mu.faults, e)
+		wasVictim, next.not = wasVictim && e.not == 0, 0
 	}
-	moved, newer := e.in != s || e.bytes != next.bytes, now.Version > e.version
-	newForm, wasVictim := e.not != 0 && e.form != now.Form, e.victim
-	e.version = now.Version
-	switch {
-	case moved && e.in != nil:
-		e.in.changes++
-		s.changes++
-	case moved, next == e.standing && newer && movable(now) && !next.victim: // its key may be another
-		s.changes++
-	case next != e.standing, newForm:
-		s.changes++
-	}
-	if e.not != 0 && (moved || newForm) {
-		next.not, wasVictim = 0, false
-	}
-	stayed := e.moving && !moved // a move has failed: its caller knows, and must not be woken by it
+	// A batch whose move has failed is no new victim: the caller of the move knows, and must not be
+	// woken by it.
+	gained = next.victim && !wasVictim && !(e.moving && !moved)
+	e.version, e.form = now.Version, now.Form
 	e.become(next)
-	return next.victim && !wasVictim && !stayed, nil
+	return nil
 }
 
-// become makes next the standing of e, in the sums and the trees, too.
+// become makes next the standing of e, in the sums and the trees, too: it takes the batch out of what
+// it was in, and puts it into what it is in now, where these differ. It computes next.listed.
 func (e *entry) become(next standing) {
+	next.listed = next.in != nil && next.victim && next.not&next.in.lower != next.in.lower
 	was := e.standing
 	if was == next {
 		return
 	}
 	e.standing = next
-	if was.in != nil {
-		was.in.add(&was, -1)
-	}
-	if next.in != nil {
-		next.in.add(&next, 1)
-	}
-	if stays := was.in == next.in; !stays || was.size != next.size {
-		was.in.countSize(was.size, -1)
-		next.in.countSize(next.size, 1)
-	}
-	old, now := was.isListed(), next.isListed()
-	if old == now && was.in == next.in && was.key == next.key && was.bytes == next.bytes {
-		return
-	}
-	if old {
-		was.in.victims.Delete(listed{key: was.key, id: e.id})
-		was.in.small.add(was.bytes, -1)
-	}
-	if now {
-		next.in.victims.ReplaceOrInsert(listed{next.key, e.id, e})
-		next.in.small.add(next.bytes, 1)
-	}
-}
-
-// countSize adds a batch to sizes, or takes it out. s may be nil.
-func (s *spaceIndex) countSize(bytes int64, by int) {
-	if s == nil {
-		return
-	}
-	s.sizes.add(bytes, by)
-	largest, _ := s.sizes.Max()
-	if s.largest.Load() != largest.bytes {
-		s.largest.Store(largest.bytes)
+	isElsewhere := was.in != next.in
+	for _, of := range []*standing{&was, &next} {
+		s, sign, put := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
+		if s == nil {
+			continue
+		}
+		if of == &was {
+			sign, put = -1, (*btree.BTreeG[listed]).Delete
+		}
+		s.changes++
+		s.count += int(sign)
+		s.bytes += sign * of.bytes
+		if of.rest {
+			s.rest += sign * of.bytes
+		}
+		if of.idle {
+			s.idle += sign * of.bytes
+		}
+		if of.moving {
+			s.moving += sign * of.bytes
+		}
+		if isElsewhere || was.size != next.size {
+			put(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
+		}
+		if of.listed && (isElsewhere || was.listed != next.listed || was.key != next.key) {
+			put(s.victims, listed{of.key, e.id, e})
+		}
+		if of.listed && (isElsewhere || was.listed != next.listed || was.bytes != next.bytes) {
+			put(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
+		}
 	}
 }
 
-// excludeLocked excludes b from the tiers in not, and from no others, until it has another form
-// than this one.
-func (x *index) excludeLocked(b *batch.Batch, form batch.PayloadType, not decide.Kinds) {
-	if e := x.entryLocked(b); e != nil {
-		next := e.standing
-		next.not, e.form = not, form
-		e.become(next)
-	}
+// excludeLocked excludes the batch from the tiers in not, and from no others, until it has another
+// form.
+func (e *entry) excludeLocked(not decide.Kinds) {
+	next := e.standing
+	next.not = not
+	e.become(next)
 }
 
-// summary is a cut through one space's part of the index.
-type summary struct {
-	count   int
-	bytes   int64
-	rest    int64
-	idle    int64
-	moving  int64
-	victims int
-	changes uint64
-}
-
+// summary returns the sums of one space.
 func (x *index) summary(place int) summary {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s := &x.mu.spaces[place]
-	return summary{s.count, s.bytes, s.rest, s.idle, s.moving, s.victims.Len(), s.changes}
+	return x.mu.spaces[place].summary
 }
 
+const (
+	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
+	// many batches there are.
+	shortlistMax = 1024
+	// staleMax is how many of the last victims are taken if they are stale. What is only late may stand
+	// between them.
+	staleMax = 128
+	// smallMax is how many victims beyond the policy's first ones are taken for their size.
+	smallMax = 24
+)
+
 // from returns the victims of a space that come after one, or the first ones if that is the zero
-// Victim, those with the smallest keys first: shortlistMax at most.
-func (x *index) from(after Victim, place int) (list []Victim) {
+// Victim, those with the smallest keys first, limit at most.
+func (x *index) from(after Victim, place, limit int) (list []Victim) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.mu.spaces[place].victims.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID}, func(l listed) bool {
-		if l.id != after.ID {
-			list = append(list, l.e.asVictim())
-		}
-		return len(list) < shortlistMax
+	return x.fromLocked(after, place, limit)
+}
+
+func (x *index) fromLocked(after Victim, place, limit int) []Victim {
+	t := x.mu.spaces[place].victims
+	list := make([]Victim, 0, min(limit, t.Len()))
+	t.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID + 1}, func(l listed) bool {
+		list = append(list, l.e.asVictim())
+		return len(list) < limit
 	})
 	return list
 }
 
+func (e *entry) asVictim() Victim {
+	return Victim{Batch: e.b, ID: e.id, Bytes: e.bytes, Key: e.key, not: e.not}
+}
+
 // victims returns limit victims of a space, those with the smallest keys first, and reports whether
 // there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
-// of the first ones is at most as large as fit has for a tier, some that are follow: a tier below
-// that is nearly full must not be the end while there is a batch that it could take.
-func (x *index) victims(place int, fit byKind, limit int, now int64) (list []Victim, more bool) {
+// of the first ones is at most as large as room has for a tier, the smallest victims that are follow:
+// a tier below that is nearly full must not be the end while there is a batch that it could take.
+func (x *index) victims(place int, room byKind, limit int, now int64) (list []Victim, more bool) {
 	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s, fitting := &x.mu.spaces[place], false
-	list = make([]Victim, 0, min(limit, s.victims.Len()))
-	var last listed
-	add := func(l listed) {
-		list = append(list, l.e.asVictim())
-		fitting = fitting || l.e.fits(fit)
-	}
-	s.victims.Ascend(func(l listed) bool {
-		add(l)
-		last = l
-		return len(list) < limit
-	})
-	if _, aware := x.policy.(costAware); aware && last.e != nil {
+	s := &x.mu.spaces[place]
+	list = x.fromLocked(Victim{}, place, limit)
+	if _, aware := x.policy.(costAware); aware && len(list) > 0 {
 		// Stale ones are among the last that were used more than once.
-		looked, found := 0, 0
+		looked, last := 0, list[len(list)-1]
 		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			if looked++; looked > 4*staleMax || found >= staleMax || l.compare(last) <= 0 {
+			if looked++; looked > staleMax || l.compare(listed{key: last.Key, id: last.ID}) <= 0 {
 				return false
 			}
 			if l.key.stale(now) {
-				add(l)
-				found++
+				list = append(list, l.e.asVictim())
 			}
 			return true
 		})
 	}
+	fits := func(v Victim) bool {
+		for k, n := range room {
+			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
+				return true
+			}
+		}
+		return false
+	}
 	more = more && s.victims.Len() > len(list)
-	if smallest, _ := s.small.Min(); fitting || more || last.e == nil || smallest.bytes > slices.Max(fit[:]) {
+	if more || slices.ContainsFunc(list, fits) {
 		return list, more
 	}
-	found := 0
-	s.victims.AscendGreaterOrEqual(last, func(l listed) bool {
-		if l.id != last.id && l.e.fits(fit) {
-			add(l)
-			found++
+	before := len(list)
+	s.small.Ascend(func(l listed) bool {
+		if v := l.e.asVictim(); fits(v) {
+			list = append(list, v)
 		}
-		return found < smallMax
+		return len(list)-before < smallMax && l.e.bytes <= slices.Max(room[:])
 	})
 	return list, more
 }
-
-// order has the policy arrange a shortlist.
-func (x *index) order(now int64, list []Victim) {
-	x.panics.Do("Policy.Order", func() { x.policy.Order(now, list) })
-}
-
-// keyOf calls the policy. A batch without a known key has the zero key.
-func (x *index) keyOf(info *batch.Info) (key Key) {
-	defer x.panics.Recover("Policy.Key")
-	return x.policy.Key(*info)
-}
-
-// staleMax is how many victims are taken at most because they are stale: a fourth of those looked
-// at, as what is only late may stand between them.
-const staleMax = 32
-
-// smallMax is how many victims beyond the policy's first ones are taken for their size.
-const smallMax = 24

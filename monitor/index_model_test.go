@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -23,9 +25,9 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 	}
 	for place := range x.mu.spaces {
 		s := &x.mu.spaces[place]
-		var sum spaceIndex
+		var sum summary
 		victims := make(map[listed]bool)
-		small, all := make(map[int64]int), make(map[int64]int)
+		small, all := make(map[listed]bool), make(map[listed]bool)
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Inside().Cut()
 			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
@@ -40,42 +42,41 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version {
 				t.Errorf("the entry of %+v is %+v", now, e)
 			}
-			sum.add(&e.standing, 1)
-			all[e.size]++
+			sum.count++
+			sum.bytes += e.bytes
+			if e.rest {
+				sum.rest += e.bytes
+			}
+			if e.idle {
+				sum.idle += e.bytes
+			}
+			if e.moving {
+				sum.moving += e.bytes
+			}
+			all[listed{Key{uint64(e.size)}, e.id, e}] = true
 			if e.victim && e.not&s.lower != s.lower {
 				victims[listed{e.key, e.id, e}] = true
-				small[e.bytes]++
+				small[listed{Key{uint64(e.bytes)}, e.id, e}] = true
 			}
 		}
-		largest, _ := s.sizes.Max()
-		if s.count != sum.count || s.bytes != sum.bytes || s.rest != sum.rest || s.idle != sum.idle ||
-			s.largest.Load() != largest.bytes {
-			t.Errorf("space %d: %d, %d, %d bytes of %d, the largest has %d; want %d, %d, %d of %d, %d",
-				place, s.bytes, s.rest, s.idle, s.count, s.largest.Load(), sum.bytes, sum.rest, sum.idle,
-				sum.count, largest.bytes)
+		if sum.changes = s.changes; s.summary != sum {
+			t.Errorf("space %d: the sums are %+v, want %+v", place, s.summary, sum)
 		}
-		verifySizes(t, s.small, small)
-		verifySizes(t, s.sizes, all)
-		if s.victims.Len() != len(victims) {
-			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
-		}
-		for l := range victims {
-			if got, ok := s.victims.Get(l); !ok || got != l {
-				t.Errorf("batch %d is not listed", l.id)
-			}
-		}
+		verifyTree(t, "the victims", s.victims, victims)
+		verifyTree(t, "the victims by size", s.small, small)
+		verifyTree(t, "all by size", s.sizes, all)
 	}
 }
 
-// verifySizes checks that a tree has just these counts.
-func verifySizes(t *testing.T, tree sizeTree, want map[int64]int) {
+// verifyTree checks that a tree has just these batches.
+func verifyTree(t *testing.T, what string, tree *btree.BTreeG[listed], want map[listed]bool) {
 	t.Helper()
 	if tree.Len() != len(want) {
-		t.Errorf("a tree has %d sizes, want %d", tree.Len(), len(want))
+		t.Errorf("%s: there are %d batches, want %d", what, tree.Len(), len(want))
 	}
-	for c, n := range want {
-		if got, _ := tree.Get(sizeCount{bytes: c}); got.count != n {
-			t.Errorf("a tree has %d batches of %d bytes, want %d", got.count, c, n)
+	for l := range want {
+		if got, ok := tree.Get(l); !ok || got != l {
+			t.Errorf("%s: batch %d is not there", what, l.id)
 		}
 	}
 }
@@ -117,15 +118,15 @@ func TestIndexModel(t *testing.T) {
 				w.replace(b, w.image([]tier.ID{gpu0, host0, disk0}[r.IntN(3)], r.Int64N(5)*kib))
 			case 5:
 				x.mu.Lock()
-				x.excludeLocked(b, "", 0)
+				x.entryLocked(b).excludeLocked(0)
 				x.mu.Unlock()
 			case 6:
 				x.mu.Lock()
-				x.excludeLocked(b, "another", decide.Kinds(0).With(tier.Host).With(tier.Disk))
+				x.entryLocked(b).excludeLocked(decide.Kinds(0).With(tier.Host).With(tier.Disk))
 				x.mu.Unlock()
 			case 7:
 				x.mu.Lock()
-				x.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Disk))
+				x.entryLocked(b).excludeLocked(decide.Kinds(0).With(tier.Disk))
 				x.mu.Unlock()
 			default:
 				for _, end := range ends[b] {
@@ -140,8 +141,8 @@ func TestIndexModel(t *testing.T) {
 					all = slices.Delete(all, i, i+1)
 				}
 			}
-			if list := x.from(Victim{}, 0); len(list) > 0 { // the next page begins after the first
-				next := x.from(list[0], 0)
+			if list := x.from(Victim{}, 0, 1000); len(list) > 0 { // the next page begins after the first
+				next := x.from(list[0], 0, 1000)
 				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
 					t.Errorf("after the first of %v come %v", list, next)
 				}
@@ -236,7 +237,7 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	skip := func(b *batch.Batch) {
 		w.mon.index.mu.Lock()
 		defer w.mon.index.mu.Unlock()
-		w.mon.index.excludeLocked(b, b.Inside().Cut().Form, decide.Kinds(0).With(tier.Host).With(tier.Disk))
+		w.mon.index.entryLocked(b).excludeLocked(decide.Kinds(0).With(tier.Host).With(tier.Disk))
 	}
 	skip(other)
 	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
@@ -264,7 +265,7 @@ func TestIndexRemembersFailures(t *testing.T) {
 	fail := func(not decide.Kinds) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		x.excludeLocked(b, b.Inside().Cut().Form, not)
+		x.entryLocked(b).excludeLocked(not)
 	}
 	now := func() standing {
 		x.mu.Lock()
@@ -272,21 +273,19 @@ func TestIndexRemembersFailures(t *testing.T) {
 		return x.entryLocked(b).standing
 	}
 	fail(disk)
-	if e := now(); e.not != disk || !e.isListed() {
+	if e := now(); e.not != disk || !e.listed {
 		t.Errorf("after a failure the entry is %+v", e)
 	}
 	fail(disk.With(tier.Host))
-	if e := now(); e.isListed() {
+	if e := now(); e.listed {
 		t.Error("it is a victim that can go nowhere")
 	}
 	w.replace(b, w.image(host0, kib))
 	if e := now(); e.not != 0 {
 		t.Errorf("after a move the entry is %+v", e)
 	}
-	x.mu.Lock()
-	x.excludeLocked(b, "another form", disk)
-	x.mu.Unlock()
-	b.SetPlace(seq(3))
+	fail(disk)
+	w.replace(b, w.image(host0, 3*kib))
 	if e := now(); e.not != 0 {
 		t.Errorf("in its new form the entry is %+v", e)
 	}
@@ -300,19 +299,19 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	end := func(err error, want outcome) {
 		t.Helper()
 		v := Victim{Batch: b, ID: b.ID(), Bytes: kib}
-		if got := m.noteMove(v, m.spaces[m.byID[host0]], m.spaces[m.byID[disk0]], err); got != want {
+		if got, _ := m.noteMove(v, m.spaces[m.byID[host0]], m.spaces[m.byID[disk0]], err); got != want {
 			t.Errorf("%v means %d, want %d", err, got, want)
 		}
 	}
 	end(errors.New("the disk is broken"), failed)
 	end(&batch.StateError{Batch: b.ID()}, busy)
 	end(&batch.UnmovableError{Batch: b.ID()}, unmovable)
-	if len(m.faults) != 1 || len(w.victims(host0, 0)) != 0 {
-		t.Errorf("%d faults, and the batch is a victim: %v", len(m.faults), w.victims(host0, 0))
+	if len(m.index.mu.faults) != 1 || len(w.victims(host0, 0)) != 0 {
+		t.Errorf("%d faults, and the batch is a victim: %v", len(m.index.mu.faults), w.victims(host0, 0))
 	}
 	end(nil, moved)
-	if len(m.faults) != 0 {
-		t.Errorf("%d faults after a move", len(m.faults))
+	if len(m.index.mu.faults) != 0 {
+		t.Errorf("%d faults after a move", len(m.index.mu.faults))
 	}
 	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 1}) {
 		t.Errorf("the stats are %+v", s)

@@ -20,8 +20,15 @@ func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byI
 func (w *world) shortlist(i int, fit byKind) []Victim {
 	now := time.Now().UnixNano()
 	v, _ := w.mon.index.victims(i, fit, shortlistMax, now)
-	w.mon.index.order(now, v)
+	w.mon.cfg.Policy.Order(now, v)
 	return v
+}
+
+// firstVictims returns a shortlist of the first space as a list of moves begins with it.
+func (w *world) firstVictims(limit int) []Victim {
+	s := w.mon.spaces[0]
+	list, _ := w.mon.victims(s, s.below(w.mon), byKind{}, limit, time.Now())
+	return list
 }
 
 // inEach returns n bytes for each tier.
@@ -40,7 +47,9 @@ func (w *world) exclude(b *batch.Batch, is bool) {
 	if is {
 		not = not.With(tier.Host).With(tier.Disk)
 	}
-	w.mon.index.excludeLocked(b, b.Inside().Cut().Form, not)
+	if e := w.mon.index.entryLocked(b); e != nil {
+		e.excludeLocked(not)
+	}
 }
 
 func (w *world) victims(id tier.ID, fit int64) []batch.ID {
@@ -155,9 +164,9 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	if len(w.victims(gpu0, 0)) != 0 {
 		t.Error("a batch that cannot be converted is still a victim")
 	}
-	w.mon.putBack(now.Add(time.Hour)) // which looks whether its form is the same
-	if w.mon.faults[b] == nil || asked == 0 {
-		t.Errorf("the failure is forgotten; asked %d times", asked)
+	w.mon.putBack(now.Add(time.Hour))
+	if asked == 0 || len(x.mu.faults) != 1 {
+		t.Errorf("asked %d times; %d failures are noted", asked, len(x.mu.faults))
 	}
 	w.end(b)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -14,9 +15,13 @@ import (
 func TestLostSpace(t *testing.T) {
 	errGone := errors.New("gone")
 	bubble(t, "above the trigger", func(t *testing.T) {
-		var told []Lost
+		var told []events.Event
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib}, func(c *Config, w *world) {
-			c.Events.Lost = func(l Lost) { told = append(told, l) }
+			c.Events = func(e events.Event) {
+				if e.Kind == events.Lost {
+					told = append(told, e)
+				}
+			}
 			w.mover.bytesA = time.Millisecond
 		})
 		all := w.fillSpace(gpu0, 95, kib)
@@ -26,7 +31,7 @@ func TestLostSpace(t *testing.T) {
 		if s := w.mon.Stats(); s != (Stats{Looks: s.Looks}) {
 			t.Errorf("with nothing that can be done it does %+v", s)
 		}
-		if len(told) != 1 || told[0].Space != gpu0 || !errors.Is(told[0].Err, tier.ErrLost) || !errors.Is(told[0].Err, errGone) {
+		if len(told) != 1 || told[0].To != gpu0 || !errors.Is(told[0].Err, tier.ErrLost) || !errors.Is(told[0].Err, errGone) {
 			t.Errorf("told: %+v", told)
 		}
 		if e := w.mon.Evict(t.Context(), gpu0, kib); e.Moved != 0 || e.Coming {

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime/pprof"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/decide"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
@@ -21,6 +23,11 @@ import (
 const (
 	// defaultPeriod is the time between two steps when nothing wakes the monitor.
 	defaultPeriod = 50 * time.Millisecond
+	// idlePeriod is that while no space needs room: every need wakes the monitor.
+	idlePeriod = time.Second
+	// retryPeriods is how many periods pass at least before another list of moves is looked for
+	// because of the pressure of a space from which nothing could leave.
+	retryPeriods = 3
 	// MinPeriod is the shortest period. A step takes about a microsecond for each space, so with a
 	// shorter one steps would take more than a few hundredths of a core.
 	MinPeriod = 100 * time.Microsecond
@@ -39,6 +46,15 @@ type Mover interface {
 	Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error
 }
 
+// joiner is a Mover that can move small batches to a disk together, in much less time for each.
+type joiner interface {
+	// Together returns how many batches, from the first on, can be moved together now.
+	Together(all []*batch.Batch, to tier.ID) int
+	// RelieveTogether is Relieve for those. After an error a batch is whole where it was, and
+	// Relieve may still move it.
+	RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error
+}
+
 // Config describes a Monitor. Reservations and Mover are required.
 type Config struct {
 	Reservations *reservation.Manager
@@ -49,7 +65,14 @@ type Config struct {
 	Period       time.Duration
 	MovesPerEdge int          // moves at once from one space to one other, at most MaxMovesPerEdge; 0: 2
 	Logger       *slog.Logger // gets all events, normal ones at debug level; nil: nothing is logged
-	Events       Events       // called, too
+	// Events is called with PressureRose, PressureFell, Stuck, Unmovable and Lost, with no lock held:
+	// Unmovable on the goroutines that move, several at once, and the others on Run's. The mover reports
+	// the moves. Nil: none. It must not panic.
+	//
+	// Stuck is reported once, until the space has got what it needs or moves again; and once more when
+	// the bytes at rest have risen from 0. Unmovable is reported once for each batch and form, and Lost
+	// for each space.
+	Events func(events.Event)
 	// Changes returns another number when batches that could not be converted may be convertible;
 	// nil: never.
 	Changes func() uint64
@@ -87,7 +110,6 @@ func (c Config) validate() error {
 // without Run; nothing else does.
 type Monitor struct {
 	cfg    Config
-	events eventList
 	*index // is embedded for BatchChanged, Register and Knows
 	spaces []*space
 	byID   map[tier.ID]int
@@ -97,12 +119,7 @@ type Monitor struct {
 	running atomic.Bool
 	working sync.WaitGroup // goroutines of Run
 
-	// Guarded by the index's mutex, as are the edges and refusals of the spaces.
-	faults  map[*batch.Batch]*fault
-	due     time.Time // when the first of their pauses ends; zero if there is none
-	changes uint64    // what Config.Changes returned last
-
-	writing writing // Run's
+	cleaner cleaner
 }
 
 // New returns a monitor of the manager's spaces.
@@ -110,8 +127,12 @@ func New(cfg Config) (*Monitor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Policy == nil {
+	switch cfg.Policy.(type) {
+	case nil:
 		cfg.Policy = CostAware()
+	case costAware, ordered:
+	default:
+		cfg.Policy = guarded{cfg.Policy, &guard.Log{Logger: cfg.Logger}}
 	}
 	if cfg.Period == 0 {
 		cfg.Period = defaultPeriod
@@ -119,21 +140,20 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.MovesPerEdge == 0 {
 		cfg.MovesPerEdge = defaultMovesPerEdge
 	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Events == nil {
+		cfg.Events = func(events.Event) {}
+	}
 	if cfg.Speed == nil {
 		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
 	}
-	m := &Monitor{
-		cfg: cfg, events: eventList{all: []Events{cfg.Events}}, byID: make(map[tier.ID]int),
-		wake: make(chan struct{}, 1), faults: make(map[*batch.Batch]*fault),
-	}
-	m.events.panics.Logger = cfg.Logger
-	if cfg.Logger != nil {
-		m.events.all = append(m.events.all, slogEvents(cfg.Logger))
-	}
+	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		m.byID[s.ID()] = i
-		sp := &space{Space: s, place: i, edges: make(map[int]*edge), token: make(chan struct{}, 1)}
+		sp := &space{Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1)}
 		for j, to := range all {
 			if to.Kind() > s.Kind() {
 				sp.edges[j] = &edge{}
@@ -142,9 +162,8 @@ func New(cfg Config) (*Monitor, error) {
 		}
 		m.spaces = append(m.spaces, sp)
 	}
-	m.writing.ended = make(chan written, 1)
+	m.cleaner.ended = make(chan error, 1)
 	m.index = newIndex(cfg.Policy, m.spaces, m.gained)
-	m.index.panics.Logger = cfg.Logger
 	return m, nil
 }
 
@@ -178,44 +197,28 @@ func (m *Monitor) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// retryPeriods is after how many periods a space is looked at again from which nothing could leave.
-const retryPeriods = 4
-
-// idlePeriod is the time between two steps while no space needs room: every need wakes the monitor.
-const idlePeriod = time.Second
-
 func (m *Monitor) watch(ctx context.Context) {
-	defer m.stop()
-	m.stopWriting(time.Now()) // it begins when the monitor has been idle for a while
+	defer func() {
+		m.working.Wait()
+		if m.cleaner.cancel != nil {
+			m.hasCleaned(<-m.cleaner.ended)
+		}
+	}()
 	for _, s := range m.spaces {
 		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
 	}
-	period := time.NewTicker(m.cfg.Period)
-	defer period.Stop()
-	wasIdle := false
+	m.cleaner.pause = pause{until: time.Now().Add(quiet)} // it begins when the monitor has been idle for a while
+	next := time.NewTimer(0)
+	defer next.Stop()
 	for ctx.Err() == nil {
-		needed := m.step(ctx)
-		if idle := !needed && !m.writing.soon; idle != wasIdle {
-			wasIdle = idle
-			if period.Reset(m.cfg.Period); idle {
-				period.Reset(max(idlePeriod, m.cfg.Period))
-			}
-		}
+		next.Reset(m.step(ctx))
 		select {
 		case <-ctx.Done():
-		case <-period.C:
+		case <-next.C:
 		case <-m.wake:
-		case w := <-m.writing.ended:
-			m.hasWritten(w)
+		case err := <-m.cleaner.ended:
+			m.hasCleaned(err)
 		}
-	}
-}
-
-// stop ends a Run: no goroutine that it started is left.
-func (m *Monitor) stop() {
-	m.working.Wait()
-	if m.writing.cancel != nil {
-		m.hasWritten(<-m.writing.ended)
 	}
 }
 
@@ -233,19 +236,23 @@ func (m *Monitor) changed(s *space, pressed bool) {
 	}
 }
 
-// step looks at all spaces. It starts to evict from those that are above their marks, and reports
-// whether any needs room. If none does, it pre-cleans.
-func (m *Monitor) step(ctx context.Context) (needed bool) {
+// step looks at all spaces. It starts to evict from those that are above their marks, and if none
+// needs room, it pre-cleans. It returns the time until the next step.
+//
+// Requests evict for themselves (Evict). But while some wait, steps come each period, because nothing
+// else reports what is stuck.
+func (m *Monitor) step(ctx context.Context) time.Duration {
 	now := time.Now()
-	m.stats.add(&m.stats.Looks, 1)
+	m.stats.looks.Add(1)
 	demand := m.cfg.Reservations.Demand(nil)
-	needed = len(demand) > 0
+	needed := len(demand) > 0
 	for _, s := range m.spaces {
 		if err := s.Lost(); err != nil {
 			if !s.gone {
 				s.gone = true
 				s.high.Store(false)
-				m.events.lost(Lost{Space: s.ID(), Err: err})
+				m.cfg.Logger.Debug("spillway: a space is lost", "space", s.ID(), "error", err)
+				m.cfg.Events(events.Event{Kind: events.Lost, To: s.ID(), Err: err})
 			}
 			continue
 		}
@@ -256,18 +263,14 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 		if pressure < s.Trigger() && s.pressed.Swap(false) {
 			pressure = s.PressureBytes() // from now on a crossing wakes the monitor; one before is seen here
 		}
-		isHigh, was := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop(), s.high.Load()
-		s.high.Store(isHigh)
-		if isHigh != was {
-			m.events.pressure(Pressure{
-				Space: s.ID(), Bytes: pressure, Capacity: s.Capacity(), Trigger: s.Trigger(), Stop: s.Stop(),
-				Above: isHigh, Lowest: s.lower == 0,
-			})
+		isHigh := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop()
+		if s.high.Swap(isHigh) != isHigh {
+			m.reportPressure(s, pressure, isHigh)
 		}
 		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
-		again := !s.dry.Load() || now.Sub(s.relieved) >= retryPeriods*m.cfg.Period
-		if m.excess(s) > 0 && again && !s.relieving.Swap(true) {
-			s.relieved = now
+		dry := s.dry.Load()
+		isDue := dry == nil || now.Sub(dry.begun) > retryPeriods*m.cfg.Period
+		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
 			m.working.Add(1)
 			go func() {
 				labels.Move.Set()
@@ -277,88 +280,26 @@ func (m *Monitor) step(ctx context.Context) (needed bool) {
 		m.reportStuck(now, s, demand)
 	}
 	m.putBack(now)
-	if !needed {
-		m.writeAhead(ctx, now)
-		return false
-	}
-	m.stopWriting(now)
-	return true
-}
-
-// reportStuck reports once that a space needs room and nothing can be moved for it, when that has
-// been so for a period. It reports it again if work in progress was to free room then, and the
-// batches at rest are not in use now.
-func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Demand) {
-	w := Stuck{Space: s.ID(), Used: s.Used(), Limit: s.Limit(), Capacity: s.Capacity()}
-	for _, d := range demand {
-		if lack := d.Bytes - s.Available(); d.Space == s.ID() && lack > 0 {
-			w.Reason, w.Need, w.Waiters = decide.Demand, min(lack, s.Limit()), d.Waiters
+	if c := &m.cleaner; needed { // pre-cleaning ends, and begins later
+		if c.until = now.Add(max(quiet, c.until.Sub(now))); c.cancel != nil {
+			c.cancel(errNeeded)
 		}
+		return m.cfg.Period
 	}
-	if over := m.excess(s); w.Need == 0 && over > 0 {
-		w.Reason, w.Need = decide.Trigger, max(s.PressureBytes()-s.Trigger()+1, s.Used()-s.Ceiling())
-	}
-	if w.Need <= 0 || !s.dry.Load() {
-		s.stuckSince, s.stuckFor, s.stuckIdle = time.Time{}, "", false
-		return
-	}
-	if s.stuckSince.IsZero() {
-		s.stuckSince = now
-	}
-	w.Resting = m.index.summary(s.place).idle
-	reported := (s.stuckFor == w.Reason || s.stuckFor == decide.Demand) && (s.stuckIdle || w.Resting == 0)
-	if reported || now.Sub(s.stuckSince) < m.cfg.Period {
-		return
-	}
-	if s.stuckFor != decide.Demand {
-		s.stuckFor = w.Reason
-	}
-	s.stuckIdle = s.stuckIdle || w.Resting > 0
-	for _, t := range s.below(m) {
-		w.Below = append(w.Below, Room{Space: t.ID(), Available: max(0, t.Ceiling()-t.Used())})
-	}
-	m.events.stuck(w)
-}
-
-// move moves one batch and reports it. A panic of the mover is an error of the move, because
-// nothing else would end it.
-func (m *Monitor) move(ctx context.Context, v Victim, from, to *space, reason string) error {
-	mv := Move{Batch: v.ID, From: from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reason}
-	m.events.moveBegun(mv)
-	start := time.Now()
-	err := func() (err error) {
-		defer guard.Error(&err, "the mover")
-		return m.cfg.Mover.Relieve(ctx, v.Batch, to.ID(), reason)
-	}()
-	err = ofEnding(ctx, err)
-	m.events.moveEnded(mv, time.Since(start), err)
-	return err
-}
-
-// ofEnding wraps the error of a move in ErrEnding if ctx has ended. It does not look at the error
-// itself, because a file system may return context.Canceled for reasons of its own.
-func ofEnding(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", ErrEnding, err)
-	}
-	return err
+	m.preClean(ctx, now)
+	return max(m.cfg.Period, idlePeriod)
 }
 
 // Each calls f with all batches, with no lock held. Those that come, or go, meanwhile may be left
 // out.
 func (m *Monitor) Each(f func(*batch.Batch)) {
 	m.index.mu.Lock()
-	for _, e := range m.index.mu.entries {
-		m.index.mu.Unlock()
-		f(e.b)
-		m.index.mu.Lock()
-	}
+	all := slices.Collect(maps.Values(m.index.mu.entries))
 	m.index.mu.Unlock()
+	for _, e := range all {
+		f(e.b)
+	}
 }
-
-// ErrEnding is matched by the error of a move that was broken off because the context of Run, Evict
-// or Clear ended: nothing has failed.
-var ErrEnding = errors.New("monitor: the move is not needed any more")
 
 // Stats are counts since the monitor was made.
 type Stats struct {
@@ -373,41 +314,55 @@ type Stats struct {
 	Refused   int64 // waiters sent away because everything was full
 }
 
+// counters are the Stats so far.
+type counters struct {
+	looks, steps, bytes atomic.Int64
+	outcomes            [failed + 1]atomic.Int64
+}
+
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	m.stats.Lock()
-	defer m.stats.Unlock()
-	now := m.stats.Stats
-	now.Refused = m.cfg.Reservations.Waits().Refused
-	return now
-}
-
-// counters are the Stats so far. The mutex is a leaf.
-type counters struct {
-	sync.Mutex
-	Stats
-}
-
-func (c *counters) add(n *int64, by int) {
-	c.Lock()
-	defer c.Unlock()
-	*n += int64(by)
-}
-
-func (c *counters) count(kind outcome, bytes int64) {
-	c.Lock()
-	defer c.Unlock()
-	switch kind {
-	case moved:
-		c.Moves++
-		c.Bytes += bytes
-	case noRoom:
-		c.NoRoom++
-	case busy:
-		c.Busy++
-	case unmovable:
-		c.Unmovable++
-	case failed:
-		c.Failed++
+	n := &m.stats.outcomes
+	return Stats{
+		Looks: m.stats.looks.Load(), Steps: m.stats.steps.Load(),
+		Moves: n[moved].Load(), Bytes: m.stats.bytes.Load(), NoRoom: n[noRoom].Load(), Busy: n[busy].Load(),
+		Unmovable: n[unmovable].Load(), Failed: n[failed].Load(),
+		Refused: m.cfg.Reservations.Waits().Refused,
 	}
+}
+
+// Headroom returns how many bytes of a space a request for need bytes leaves free, so that
+// consumers can fetch batches when all tiers are full of batches at rest: see headroom. A
+// reservation.Config needs it.
+func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
+	i, known := m.byID[id]
+	if !known {
+		return 0
+	}
+	n, spare := m.headroom(m.spaces[i])
+	return max(0, min(n, spare-need))
+}
+
+// headroom returns what the largest batch of the other spaces would take in s, of those that have at
+// most half of its bytes: 0 for a disk, where consumers fetch nothing. spare is how many bytes would be
+// free in s without the batches at rest, and without those that are being put.
+func (m *Monitor) headroom(s *space) (n, spare int64) {
+	if s.Kind() == tier.Disk {
+		return 0, 0
+	}
+	var largest uint64
+	most := listed{key: Key{uint64(s.Ceiling()/2) + 1}}
+	m.index.mu.Lock()
+	for i, other := range m.spaces {
+		if other == s || other.Lost() != nil {
+			continue
+		}
+		m.index.mu.spaces[i].sizes.DescendLessOrEqual(most, func(l listed) bool {
+			largest = max(largest, l.key[0])
+			return false
+		})
+	}
+	rest := m.index.mu.spaces[s.place].rest
+	m.index.mu.Unlock()
+	return s.Charge(int64(largest)), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -92,7 +93,7 @@ func TestTrigger(t *testing.T) {
 				}
 			}
 			settle(time.Second)
-			if len(w.press) != 2 || !w.press[0].Above || w.press[1].Above {
+			if len(w.press) != 2 || w.press[0].Kind != events.PressureRose || w.press[1].Kind != events.PressureFell {
 				t.Errorf("pressure: %+v", w.press)
 			}
 			w.end()
@@ -609,7 +610,7 @@ func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(10 * time.Millisecond)
-		if n := len(w.press); n != 2 || w.press[1].Above {
+		if n := len(w.press); n != 2 || w.press[1].Kind != events.PressureFell {
 			t.Errorf("the events are %+v", w.press)
 		}
 		w.end(b)

@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,20 +8,12 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
+	"github.com/spillway-db/spillway/internal/guard"
 )
 
 // Key places a batch in the order of victims. Keys are compared word by word;
 // the smallest goes down first.
 type Key [4]uint64
-
-func (k Key) compare(other Key) int {
-	for i, word := range k {
-		if word != other[i] {
-			return cmp.Compare(word, other[i])
-		}
-	}
-	return 0
-}
 
 // Victim is a batch that could be moved down.
 type Victim struct {
@@ -31,11 +22,12 @@ type Victim struct {
 	Bytes int64 // what it is charged where it is, so what a move frees there
 	Key   Key
 	// Down and Up are about how long it takes to move it to where it would go, and back. Down is 0 if
-	// it has a copy in a slower space.
+	// it has a clean image in a slower space.
 	Down, Up time.Duration
 
-	not    decide.Kinds  // the tiers that it cannot be converted for
-	copied decide.Places // the spaces that have a copy of it
+	not    decide.Kinds  // the tiers that it is not to be moved to now
+	copied decide.Places // the spaces that have a clean image of it
+	alone  bool          // it is not moved together with others
 }
 
 // Policy orders the batches: those that go down first. Its methods must be pure: the same
@@ -53,13 +45,6 @@ type Policy interface {
 	Order(now int64, shortlist []Victim)
 }
 
-// shortlistMax is how many victims of a space are looked at in one step at most,
-// however many batches there are.
-const shortlistMax = 1024
-
-// fewVictims is how many more are looked at than what is needed seems to ask for.
-const fewVictims = 32
-
 // ordered is a policy that consists of its key.
 type ordered struct {
 	name string
@@ -71,10 +56,24 @@ func (p ordered) Key(info batch.Info) Key { return p.key(info) }
 func (p ordered) Order(int64, []Victim)   {}
 func (p ordered) String() string          { return p.name }
 
-// descending turns an order around.
-func descending(v uint64) uint64 { return ^v }
+// guarded is a policy of the program's. Its panics are logged: a batch then has the zero key, and a
+// shortlist the order of the keys.
+type guarded struct {
+	Policy
+	panics *guard.Log
+}
 
-// signed maps int64 to uint64 so that the order stays.
+func (p guarded) Key(info batch.Info) (key Key) {
+	defer p.panics.Recover("Policy.Key")
+	return p.Policy.Key(info)
+}
+
+func (p guarded) Order(now int64, list []Victim) {
+	defer p.panics.Recover("Policy.Order")
+	p.Policy.Order(now, list)
+}
+
+// signed maps int64 to uint64 so that the order stays. A complement (^) turns an order around.
 func signed(v int64) uint64 { return uint64(v) ^ 1<<63 }
 
 // unsigned is the int64 that signed was given.
@@ -100,13 +99,13 @@ func PlanOrderFromScans() Policy {
 
 func planKey(info batch.Info, fromScans bool) Key {
 	p := info.Place
-	plan, rank, seq := descending(p.Plan), signed(int64(p.Rank)), descending(p.Seq)
+	plan, rank, seq := ^p.Plan, signed(int64(p.Rank)), ^p.Seq
 	if !fromScans {
-		rank = descending(rank)
+		rank = ^rank
 	}
 	switch {
 	case info.Pending > 0:
-		return Key{2, descending(info.Task)}
+		return Key{2, ^info.Task}
 	case p.Last:
 		return Key{1, plan, seq}
 	}
@@ -120,7 +119,7 @@ func LRU() Policy {
 
 // LargestFirst moves the largest batches first: the fewest moves for the bytes.
 func LargestFirst() Policy {
-	return ordered{"largest-first", func(info batch.Info) Key { return Key{descending(uint64(max(0, info.Bytes)))} }}
+	return ordered{"largest-first", func(info batch.Info) Key { return Key{^uint64(max(0, info.Bytes))} }}
 }
 
 // policies lists the policies of ByName, the default first.

@@ -152,7 +152,7 @@ func TestStaleVictims(t *testing.T) {
 		for _, b := range all[10:] {
 			w.use(b)
 		}
-		list, _ := w.mon.victims(w.mon.spaces[0], 50)
+		list := w.firstVictims(50)
 		for i, v := range list {
 			if is := slices.Contains(stale, v.Batch); is != (i < len(stale)) {
 				t.Errorf("number %d of %d is stale: %v", i, len(list), is)
@@ -184,7 +184,7 @@ func TestStaleVictimsOnce(t *testing.T) {
 		}
 		all[5].Hint(batch.Stay)
 		time.Sleep(time.Hour)
-		list, _ := w.mon.victims(w.mon.spaces[0], 50)
+		list := w.firstVictims(50)
 		seen := map[batch.ID]int{}
 		for _, v := range list {
 			if seen[v.ID]++; seen[v.ID] > 1 {
@@ -226,7 +226,7 @@ func TestStaleBehindALateOne(t *testing.T) {
 			for _, b := range all[10:1999] {
 				w.use(b) // again in some hundred seconds
 			}
-			list, _ := w.mon.victims(w.mon.spaces[0], 50)
+			list := w.firstVictims(50)
 			n := 0
 			for _, v := range list {
 				if slices.Contains(stale, v.Batch) {

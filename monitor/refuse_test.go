@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -322,9 +323,9 @@ func TestStuckIsToldOnce(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		out := w.reserve(ctx, gpu0, 8*kib)
 		settle(time.Minute)
-		var mine []Stuck
+		var mine []events.Event
 		for _, s := range w.stuck {
-			if s.Space == gpu0 && s.Reason == decide.Demand {
+			if s.To == gpu0 && s.Reason == decide.Demand {
 				mine = append(mine, s)
 			}
 		}
@@ -332,7 +333,8 @@ func TestStuckIsToldOnce(t *testing.T) {
 			t.Fatalf("stuck: %+v", w.stuck)
 		}
 		s := mine[0]
-		if s.Need != 8*kib || s.Used != 64*kib || s.Limit != 64*kib || s.Capacity != 64*kib || s.Waiters != 1 || s.Resting != 64*kib || len(s.Below) != 2 {
+		const text = "1 wait, 65536 bytes are used of 65536, 65536 of them in batches at rest, host:0 has 0, disk:0 has 0"
+		if s.Bytes != 8*kib || s.Text != text {
 			t.Errorf("stuck: %+v", s)
 		}
 		if n := strings.Count(log.String(), "need=8192"); n != 1 {
@@ -363,8 +365,8 @@ func TestStuckIsToldOnce(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		out := w.reserve(ctx, gpu0, 8*kib)
 		settle(time.Minute)
-		i := slices.IndexFunc(w.stuck, func(s Stuck) bool { return s.Space == gpu0 && s.Reason == decide.Demand })
-		if i < 0 || w.stuck[i].Resting != 0 || strings.Contains(log.String(), "need=8192") {
+		i := slices.IndexFunc(w.stuck, func(s events.Event) bool { return s.To == gpu0 && s.Reason == decide.Demand })
+		if i < 0 || !strings.Contains(w.stuck[i].Text, " 0 of them in batches at rest") || strings.Contains(log.String(), "need=8192") {
 			t.Errorf("stuck: %+v\n%s", w.stuck, log)
 		}
 		for _, c := range cancel {
@@ -401,7 +403,7 @@ func TestStuckIsToldOnce(t *testing.T) {
 		}
 		told := 0
 		for _, s := range w.stuck {
-			if s.Space == gpu0 {
+			if s.To == gpu0 {
 				told++
 			}
 		}
@@ -421,7 +423,7 @@ func TestStuckIsToldOnce(t *testing.T) {
 		}
 		count := make(map[tier.ID]int)
 		for _, s := range w.stuck {
-			count[s.Space]++
+			count[s.To]++
 		}
 		if count[gpu0] != 1 || count[host0] != 1 || count[disk0] != 0 {
 			t.Errorf("stuck: %+v", w.stuck)

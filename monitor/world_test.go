@@ -79,8 +79,8 @@ type world struct {
 	begun  []Move
 	ended  []Move
 	failed []error
-	stuck  []Stuck
-	press  []Pressure
+	stuck  []events.Event
+	press  []events.Event
 	gone   []string // of refused waiters
 	stall  time.Duration
 
@@ -98,7 +98,15 @@ func fewer(n int) int {
 
 type sizes map[tier.ID]int64
 
-// slowMover does what convert.Mover does, without bytes.
+// Move is a move that a slowMover was asked for.
+type Move struct {
+	Batch    batch.ID
+	From, To tier.ID
+	Bytes    int64 // charged in From
+	Reason   string
+}
+
+// slowMover does what convert.Mover does, without bytes. It records all moves.
 type slowMover struct {
 	w      *world
 	bytesA time.Duration                                // time for a KiB
@@ -112,7 +120,28 @@ func (m *slowMover) heal() {
 	m.fault = nil
 }
 
-func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
+func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
+	now, w := b.Info(), m.w
+	move := Move{Batch: b.ID(), From: now.Space, To: to, Bytes: now.Bytes, Reason: reason}
+	edge := [2]tier.ID{move.From, move.To}
+	w.mu.Lock()
+	w.begun = append(w.begun, move)
+	w.now[edge]++
+	w.most[edge] = max(w.most[edge], w.now[edge])
+	w.mu.Unlock()
+	err := m.relieve(ctx, b, to, reason)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now[edge]--
+	if err != nil {
+		w.failed = append(w.failed, err)
+	} else {
+		w.ended = append(w.ended, move)
+	}
+	return err
+}
+
+func (m *slowMover) relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
 	if reason != decide.Trigger && reason != decide.Demand {
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
@@ -199,7 +228,7 @@ func worldOf(t testing.TB, s sizes) *world {
 func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, *world)) {
 	w.t.Helper()
 	w.mover = &slowMover{w: w, bytesA: time.Microsecond}
-	cfg := Config{Mover: w.mover, Events: w.events()}
+	cfg := Config{Mover: w.mover, Events: w.note}
 	if change != nil {
 		change(&cfg, w)
 	}
@@ -227,29 +256,26 @@ func (w *world) build(headroom func(tier.ID, int64) int64, change func(*Config, 
 	}
 }
 
-func (w *world) events() Events {
-	return Events{
-		MoveBegun: func(m Move) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.begun = append(w.begun, m)
-			e := [2]tier.ID{m.From, m.To}
-			w.now[e]++
-			w.most[e] = max(w.most[e], w.now[e])
-		},
-		MoveEnded: func(m Move, _ time.Duration, err error) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.now[[2]tier.ID{m.From, m.To}]--
-			if err != nil {
-				w.failed = append(w.failed, err)
-				return
-			}
-			w.ended = append(w.ended, m)
-		},
-		Pressure: func(p Pressure) { w.mu.Lock(); w.press = append(w.press, p); w.mu.Unlock() },
-		Stuck:    func(s Stuck) { w.mu.Lock(); w.stuck = append(w.stuck, s); w.mu.Unlock() },
+// note records the events of the monitor.
+func (w *world) note(e events.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch e.Kind {
+	case events.PressureRose, events.PressureFell:
+		w.press = append(w.press, e)
+	case events.Stuck:
+		w.stuck = append(w.stuck, e)
 	}
+}
+
+// count returns a function for Config.Events that counts events of a kind.
+func count(kind events.Kind) (f func(events.Event), n *atomic.Int64) {
+	n = new(atomic.Int64)
+	return func(e events.Event) {
+		if e.Kind == kind {
+			n.Add(1)
+		}
+	}, n
 }
 
 // start runs the monitor; end stops it and closes everything.
@@ -288,7 +314,7 @@ func (w *world) end(batches ...*batch.Batch) {
 		}
 	}
 	for i := range w.mon.spaces {
-		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || s.victims != 0 {
+		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || w.mon.index.mu.spaces[i].victims.Len() != 0 {
 			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
 		}
 	}

@@ -1,29 +1,29 @@
-// Package ahead decides how much of a range of memory is touched ahead of its use. To
-// touch all of it when it is mapped costs up to a second of system time for each GiB, also
-// where it is never used; not to touch it makes its first use slow.
+// Package ahead decides how much of a range of memory is touched ahead of its use. Touching all of
+// it when it is mapped takes up to a second of system time for each GiB, even where it is never
+// used. Touching none of it makes the first use slow.
 package ahead
 
 import "sync/atomic"
 
-// What lies ahead of what has been used is as long as that, and at most Most. Least, or less of a
-// short range, is there before the first use and is all that an idle range costs. A
-// range in use gets ahead of its users within a few of their steps, as touching a page
-// takes less time than filling it.
+// As many bytes are touched ahead of the used ones as are used, at most Most. Least bytes, or less of
+// a short range, are touched before the first use: an idle range costs no more. A range in use gets
+// ahead of its users within a few of their steps, because touching a page takes less time than
+// filling it.
 const (
 	Least = 64 << 20
 	Most  = 512 << 20
 
-	share = 16      // of a range, one part is touched before its first use: Least of 1 GiB
-	huge  = 2 << 20 // in huge pages, so that nothing is touched where one is more than the share
+	share = 16      // one sixteenth of a range is touched before its first use: Least of 1 GiB
+	huge  = 2 << 20 // in whole huge pages, so nothing of a range where one is more than that
 )
 
-// Window is how far a range may be touched: from its beginning to some way behind the
-// highest byte that was ever handed out. Its users call Reach and one goroutine calls
-// Wait, at the same time. Make one with New.
+// Window is the part of a range that may be touched: from its beginning to some way beyond the
+// highest byte that was ever handed out. Users of the range call Reach, and at the same time one
+// goroutine calls Wait. Make one with New.
 type Window struct {
 	least int64
-	used  atomic.Int64  // the highest byte that was handed out, and one
-	grown chan struct{} // holds one thing if used has grown
+	used  atomic.Int64  // the offset after the highest byte that was handed out
+	grown chan struct{} // holds a value if used has grown
 }
 
 // New returns the window of a range of size bytes, of which nothing has been used.
@@ -31,7 +31,7 @@ func New(size int64) *Window {
 	return &Window{least: min(Least, size/share/huge*huge), grown: make(chan struct{}, 1)}
 }
 
-// Reach notes that what ends at the offset end is handed out. It never waits.
+// Reach notes that the bytes up to the offset end are handed out. It never waits.
 func (w *Window) Reach(end int64) {
 	for used := w.used.Load(); end > used; used = w.used.Load() {
 		if w.used.CompareAndSwap(used, end) {
@@ -44,7 +44,7 @@ func (w *Window) Reach(end int64) {
 	}
 }
 
-// end is up to where the range may be touched.
+// end returns the offset up to which the range may be touched.
 func (w *Window) end() int64 {
 	used := w.used.Load()
 	return used + min(max(used, w.least), Most)

@@ -5,6 +5,7 @@ package decide
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/stripe"
@@ -25,19 +26,20 @@ type Snapshot []Space
 
 // Space is one space of a snapshot. All sizes are bytes.
 type Space struct {
-	ID tier.ID
+	ID    tier.ID
+	Place int // the caller's number for it, by which Victim.Copied names it
 	// Room is how many bytes could be reserved now, less what requests wait for there. It may be
 	// below 0. Calm is how many bytes more it can have without reaching its trigger; the slowest
 	// tier has no trigger for moves.
 	Room, Calm int64
-	// Headroom is how many bytes evictions to here leave free for batches that consumers fetch, and
-	// Spare how many there would be if no batch were at rest: see Keep.
+	// Headroom is how many bytes evictions to here leave free for batches that consumers fetch, but
+	// no more than Spare, which is how many would be free if no batch were at rest.
 	Headroom, Spare int64
-	// Refused is above 0 if the space refused so many bytes a moment ago although it had room.
+	// Refused is above 0 if moves from the first space to here are not to be made now for batches that
+	// are charged so many bytes or more.
 	Refused int64
-	Blocked bool // moves from the first space to here failed a moment ago
 	Pace    stripe.Pace
-	Charge  func(int64) int64 // what a body charged so much elsewhere is charged here; nil for the same
+	Charge  func(int64) int64 // what a batch that is charged so much elsewhere is charged here
 	// Victims are the batches that could leave, in the policy's order. A space that no batch can
 	// leave now has none. More is set if others follow the last one.
 	Victims []Victim
@@ -53,20 +55,16 @@ type Victim struct {
 	Copied Places    // the spaces that have a clean image of it
 }
 
-// goesBefore reports whether the policy evicts v before other, or has no preference.
-func (v *Victim) goesBefore(other *Victim) bool { return slices.Compare(v.Key[:], other.Key[:]) <= 0 }
+// Set is a set of small numbers; those from 64 on are in none.
+type Set[T ~int | ~uint8] uint64
 
-// Kinds is a set of tiers.
-type Kinds uint8
+func (s Set[T]) Has(n T) bool    { return s&(1<<n) != 0 }
+func (s Set[T]) With(n T) Set[T] { return s | 1<<n }
 
-func (s Kinds) Has(k tier.Kind) bool   { return s&(1<<k) != 0 }
-func (s Kinds) With(k tier.Kind) Kinds { return s | 1<<k }
-
-// Places is a set of spaces, by numbers of the caller's; those from 64 on are in none.
-type Places uint64
-
-func (s Places) Has(i int) bool    { return s&(1<<i) != 0 }
-func (s Places) With(i int) Places { return s | 1<<i }
+type (
+	Kinds  = Set[tier.Kind] // tiers
+	Places = Set[int]       // spaces, by numbers of the caller's
+)
 
 // Move is one eviction.
 type Move struct {
@@ -91,167 +89,141 @@ func Excess(pressure, trigger, stop int64) int64 {
 // Decide chooses what to evict from the first space so that need bytes leave it. It takes victims
 // in the policy's order until the need is covered, so at most one batch's bytes leave beyond it. It
 // reports whether it ended because the shortlist of a space did: with longer ones it might choose
-// more, or other targets. places are the caller's numbers of the spaces, by which Victim.Copied
-// names them. Decide is a pure function.
+// more, or other targets. Decide is a pure function.
 //
 // A victim goes to the next tier if that has room. If it has none, and holds a batch that should go
 // before this one, that batch goes down to make room (Move.Make). Otherwise the victim skips the
 // tier; if no slower tier has room, batches leave the next tier all the same. A victim with a clean
 // image further down also skips a tier that it would bring to its trigger, if that holds nothing
 // that should go before it: it would soon follow.
-func Decide(s Snapshot, places []int, need int64) (moves []Move, short bool) {
-	p := &planner{
-		s: slices.Clone(s), places: places,
-		next: make([]int, len(s)), given: make([]int, len(s)), dry: make([]bool, len(s)),
+func Decide(s Snapshot, need int64) (moves []Move, short bool) {
+	p := make(plan, len(s))
+	for i := range s {
+		p[i].Space = s[i]
 	}
-	from := &p.s[0]
-	for i := range from.Victims {
+	for i := range s[0].Victims {
+		v := &s[0].Victims[i]
 		if need <= 0 {
-			return moves, p.short
+			return moves, short
 		}
-		v := &from.Victims[i]
-		to := p.target(v)
-		if to < 0 {
+		to, unsure := p.target(v)
+		if short = short || unsure; to < 0 {
 			continue // there is no place for it; a smaller one may find one
 		}
-		t := &p.s[to]
-		t.Room -= t.charged(v)
-		t.Calm -= t.charged(v)
-		t.Pace = t.Pace.After(v.Bytes)
-		p.given[to]++
-		m := Move{Victim: *v, To: to}
-		for lack := t.keep(v) - t.Room; lack > 0 && p.next[to] < len(t.Victims); p.next[to]++ {
-			n := t.Victims[p.next[to]].Bytes
+		t, m := &p[to], Move{Victim: *v, To: to}
+		for lack := t.needs(v) - t.Room; lack > 0 && len(t.Victims) > 0; t.Victims = t.Victims[1:] {
+			n := t.Victims[0].Bytes
 			t.Room, t.Calm = t.Room+n, t.Calm+n
 			m.Make, lack = m.Make+n, lack-n
 		}
+		t.Room, t.Calm = t.Room-t.Charge(v.Bytes), t.Calm-t.Charge(v.Bytes)
+		t.Pace = t.Pace.After(v.Bytes)
+		t.moves++
+		for j := range p {
+			p[j].dry = false
+		}
 		moves = append(moves, m)
 		need -= v.Bytes
-		clear(p.dry)
 	}
-	return moves, need > 0 && from.More || p.short
+	return moves, short || need > 0 && s[0].More
 }
 
-// planner is the work of one Decide. It changes the rooms and paces of s as it chooses moves.
-type planner struct {
-	s      Snapshot
-	places []int
-	next   []int  // for each space, the first victim that no move makes leave
-	given  []int  // for each space, how many moves it was given
-	dry    []bool // for each space, it is known since the last move that no victim can leave it
-	short  bool   // the shortlist of a target was too short to tell
+// plan is a snapshot as the moves chosen so far will leave it.
+type plan []planned
+
+// planned is a space of a plan. Its victims are those that no move makes leave.
+type planned struct {
+	Space
+	moves int  // that go to the space
+	dry   bool // no victim can leave the space: known since the last move was chosen
 }
 
-func (s *Space) charged(v *Victim) int64 {
-	if s.Charge == nil {
-		return v.Bytes
+// needs returns how much room the move of v into the space needs: its charge, and the headroom that
+// stays free. No room is enough if the space does not take v.
+func (s *planned) needs(v *Victim) int64 {
+	charge := s.Charge(v.Bytes)
+	if v.Not.Has(s.ID.Kind) || s.Refused > 0 && charge >= s.Refused {
+		return math.MaxInt64
 	}
-	return s.Charge(v.Bytes)
+	return charge + max(0, min(s.Headroom, s.Spare-charge))
 }
 
-// keep returns how many bytes the move of v into the space leaves free: its headroom, but no more
-// than would be free without batches at rest.
-func (s *Space) keep(v *Victim) int64 { return max(0, min(s.Headroom, s.Spare-s.charged(v))) }
-
-// target returns the space that v should be moved to, -1 if there is none.
-func (p *planner) target(v *Victim) int {
+// target returns the space that v should be moved to, -1 if there is none. It reports whether the
+// shortlist of a space was too short to tell.
+func (p plan) target(v *Victim) (to int, unsure bool) {
 	copied, fallback := -1, -1
-	for j := 1; j < len(p.s) && copied < 0; j++ {
-		if v.Copied.Has(p.places[j]) && p.fits(j, v) {
+	for j := 1; j < len(p) && copied < 0; j++ {
+		if v.Copied.Has(p[j].Place) && p[j].needs(v) <= p[j].Room {
 			copied = j
 		}
 	}
-	for first := 1; first < len(p.s); {
-		end := first + 1
-		for end < len(p.s) && p.s[end].ID.Kind == p.s[first].ID.Kind {
-			end++
-		}
-		to := p.withRoom(first, end, v)
-		for j := first; j < end && to < 0; j++ {
-			if !p.canMakeRoom(j, v) {
+	for first, end := 1, 1; first < len(p); first = end {
+		// Of the spaces of one tier that have room it is one with a clean image, or else the nearest of
+		// memories, and of disks the one that is behind with its share.
+		to = -1
+		for ; end < len(p) && p[end].ID.Kind == p[first].ID.Kind; end++ {
+			t := &p[end]
+			if t.needs(v) > t.Room {
 				continue
 			}
-			if fallback < 0 {
+			if to < 0 || end == copied {
+				to = end
+				continue
+			}
+			isBehind := cmp.Or(t.Pace.Compare(p[to].Pace), cmp.Compare(t.moves, p[to].moves)) < 0
+			if t.ID.Kind == tier.Disk && to != copied && isBehind {
+				to = end
+			}
+		}
+		for j := first; j < end && to < 0; j++ {
+			can, more := p.canMakeRoom(j, v)
+			unsure = unsure || more
+			switch {
+			case !can:
+			case p[j].Victims[0].goesBefore(v):
+				to = j
+			case fallback < 0:
 				fallback = j
 			}
-			if p.s[j].Victims[p.next[j]].goesBefore(v) {
-				to = j
-			}
 		}
-		if to >= 0 {
-			if copied >= end && p.wouldFollow(to, v) {
-				return copied
-			}
-			return to
-		}
-		first = end
-	}
-	return fallback
-}
-
-// withRoom returns the space of one tier, [first, end), that has room for v and is to be given it:
-// one with a clean image of v, the nearest of memories, and of disks the one that is behind with
-// its share. It returns -1 if none has room.
-func (p *planner) withRoom(first, end int, v *Victim) int {
-	best := -1
-	for j := first; j < end; j++ {
-		t := &p.s[j]
-		if !p.fits(j, v) {
+		if to < 0 {
 			continue
 		}
-		if v.Copied.Has(p.places[j]) {
-			return j
+		if t := &p[to]; copied >= end && t.Calm < t.Charge(v.Bytes) {
+			if len(t.Victims) == 0 {
+				return copied, unsure || t.More
+			}
+			if v.goesBefore(&t.Victims[0]) {
+				return copied, unsure
+			}
 		}
-		if best < 0 {
-			best = j
-			continue
-		}
-		before := cmp.Or(t.Pace.Compare(p.s[best].Pace), cmp.Compare(p.given[j], p.given[best])) < 0
-		if before && t.ID.Kind == tier.Disk {
-			best = j
-		}
+		return to, unsure
 	}
-	return best
+	return fallback, unsure
 }
 
-// fits reports whether space j has room for v now, and takes it.
-func (p *planner) fits(j int, v *Victim) bool {
-	t := &p.s[j]
-	need := t.charged(v)
-	return !t.Blocked && !v.Not.Has(t.ID.Kind) && need <= t.Room-t.keep(v) && (t.Refused == 0 || need < t.Refused)
-}
+// goesBefore reports whether the policy evicts v before other, or has no preference.
+func (v *Victim) goesBefore(other *Victim) bool { return slices.Compare(v.Key[:], other.Key[:]) <= 0 }
 
 // canMakeRoom reports whether enough victims of space j could leave it for v to have room there,
-// and the first of them that could go anywhere can go now.
-func (p *planner) canMakeRoom(j int, v *Victim) bool {
-	t := &p.s[j]
-	if p.dry[j] || t.Blocked || v.Not.Has(t.ID.Kind) || t.Refused > 0 && t.charged(v) >= t.Refused {
-		return false
+// and the first of them that could go anywhere can go now; and if not, whether a longer shortlist
+// of the space might show otherwise.
+func (p plan) canMakeRoom(j int, v *Victim) (can, unsure bool) {
+	t := &p[j]
+	room, need, sheds := t.Room, t.needs(v), false
+	if t.dry || need == math.MaxInt64 {
+		return false, false
 	}
-	room := t.Room - t.keep(v)
-	sheds := false
-	for i := p.next[j]; i < len(t.Victims); i++ {
+	for i := range t.Victims {
 		w := &t.Victims[i]
 		room += w.Bytes
-		for k := j + 1; k < len(p.s) && !sheds; k++ {
-			sheds = p.s[k].ID.Kind > t.ID.Kind && p.fits(k, w)
+		for k := j + 1; k < len(p) && !sheds; k++ {
+			sheds = p[k].ID.Kind > t.ID.Kind && p[k].needs(w) <= p[k].Room
 		}
-		if sheds && t.charged(v) <= room {
-			return true
+		if sheds && need <= room {
+			return true, false
 		}
 	}
-	p.dry[j] = !sheds
-	p.short = p.short || t.More
-	return false
-}
-
-// wouldFollow reports whether v, which has a clean image further down, would be among the next to
-// leave space j.
-func (p *planner) wouldFollow(j int, v *Victim) bool {
-	t := &p.s[j]
-	if t.Calm >= t.charged(v) {
-		return false
-	}
-	p.short = p.short || p.next[j] == len(t.Victims) && t.More
-	return p.next[j] == len(t.Victims) || v.goesBefore(&t.Victims[p.next[j]])
+	t.dry = !sheds
+	return false, t.More
 }

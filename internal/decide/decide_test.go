@@ -40,7 +40,7 @@ type shape struct {
 }
 
 // build makes a snapshot. Victims are numbered from 1 on.
-func build(ids []tier.ID, shapes ...shape) (s Snapshot, places []int) {
+func build(ids []tier.ID, shapes ...shape) (s Snapshot) {
 	next := 0
 	for i, sh := range shapes {
 		limit := sh.limit
@@ -48,8 +48,11 @@ func build(ids []tier.ID, shapes ...shape) (s Snapshot, places []int) {
 			limit = 100
 		}
 		sp := Space{
-			ID: ids[i], Room: limit - sh.used - sh.waiting, Calm: 79 - sh.used, Headroom: sh.headroom, Spare: limit,
-			Refused: sh.refused, Blocked: sh.blocked, More: sh.more, Pace: sh.pace,
+			ID: ids[i], Place: i, Charge: exact, Room: limit - sh.used - sh.waiting, Calm: 79 - sh.used, Headroom: sh.headroom, Spare: limit,
+			Refused: sh.refused, More: sh.more, Pace: sh.pace,
+		}
+		if sh.blocked {
+			sp.Refused = 1
 		}
 		if i == len(ids)-1 {
 			sp.Calm = math.MaxInt64
@@ -60,10 +63,12 @@ func build(ids []tier.ID, shapes ...shape) (s Snapshot, places []int) {
 				N: next, Bytes: bytes, Key: [4]uint64{sh.first + uint64(n)}, Copied: sh.copied, Not: sh.not,
 			})
 		}
-		s, places = append(s, sp), append(places, i)
+		s = append(s, sp)
 	}
-	return s, places
+	return s
 }
+
+func exact(n int64) int64 { return n }
 
 func text(s Snapshot, moves []Move, short bool) string {
 	var out []string
@@ -139,8 +144,8 @@ func TestDecide(t *testing.T) {
 		{"a volume that fails, and a full one", []tier.ID{host0, disk0, disk1}, 10, []shape{{victims: ten}, {pace: stripe.Pace{Bandwidth: 30, Ailing: true}}, {used: 95, pace: stripe.Pace{Bandwidth: 10}}}, "1>disk:0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, places := build(tt.ids, tt.state...)
-			moves, short := Decide(s, places, tt.need)
+			s := build(tt.ids, tt.state...)
+			moves, short := Decide(s, tt.need)
 			if got := text(s, moves, short); got != tt.want {
 				t.Errorf("\n got %s\nwant %s", got, tt.want)
 			}
@@ -175,8 +180,8 @@ func TestCopyFurtherDown(t *testing.T) {
 		{"the disk has failed", Places(0).With(disk), 1, shape{used: 70, victims: ten, first: 5}, shape{blocked: true}, "1>host:0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, places := build(three, shape{victims: []int64{10}, first: tt.first, copied: tt.copied}, tt.host, tt.disk)
-			moves, short := Decide(s, places, 10)
+			s := build(three, shape{victims: []int64{10}, first: tt.first, copied: tt.copied}, tt.host, tt.disk)
+			moves, short := Decide(s, 10)
 			if got := text(s, moves, short); got != tt.want {
 				t.Errorf("\n got %s\nwant %s", got, tt.want)
 			}
@@ -185,7 +190,7 @@ func TestCopyFurtherDown(t *testing.T) {
 }
 
 // randomState makes a state that could be, with room for everything strange.
-func randomState(r *rand.Rand) (s Snapshot, places []int) {
+func randomState(r *rand.Rand) Snapshot {
 	all := []tier.ID{gpu0, host0, {Kind: tier.Host, Ordinal: 1}, disk0, disk1}
 	ids := slices.DeleteFunc(all, func(id tier.ID) bool { return id != gpu0 && r.IntN(3) == 0 })
 	var shapes []shape
@@ -207,7 +212,7 @@ func randomState(r *rand.Rand) (s Snapshot, places []int) {
 		}
 		shapes = append(shapes, sh)
 	}
-	s, places = build(ids, shapes...)
+	s := build(ids, shapes...)
 	for i := range s {
 		for j := range s[i].Victims {
 			if r.IntN(8) == 0 {
@@ -218,7 +223,7 @@ func randomState(r *rand.Rand) (s Snapshot, places []int) {
 			}
 		}
 	}
-	return s, places
+	return s
 }
 
 // TestDecideProperties checks what holds for all decisions.
@@ -226,18 +231,18 @@ func TestDecideProperties(t *testing.T) {
 	runs, chosen, made, cut := 0, 0, 0, 0
 	for seed := range testseed.Each(t, 20000) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		s, places := randomState(r)
+		s := randomState(r)
 		need := r.Int64N(120)
 		before := make(Snapshot, len(s))
 		for i := range s {
 			before[i] = s[i]
 			before[i].Victims = slices.Clone(s[i].Victims)
 		}
-		moves, short := Decide(s, places, need)
-		if !reflect.DeepEqual(s, before) {
+		moves, short := Decide(s, need)
+		if !same(s, before) {
 			t.Fatalf("seed %d: the snapshot was changed", seed)
 		}
-		if again, same := Decide(s, places, need); !reflect.DeepEqual(moves, again) || short != same {
+		if again, also := Decide(s, need); !reflect.DeepEqual(moves, again) || short != also {
 			t.Fatalf("seed %d: another outcome the second time", seed)
 		}
 		if err := check(s, moves, need); err != nil {
@@ -255,7 +260,7 @@ func TestDecideProperties(t *testing.T) {
 				few[i].Victims, few[i].More = v[:r.IntN(len(v))], true
 			}
 		}
-		if got, short := Decide(few, places, need); short {
+		if got, short := Decide(few, need); short {
 			cut++
 		} else if !reflect.DeepEqual(got, moves) {
 			t.Fatalf("seed %d: with short lists %s, with longer ones %s\n%+v", seed, text(few, got, short), text(s, moves, short), s)
@@ -264,6 +269,15 @@ func TestDecideProperties(t *testing.T) {
 	if runs > 1 && (chosen < 1000 || made < 100 || cut < 100) {
 		t.Errorf("%d moves, %d that make room, %d short: the states are too tame", chosen, made, cut)
 	}
+}
+
+// same reports whether two snapshots are equal. Functions are not compared.
+func same(a, b Snapshot) bool {
+	a, b = slices.Clone(a), slices.Clone(b)
+	for i := range a {
+		a[i].Charge, b[i].Charge = nil, nil
+	}
+	return reflect.DeepEqual(a, b)
 }
 
 func check(s Snapshot, moves []Move, need int64) error {
@@ -281,7 +295,7 @@ func check(s Snapshot, moves []Move, need int64) error {
 			return fmt.Errorf("batch %d is no victim, or not in its turn", v.N)
 		}
 		place = at
-		if m.To == 0 || to.ID.Kind <= s[0].ID.Kind || to.Blocked || v.Not.Has(to.ID.Kind) {
+		if m.To == 0 || to.ID.Kind <= s[0].ID.Kind || v.Not.Has(to.ID.Kind) {
 			return fmt.Errorf("batch %d cannot go to %s", v.N, to.ID)
 		}
 		if to.Refused > 0 && v.Bytes >= to.Refused {
@@ -317,13 +331,13 @@ func TestFullSpacesCostLittle(t *testing.T) {
 	looks := 0
 	s := make(Snapshot, len(three))
 	for i, id := range three {
-		s[i] = Space{ID: id, Calm: math.MaxInt64, Charge: func(n int64) int64 { looks++; return n }}
+		s[i] = Space{ID: id, Place: i, Calm: math.MaxInt64, Charge: func(n int64) int64 { looks++; return n }}
 		for k := range n {
 			s[i].Victims = append(s[i].Victims, Victim{N: k, Bytes: 1})
 		}
 	}
 	s[2].Victims = nil
-	if moves, _ := Decide(s, []int{0, 1, 2}, n); len(moves) != 0 || looks > 10*n {
+	if moves, _ := Decide(s, n); len(moves) != 0 || looks > 10*n {
 		t.Errorf("%d moves after %d looks at %d victims", len(moves), looks, 2*n)
 	}
 }

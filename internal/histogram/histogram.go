@@ -7,19 +7,18 @@ import (
 	"time"
 )
 
-// Summary says how long what was recorded took.
+// Summary describes the durations that were recorded.
 type Summary struct {
 	Count int64
-	Total time.Duration // of all together
+	Total time.Duration // their sum
 	// P50, P99 and P999 are percentiles, P999 that of 99.9 %. They are at most 1/16 too high.
 	P50, P99, P999, Max time.Duration
-	// Within has how many took less than so long, for the powers of two of nanoseconds from 4 µs to
-	// 18 minutes.
+	// Within maps bounds to how many durations are below them. The bounds are the powers of two of
+	// nanoseconds from 4 µs to 18 minutes.
 	Within map[time.Duration]int64
 }
 
-// The bounds of Summary.Within are 1<<firstBound ns to 1<<lastBound ns: what is below one is in whole
-// buckets.
+// The bounds of Summary.Within are 1<<firstBound ns to 1<<lastBound ns. Each is a bound of buckets.
 const firstBound, lastBound = 12, 40
 
 // Durations counts durations in buckets whose width is 1/16 of the power of two below them. So a
@@ -34,8 +33,8 @@ type Durations struct {
 
 const subBits = 4
 
-// bucketOf is the identity below 32; above, the upper bits are the power of two
-// and the lower four those that follow the leading one.
+// bucketOf returns the bucket of v: v itself below 32. Above, the upper bits of the bucket are the
+// power of two, and the lower four are those that follow the leading one of v.
 func bucketOf(v uint64) int {
 	if v < 1<<subBits {
 		return int(v)
@@ -53,7 +52,7 @@ func upperOf(i int) int64 {
 	return int64((uint64(i)&(1<<subBits-1)|1<<subBits)<<shift + 1<<shift - 1)
 }
 
-// Record counts d; below 0 it is 0.
+// Record counts d, or 0 if it is below 0.
 func (h *Durations) Record(d time.Duration) {
 	d = max(0, d)
 	h.mu.Lock()
@@ -63,7 +62,7 @@ func (h *Durations) Record(d time.Duration) {
 	h.buckets[bucketOf(uint64(d))]++
 }
 
-// Summary returns what was recorded so far.
+// Summary describes the durations that were recorded so far.
 func (h *Durations) Summary() Summary {
 	h.mu.Lock()
 	s, counts := Summary{Total: h.total, Max: h.max}, h.buckets

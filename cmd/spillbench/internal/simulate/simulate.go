@@ -334,23 +334,23 @@ func (s *simulation) evict(from int, need int64, reason string) {
 		return
 	}
 	var state decide.Snapshot
-	var places []int
 	for i, sp := range s.spaces {
 		if i != from && sp.ID.Kind <= s.spaces[from].ID.Kind {
 			continue
 		}
 		t := decide.Space{
-			ID: sp.ID, Room: sp.Limit - sp.Used - sp.Waiting + s.leaving(i),
-			Calm: sp.Trigger - 1 - sp.Used + s.leaving(i), Victims: s.victims(i),
+			ID: sp.ID, Place: i, Room: sp.Limit - sp.Used - sp.Waiting + s.leaving(i),
+			Charge: func(bytes int64) int64 { return bytes },
+			Calm:   sp.Trigger - 1 - sp.Used + s.leaving(i), Victims: s.victims(i),
 		}
 		if sp.ID.Kind == s.spaces[len(s.spaces)-1].ID.Kind {
 			t.Calm, t.Victims = math.MaxInt64, nil
 		}
-		state, places = append(state, t), append(places, i)
+		state = append(state, t)
 	}
-	moves, _ := decide.Decide(state, places, need)
+	moves, _ := decide.Decide(state, need)
 	for _, m := range moves {
-		it, to := s.live[m.Victim.N], places[m.To]
+		it, to := s.live[m.Victim.N], state[m.To].Place
 		busy := slices.ContainsFunc(s.moving, func(o *item) bool { return o.at == from && o.to == to })
 		switch {
 		case m.Make > 0:

@@ -24,7 +24,7 @@ func aheadWorld(t *testing.T, write func(b *batch.Batch) int64, change ...func(c
 
 // firstVictim is the batch that is to leave the GPU first.
 func (w *world) firstVictim() *batch.Batch {
-	list, _ := w.mon.victims(w.mon.spaces[0], 1)
+	list := w.firstVictims(1)
 	return list[0].Batch
 }
 
@@ -234,6 +234,55 @@ func TestAheadKeepsTheRate(t *testing.T) {
 		settle(10 * time.Second)
 		if n := written.Load(); n != 1 {
 			t.Errorf("%d batches were written after %d tries", n, tries.Load())
+		}
+		w.end(all...)
+	})
+}
+
+// TestCopiedAreLookedAtAgain: a space is left alone when a search has found nothing to copy, not
+// after one in which something was copied: that may be gone again.
+func TestCopiedAreLookedAtAgain(t *testing.T) {
+	bubble(t, "once more", func(t *testing.T) {
+		var tries atomic.Int64
+		w := aheadWorld(t, func(b *batch.Batch) int64 {
+			if tries.Add(1) == 1 {
+				return kib
+			}
+			return 0
+		})
+		all := w.fillSpace(gpu0, 75, kib)
+		w.start()
+		settle(5 * time.Minute)
+		if n := tries.Load(); n != 2*15 {
+			t.Errorf("%d batches were tried, want the 15 above the stop mark twice", n)
+		}
+		w.end(all...)
+	})
+}
+
+// TestNeedEndsACopy: the copy in progress ends at once when a space needs room.
+func TestNeedEndsACopy(t *testing.T) {
+	bubble(t, "the trigger", func(t *testing.T) {
+		var begun, ended atomic.Int64
+		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
+			c.AheadRate = 1000 * kib
+			c.WriteAhead = func(ctx context.Context, _ *batch.Batch, _ time.Duration) (int64, error) {
+				begun.Add(1)
+				<-ctx.Done()
+				ended.Add(1)
+				return 0, ctx.Err()
+			}
+		})
+		all := w.fillSpace(gpu0, 75, kib)
+		w.start()
+		settle(10 * time.Second)
+		if begun.Load() != 1 || ended.Load() != 0 {
+			t.Errorf("%d copies were begun, %d have ended", begun.Load(), ended.Load())
+		}
+		all = append(all, w.fillSpace(gpu0, 5, kib)...)
+		settle(time.Millisecond)
+		if ended.Load() != 1 {
+			t.Error("the copy goes on although the pressure is at the trigger")
 		}
 		w.end(all...)
 	})

@@ -1,0 +1,154 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// cleaner pre-cleans: while nothing is needed, it adds clean images on a disk to the batches that
+// would be the first to leave a space that is above its stop mark. There are so many that the space
+// would be at its stop mark without them. One goroutine copies one batch after the other, at most at
+// Config.AheadRate, and ends when anything is needed.
+//
+// A space is left alone while all of that has clean images, or cannot have any, until its batches,
+// its pressure or what disks have of copies and room has changed. So an engine in which all is clean
+// sleeps.
+//
+// Run's goroutine has it, except for next, failures and the spaces' covered, which the copying
+// goroutine has while there is one.
+type cleaner struct {
+	pause                          // nothing is begun before it is over
+	cancel context.CancelCauseFunc // of the goroutine; nil if there is none
+	ended  chan error              // why the goroutine has ended, nil if it is through
+	next   time.Time               // nothing is copied before, because of the rate
+}
+
+// coverage is what a space was like when all that is above its stop mark had clean images.
+type coverage struct {
+	changes uint64 // of its batches
+	above   int64  // its pressure above the stop mark
+	room    int64  // of disks, to their marks, without copies
+}
+
+// errNeeded ends pre-cleaning.
+var errNeeded = errors.New("monitor: something is needed")
+
+const (
+	// quiet is for how long nothing must have been needed, and the disks idle, before anything is
+	// copied.
+	quiet = 200 * time.Millisecond
+	// century bounds for how long the rate allows nothing else.
+	century = 100 * 365 * 24 * time.Hour
+)
+
+// preClean begins to copy batches, if there are some to be copied.
+func (m *Monitor) preClean(ctx context.Context, now time.Time) {
+	c := &m.cleaner
+	if m.cfg.WriteAhead == nil || m.cfg.AheadRate <= 0 || c.cancel != nil || now.Before(c.until) {
+		return
+	}
+	for _, s := range slices.Backward(m.spaces) { // what is nearest to a disk goes there first
+		if !s.lower.Has(tier.Disk) || s.Lost() != nil {
+			continue
+		}
+		seen := coverage{changes: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
+		disks := slices.DeleteFunc(s.below(m), func(to *space) bool { return to.Kind() != tier.Disk })
+		for _, to := range disks {
+			u := to.Usage()
+			seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
+		}
+		if seen.above <= 0 || seen == s.covered {
+			continue
+		}
+		ctx, c.cancel = context.WithCancelCause(ctx)
+		m.working.Add(1)
+		go func() {
+			labels.WriteAhead.Set()
+			defer m.working.Done()
+			c.ended <- m.cleanSpace(ctx, s, disks, seen)
+		}()
+		return
+	}
+}
+
+// cleanSpace copies those of a space's batches that are the first to leave it and have no clean
+// image on a disk, in the policy's order, until one fails or ctx ends. seen is what the space is like
+// at the beginning.
+func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen coverage) error {
+	c := &m.cleaner
+	var after Victim
+	passed, copied := int64(0), int64(0)
+	for more := true; more; {
+		list := m.index.from(after, s.place, shortlistMax)
+		more = len(list) == shortlistMax
+		m.findClean(list)
+		for _, v := range list {
+			above := s.PressureBytes() - s.Stop()
+			if above <= 0 {
+				return nil // it may rise again
+			}
+			if passed >= above {
+				more = false
+				break
+			}
+			after, passed = v, passed+v.Bytes
+			onDisk := slices.ContainsFunc(disks, func(to *space) bool { return v.copied.Has(to.place) })
+			if v.not.Has(tier.Disk) || onDisk {
+				continue
+			}
+			if wait := time.Until(c.next); wait > 0 {
+				t := time.NewTimer(wait)
+				select {
+				case <-t.C:
+				case <-ctx.Done():
+				}
+				t.Stop()
+			}
+			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
+				_ = m.index.note(v.Batch, &now, false)
+				continue
+			}
+			start := time.Now()
+			n, err := m.cfg.WriteAhead(ctx, v.Batch, quiet)
+			if n > 0 { // with an error a part of it may have been written
+				took := float64(v.Bytes) / float64(m.cfg.AheadRate) * float64(time.Second)
+				c.next = start.Add(time.Duration(min(took, float64(century))))
+				c.failures = 0
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			copied += n
+		}
+	}
+	if copied == 0 {
+		s.covered = seen
+	}
+	return nil
+}
+
+// hasCleaned notes the end of the goroutine. After an error there is a pause, a longer one each
+// time: others that use the disks may go on for long, and a disk that is full or broken stays so for
+// a while.
+func (m *Monitor) hasCleaned(err error) {
+	c := &m.cleaner
+	c.cancel(nil)
+	c.cancel = nil
+	switch now := time.Now(); {
+	case err == nil:
+		c.failures = 0
+	case errors.Is(err, errNeeded):
+	case errors.Is(err, context.Canceled):
+		c.fail(now, quiet, backoffMax)
+	default:
+		c.fail(now, idlePeriod, backoffMax)
+	}
+}
