@@ -20,17 +20,20 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	if b == nil {
 		return nil, errors.New("convert: cloning a batch: the batch is nil")
 	}
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	p, err := m.clone(ctx, b)
-	for errors.Is(err, errStale) {
+	var p batch.Payload
+	for {
+		p, err = m.clone(ctx, b)
+		if !errors.Is(err, errStale) {
+			break
+		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		p, err = m.clone(ctx, b)
 	}
 	if err != nil {
 		return nil, m.ofBatch(ctx, err, b)
@@ -53,10 +56,15 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		return nil, err
 	}
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-	form, to := m.cloneForm(now.Form, now.Space)
+	form, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
+	if from := form; !m.cfg.Registry.has(from, form) {
+		if form = ImageIn(now.Space.Kind); !m.cfg.Registry.has(from, form) {
+			form, to = ImageIn(tier.Host), reservation.AnyInTier(tier.Host)
+		}
+	}
 	q := &request{
-		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes, form), origin: reservation.Incoming(), waits: true,
-		source: now.Payload.Space(), b: b, useless: moved,
+		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes, form.Type), origin: reservation.Incoming(),
+		waits: true, source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		h, err := b.Inside().Read(ctx, tier.ID{})
@@ -73,14 +81,4 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		return err
 	})
 	return out, err
-}
-
-// cloneForm returns the form of a clone of a payload in a space, and where the clone goes.
-func (m *Mover) cloneForm(from batch.PayloadType, at tier.ID) (batch.PayloadType, reservation.Strategy) {
-	for _, form := range []batch.PayloadType{from, batch.ImageType(at.Kind)} {
-		if _, err := m.cfg.Registry.lookup(from, form); err == nil {
-			return form, reservation.Specific(at)
-		}
-	}
-	return batch.HostImage, reservation.AnyInTier(tier.Host)
 }

@@ -109,7 +109,7 @@ func TestCopyGoes(t *testing.T) {
 	b := m.put(t, numbered(1, 72_000), tier.Host)
 	m.moves(t, b, told, tier.GPU)
 	packed := reservation.AnyInTier(tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, packed, batch.HostPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, packed, batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].Usage().Cached != 0 {
@@ -339,8 +339,8 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.registry.Register("wrapper", batch.GPUImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-		return m.registry.convert(ctx, src.(wrapper).Image, batch.GPUImage, r)
+	if err := m.registry.Register(Form{"wrapper", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return m.builtIn(t, tier.Host, tier.GPU)(ctx, src.(wrapper).Image, r)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -357,12 +357,12 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 func TestMoveAfterMoveAsChoosesAgain(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
 	b := m.put(t, numbered(1, 72_000), tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	m.moves(t, b, told, tier.GPU)
 	m.moves(t, b, told, tier.Host)
-	if f := b.Info().Form; f != batch.HostImage {
+	if f := b.Info().Form; f != batch.PlainImage {
 		t.Errorf("it is a %s", f)
 	}
 }

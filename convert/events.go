@@ -19,13 +19,10 @@ func (m *Mover) emit(e events.Event) {
 	if m.cfg.Events == nil {
 		return
 	}
-	if e.At.IsZero() {
-		e.At = time.Now()
-	}
-	if e.Context == nil {
+	if e.At = time.Now(); e.Context == nil {
 		e.Context = context.Background()
 	}
-	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
+	m.cfg.Events(e)
 }
 
 // originOf returns for whom a context's work is: the place of the batch in its plan, and the task.
@@ -87,16 +84,14 @@ func (m *Mover) cleanEvents(
 func (m *Mover) countAhead(
 	ctx context.Context, now batch.Info, from, to tier.ID, bytes int64,
 ) (ended func(events.Kind)) {
-	m.stats.ahead(from, to, func(e *EdgeStats) { e.Ahead += bytes })
+	m.stats.ahead(from, to, bytes, 0, 0)
 	o := originOf(ctx, now.Place)
 	return func(kind events.Kind) {
-		m.stats.ahead(from, to, func(e *EdgeStats) {
-			if kind == events.AheadUsed {
-				e.AheadUsed += bytes
-			} else {
-				e.AheadInVain += bytes
-			}
-		})
+		if kind == events.AheadUsed {
+			m.stats.ahead(from, to, 0, bytes, 0)
+		} else {
+			m.stats.ahead(from, to, 0, 0, bytes)
+		}
 		m.emit(events.Event{Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: to, Bytes: bytes})
 	}
 }

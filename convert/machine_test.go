@@ -211,6 +211,16 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	return m
 }
 
+// builtIn returns the converter between plain images in two tiers.
+func (m *machine) builtIn(t *testing.T, from, to tier.Kind) Func {
+	t.Helper()
+	f, err := m.registry.Lookup(ImageIn(from), ImageIn(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 // buffered is a file system without direct I/O.
 type buffered struct{ disk.FS }
 

@@ -471,7 +471,7 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 			return batch.NewImage(d, buf, r.Space()), errors.Join(err, r.Release())
 		},
 	} {
-		if err := errors.Join(m.registry.Unregister(batch.GPUImage, batch.HostImage), m.registry.Register(batch.GPUImage, batch.HostImage, f)); err != nil {
+		if err := errors.Join(m.registry.Unregister(ImageIn(tier.GPU), ImageIn(tier.Host)), m.registry.Register(ImageIn(tier.GPU), ImageIn(tier.Host), f)); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {

@@ -47,9 +47,9 @@ func TestWhoseFailure(t *testing.T) {
 			m := newMachine(t, machineConfig{})
 			b := m.put(t, numbered(1, 1000), tier.GPU)
 			was := m.registry.Changes()
-			err := m.registry.Unregister(batch.GPUImage, batch.HostImage)
+			err := m.registry.Unregister(ImageIn(tier.GPU), ImageIn(tier.Host))
 			if tt.f != nil {
-				err = errors.Join(err, m.registry.Register(batch.GPUImage, batch.HostImage, tt.f))
+				err = errors.Join(err, m.registry.Register(ImageIn(tier.GPU), ImageIn(tier.Host), tt.f))
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AdoptTable makes a batch.GPUTable of memory that is on a device already, without copying it. The
+// AdoptTable makes a batch.ScatteredImage of memory that is on a device already, without copying it. The
 // caller must have waited for all work that writes it. It must not change until Release is called,
 // when the payload is released and the memory is not leased. The bytes that the rows use are
 // charged in the space as live ones, above its limit too: they are there. If they exceed its
@@ -32,7 +32,7 @@ import (
 // found by devices that know (tier.Borrower), or when they are read. On an error the memory stays
 // the caller's.
 func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Payload, err error) {
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}

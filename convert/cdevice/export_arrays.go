@@ -268,7 +268,7 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 			case s.Length <= 0:
 			case before > 0 && !b.whole:
 				return unsupported(b.Path, "the copy of a slice, which lacks what is before its first row"+
-					" (buffer %d of %d; batch.GPUImage, which Mover.MoveAs makes of it, can be exported)",
+					" (buffer %d of %d; batch.PlainImage, which Mover.MoveAs makes of it, can be exported)",
 					a.First+i, len(b.desc.Buffers))
 			default:
 				p.zeros = 0

@@ -47,7 +47,7 @@ func TestImportRefusesNonsense(t *testing.T) {
 	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int32),
 		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, arrow.BinaryTypes.StringView), 60)
 	defer rec.Release()
-	held := r.put(t, rec, batch.GPUImage)
+	held := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, held)
 	for name, c := range map[string]struct {
 		do   func(*broken)
@@ -168,7 +168,7 @@ func TestImportOfMuchFromLittle(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.StructOf(), arrow.BinaryTypes.StringView), 20)
 	defer rec.Release()
-	held := r.put(t, rec, batch.GPUImage)
+	held := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, held)
 	for name, do := range map[string]func(*broken){
 		"fields in fields": func(b *broken) {

@@ -145,7 +145,7 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	inner := arrow.StructOf(arrow.Field{Name: "a", Type: arrow.ListOf(dict)}, arrow.Field{Name: "b", Type: arrow.PrimitiveTypes.Int8})
 	rec := arrowgen.New(4).Record(arrowgen.Schema(inner, arrow.PrimitiveTypes.Int64, dict), 100)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	for seed := range testseed.Each(t, 200) {
 		rng := rand.New(rand.NewPCG(seed, 9))
