@@ -25,27 +25,24 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 		return nil, err
 	}
 	defer end()
-	var p batch.Payload
 	for {
-		p, err = m.clone(ctx, b)
-		if !errors.Is(err, errStale) {
-			break
-		}
-		if ctx.Err() != nil {
+		p, err := m.clone(ctx, b)
+		switch {
+		case err == nil:
+			if observer == nil {
+				observer = m.cfg.Observer
+			}
+			c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
+			if err != nil {
+				err = errors.Join(err, release(p))
+			}
+			return c, err
+		case !errors.Is(err, errStale):
+			return nil, m.ofBatch(ctx, err, b)
+		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		}
 	}
-	if err != nil {
-		return nil, m.ofBatch(ctx, err, b)
-	}
-	if observer == nil {
-		observer = m.cfg.Observer
-	}
-	c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
-	if err != nil {
-		return nil, errors.Join(err, release(p))
-	}
-	return c, nil
 }
 
 // clone copies b's payload while it holds b. If b was moved while it waited for room, the error is

@@ -270,31 +270,6 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// TestCopiesComeFirst: the spaces of a tier that have a copy come before the others, which stay in
-// the order of the strategy.
-func TestCopiesComeFirst(t *testing.T) {
-	var spaces []*tier.Space
-	for i := range 4 {
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: 1 << 20, Pool: struct{ tier.Pool }{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		spaces = append(spaces, s)
-	}
-	m, err := reservation.NewManager(reservation.Config{Spaces: spaces})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []int
-	first := &request{Strategy: reservation.AnyInTier(tier.Host), first: []tier.ID{{Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}}}
-	for _, s := range first.Candidates(m.Spaces(), []*tier.Space{spaces[3]}) {
-		got = append(got, slices.Index(spaces, s))
-	}
-	if want := []int{3, 2, 0, 1}; !slices.Equal(got, want) {
-		t.Errorf("the candidates are %v, want %v", got, want)
-	}
-}
-
 // TestCommitOfOtherBytesEndsCopies: what a program commits as the batch's form stays so.
 func TestCommitOfOtherBytesEndsCopies(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{})

@@ -3,10 +3,13 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -116,7 +119,13 @@ func (m *Mover) ingest(
 		switch {
 		case err == nil:
 			if oversized {
-				m.emitOversized(ctx, bytes, to, parts.Space.ID())
+				got := parts.Space.ID()
+				guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
+					"bytes", bytes, "wanted", to.String(), "got", got.String())
+				m.emit(events.Event{
+					Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,
+					Text: fmt.Sprintf("it was to go to %s", to),
+				})
 			}
 			return payload.New(parts), nil
 		case again:

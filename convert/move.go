@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +99,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if m.cfg.Events != nil {
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
-		q.what, q.source, q.first = m.takes(now.Descriptor, now.Bytes, mv.as), now.Payload.Space(), nil
+		q.what, q.source = m.takes(now.Descriptor, now.Bytes, mv.as), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
 		switch {
 		case mv.opens:
@@ -110,15 +109,19 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 				"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
 		case mv.prefetches:
 			q.origin = reservation.Early() // it is not the next to consume
-			for _, s := range m.needed(mv.to, &q.what) {
-				q.without = append(q.without, s)
-				q.refusal = cmp.Or[error](q.refusal, &tier.NoSpaceError{
+			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
+				s := needed[0]
+				q.without = append(q.without, needed...)
+				q.refusal = &tier.NoSpaceError{
 					Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
-				})
+				}
 			}
 		}
-		if mv.to == reservation.AnyInTier(tier.Disk) || mv.to == reservation.AnyInTier(tier.Host) {
-			q.first = b.Copies() // a move there copies no bytes
+		q.Strategy = mv.to
+		for _, in := range b.Copies() { // a move there copies no bytes
+			if mv.to == reservation.AnyInTier(in.Kind) {
+				q.Strategy = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
+			}
 		}
 
 		r, err := mv.given, error(nil)
@@ -243,18 +246,15 @@ func (m *Mover) attempt(
 		Reason: mv.reason, Slower: to.Kind() > from.Kind(),
 	}
 	if !mv.last && to.Kind() < from.Kind() {
-		commit.Retained = m.cleanEvents(ctx, now, to.ID(), from.ID(), body, false)
+		commit.Retained = m.residentEvents(ctx, now, to.ID(), from.ID(), body, false)
 	}
 	if mv.prefetches && !moved.Copy {
-		commit.Ahead = m.countAhead(ctx, now, from.ID(), to.ID(), body)
+		commit.Ahead = m.residentEvents(ctx, now, from.ID(), to.ID(), body, true)
 	}
 	if h, err = b.Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return nil, unfit(mv.b, out, err)
 	}
 	m.stats.add(moved, body, now.Place)
-	if mv.evicts {
-		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
-	}
 	return h, nil
 }
 
@@ -339,8 +339,10 @@ func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Spa
 	demand := m.cfg.Reservations.Demand(nil)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
-		relieved := time.Since(m.begun) - time.Duration(m.relieved[s.ID()].Load())
-		if waits || s.PressureBytes()+what.in(s) > s.Stop() || relieved < quiet {
+		m.stats.mu.Lock()
+		relieved := m.stats.relieved[s.ID()]
+		m.stats.mu.Unlock()
+		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(relieved) < quiet {
 			spaces = append(spaces, s)
 		}
 	}

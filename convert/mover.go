@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -71,14 +70,6 @@ type Mover struct {
 	calls gate.Gate
 	life  context.Context
 	end   context.CancelCauseFunc
-
-	// lost has a channel for each GPU space, which is closed when the space is lost. Other spaces are
-	// never lost. The mover subscribes once to each space, because a space calls all subscribers at
-	// each change, and there may be thousands of waiters.
-	lost     map[tier.ID]<-chan struct{}
-	cancels  []func()                  // end the subscriptions
-	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
-	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -93,30 +84,12 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		cfg.IDs = new(batch.IDs)
 	}
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
-	m := &Mover{
-		cfg: cfg, panics: guard.Log{Logger: cfg.Logger}, begun: time.Now().Add(-quiet),
-		stats: stats{edges: make(map[[2]tier.ID]*edge), work: make(map[workKey]*work)},
-		lost:  make(map[tier.ID]<-chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
-	}
+	m := &Mover{cfg: cfg, panics: guard.Log{Logger: cfg.Logger}}
+	m.stats.init()
 	if cfg.Events != nil {
 		m.cfg.Events = func(e events.Event) { m.panics.Do("Config.Events", func() { cfg.Events(e) }) }
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
-	for _, s := range cfg.Reservations.Spaces().All() {
-		m.relieved[s.ID()] = new(atomic.Int64)
-		if s.Kind() != tier.GPU {
-			continue
-		}
-		lost, cancel := context.WithCancel(context.Background())
-		look := func(bool) {
-			if s.Lost() != nil {
-				cancel()
-			}
-		}
-		m.lost[s.ID()] = lost.Done()
-		m.cancels = append(m.cancels, s.Subscribe(look), cancel)
-		look(false) // it may have been lost before
-	}
 	return m, nil
 }
 
@@ -128,9 +101,6 @@ func (m *Mover) Close() error {
 	}
 	m.end(tier.ErrClosed)
 	m.calls.Wait()
-	for _, cancel := range m.cancels {
-		cancel()
-	}
 	return nil
 }
 

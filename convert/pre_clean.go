@@ -50,7 +50,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer done()
 	moved := func(then batch.Info) bool { return then.State == batch.InTransit || then.Payload != now.Payload }
-	ctx, watched := m.watch(ctx, img.Space(), b, moved)
+	ctx, watched := watch(ctx, img.Space(), b, moved)
 	defer watched()
 
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
@@ -96,19 +96,18 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 		return bytes, errors.Join(err, released)
 	}
 	full := disk.Evicted() > before // clean images were dropped for it before it was written
-	counted := m.countAhead(ctx, now, now.Space, disk.ID(), what.body)
-	emit := m.cleanEvents(ctx, now, now.Space, disk.ID(), what.body, true)
+	emit := m.residentEvents(ctx, now, now.Space, disk.ID(), what.body, true)
 	err = released
 	if !b.Inside().AddClean(out, now.Descriptor, func(kind events.Kind) {
 		switch kind {
 		case events.CopyUsed:
-			counted(events.AheadUsed)
+			emit(events.AheadUsed)
 		case events.CopyDropped:
-			counted(events.AheadWasted)
+			emit(events.AheadWasted)
 		}
 		emit(kind)
 	}) {
-		counted(events.AheadWasted)
+		emit(events.AheadWasted)
 		err = errors.Join(err, release(out))
 	}
 	if full {

@@ -168,13 +168,12 @@ func (g *Registry) Wrap(from, to Form, wrapper func(inner Func) Func) error {
 	return g.replace(e, old, &entry{convert: e.guarded(f, old.builtin), builtin: old.builtin, wrapped: true})
 }
 
-// Edges lists the registered pairs, ordered by type and tier.
+// Edges lists the registered pairs, ordered by name.
 func (g *Registry) Edges() []Edge {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	order := func(a, b Form) int { return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Kind, b.Kind)) }
 	return slices.SortedFunc(maps.Keys(g.mu.table), func(a, b Edge) int {
-		return cmp.Or(order(a.From, b.From), order(a.To, b.To))
+		return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	})
 }
 

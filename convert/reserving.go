@@ -1,7 +1,6 @@
 package convert
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,7 +100,6 @@ type request struct {
 	what                 takes              // how much room
 	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
 	waits                bool               // for room
-	first                []tier.ID          // the spaces that are tried first
 
 	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
 	// watch.
@@ -135,9 +133,6 @@ func (q *request) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier
 	n := len(dst)
 	dst = q.Strategy.Candidates(all, dst)
 	left := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(q.without, s) })
-	slices.SortStableFunc(left, func(a, b *tier.Space) int { // the index is -1 for those that are not first
-		return cmp.Compare(slices.Index(q.first, b.ID()), slices.Index(q.first, a.ID()))
-	})
 	return dst[:n+len(left)]
 }
 
@@ -152,7 +147,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 		return r, context.Cause(ctx)
 	}
 	to, manager := q.Strategy, q.m.cfg.Reservations
-	if len(q.without) > 0 || len(q.first) > 0 {
+	if len(q.without) > 0 {
 		to = q
 	}
 	if q.what.scattered != nil || len(q.what.dicts) > 0 { // else as many bytes in every space
@@ -173,7 +168,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 			}
 		}
 	case full, err != nil && q.pieces != nil:
-		ctx, done := q.m.watch(ctx, q.source, q.b, q.useless)
+		ctx, done := watch(ctx, q.source, q.b, q.useless)
 		defer done()
 		if q.pieces == nil {
 			r, err = manager.Reserve(ctx, to, q.what.body, options...)

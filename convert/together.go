@@ -86,22 +86,6 @@ func (m *Mover) relieveTogether(
 	defer end()
 	ctx = transfer.ForMonitor(ctx)
 	disk, _ := m.cfg.Reservations.Spaces().ByID(to)
-	var room int64
-	for _, b := range all {
-		if img, ok := b.Inside().Cut().Payload.(*batch.Image); ok {
-			room += img.Descriptor().Body
-		}
-	}
-	if room == 0 {
-		return errLone
-	}
-	origin := reservation.MovedFrom(tier.Host) // as from any faster tier
-	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), room, reservation.Moving(), origin)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = r.Release() }() // nobody else has it
-
 	type one struct { // a batch in transit
 		i       int // which of all
 		ctx     context.Context
@@ -138,12 +122,19 @@ func (m *Mover) relieveTogether(
 		}
 		n := img.Descriptor().Body
 		list, images, sizes, bytes = append(list, x), append(images, img), append(sizes, n), bytes+n
-		m.emitMove(x.ctx, events.MoveBegun, &x.moved, n)
 	}
 	if len(list) == 0 {
 		return errLone
 	}
-
+	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), bytes, reservation.Moving(),
+		reservation.MovedFrom(tier.Host)) // as from any faster tier
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Release() }() // nobody else has it
+	for k, x := range list {
+		m.emitMove(x.ctx, events.MoveBegun, &x.moved, sizes[k])
+	}
 	start := time.Now()
 	var out []*tier.Buffer
 	buf, err := r.Alloc(bytes)
@@ -178,9 +169,6 @@ func (m *Mover) relieveTogether(
 			continue
 		}
 		m.stats.add(&x.moved, sizes[k], x.place)
-	}
-	if err == nil {
-		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
 	}
 	return err
 }

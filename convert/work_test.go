@@ -12,7 +12,8 @@ import (
 // TestWorkIsBounded: the moves of all operators are counted, and separately for the most recently
 // used ones.
 func TestWorkIsBounded(t *testing.T) {
-	m := &Mover{stats: stats{edges: make(map[[2]tier.ID]*edge), work: make(map[workKey]*work)}}
+	m := new(Mover)
+	m.stats.init()
 	s := &m.stats
 	perPlan := func(name string) (of WorkStats) {
 		for _, w := range m.Work() {
