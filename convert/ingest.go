@@ -85,7 +85,7 @@ func (m *Mover) ingest(
 		}
 		parts := payload.Parts{Space: r.Space()}
 		bytes, unpin := r.Bytes(), func() {}
-		if err == nil {
+		if err == nil && len(dicts) > 0 {
 			unpin, err = m.pin(r, &q.what)
 		}
 		if err == nil {

@@ -281,21 +281,17 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 // program needs converters to and from such images only.
 var errViaHost = errors.New("convert: the batch moves by way of an image in host memory")
 
-// programOf returns the type of the program's payload that p is, or was made of; "" if there was none.
-func programOf(p batch.Payload) batch.PayloadType {
-	if img, ok := p.(*batch.Image); ok {
-		return img.Program()
-	}
-	return p.Type()
-}
-
 // route returns the form that src gets in a space, and whether it must become an image in host memory
-// first. as is the type; "" means the best one: the one that programOf returns, if there is a converter
-// to that, or else an image in the encoding that Builtin.Encoding chooses.
+// first. as is the type; "" means the best one: that of the program's payload which src is, or was made
+// of, if there is a converter to it, or else an image in the encoding that Builtin.Encoding chooses.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
-	g, from, host := m.cfg.Registry, Form{src.Type(), src.Space().Kind()}, ImageIn(tier.Host)
-	_, isImage := src.(*batch.Image)
-	if own := (Form{programOf(src), to.Kind()}); as == "" && own.Type != "" {
+	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
+	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
+	img, isImage := src.(*batch.Image)
+	if isImage {
+		own.Type = img.Program()
+	}
+	if as == "" && own.Type != "" {
 		if direct := g.has(from, own); direct || isImage && g.has(host, own) {
 			return own, !direct
 		}
@@ -315,14 +311,20 @@ func (m *Mover) convert(
 	if err != nil {
 		return nil, err
 	}
-	unpin, err := m.pin(r, what)
-	if err != nil {
-		return nil, err
+	if len(what.dicts) > 0 {
+		unpin, err := m.pin(r, what)
+		if err != nil {
+			return nil, err
+		}
+		defer unpin()
 	}
-	defer unpin()
 	out, err := e.convert(ctx, src, r)
-	if img, ok := out.(*batch.Image); ok {
-		img.Remember(programOf(src))
+	if made, ok := out.(*batch.Image); ok {
+		if img, ok := src.(*batch.Image); ok {
+			made.Remember(img.Program())
+		} else {
+			made.Remember(src.Type())
+		}
 	}
 	return out, err
 }

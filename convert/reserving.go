@@ -70,9 +70,6 @@ var errGone = errors.New("convert: a dictionary left the space")
 // ones, the error is errGone. The references must not be held during a wait for room: they would keep
 // room in use that the waiter needs.
 func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err error) {
-	if len(what.dicts) == 0 {
-		return func() {}, nil
-	}
 	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
 	unpin = func() { _ = transfer.ReleaseAll(pins) } // each once
 	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
