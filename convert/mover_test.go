@@ -53,20 +53,6 @@ func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
 	}
 }
 
-// same compares b, wherever it is, with what it was made of.
-func (m *machine) same(ctx context.Context, b *batch.Batch) error {
-	h, err := m.mover.Acquire(ctx, b, reservation.Specific(b.Info().Space))
-	if err != nil {
-		return err
-	}
-	rec, err := m.mover.Record(ctx, h)
-	if err != nil {
-		return errors.Join(err, h.Close())
-	}
-	defer rec.Release()
-	return errors.Join(equal.Records(m.records[b.ID()], rec), h.Close())
-}
-
 func TestIngestIntoEveryTier(t *testing.T) { onEachGPUPinnedOrNot(t, ingestIntoEveryTier) }
 
 func ingestIntoEveryTier(t *testing.T, g gpus) {
