@@ -120,7 +120,8 @@ func (m *Mover) ingest(
 		case err == nil:
 			if oversized {
 				got := parts.Space.ID()
-				guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
+				guard.Logger(m.cfg.Logger).Warn(
+					"spillway: a batch is larger than the space it was meant for; it went to a slower one",
 					"bytes", bytes, "wanted", to.String(), "got", got.String())
 				m.emit(events.Event{
 					Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,

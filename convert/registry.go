@@ -47,7 +47,8 @@ var ErrNoConverter = errors.New("no converter")
 type NoConverterError struct{ From, To Form }
 
 func (e *NoConverterError) Error() string {
-	return fmt.Sprintf("convert: no converter from %s to %s is registered: add one with Registry.Register", e.From, e.To)
+	const text = "convert: no converter from %s to %s is registered: add one with Registry.Register"
+	return fmt.Sprintf(text, e.From, e.To)
 }
 
 // Is matches ErrNoConverter.
@@ -237,22 +238,23 @@ func (e Edge) guarded(f Func, builtin bool) Func {
 // other errors may come from files and memory of the program's. The built-in converters also return
 // any errors of devices, so only those that are known to be about the batch count.
 func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
-	lost := func(s *tier.Space) bool { return s != nil && s.Lost() != nil }
-	full, ok := errors.AsType[*tier.NoSpaceError](err)
-	switch {
-	case errors.Is(err, batch.ErrUnmovable):
-		return err
-	case builtin && (errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) ||
-		errors.Is(err, tier.ErrClosed) || errors.As(err, new(syscall.Errno))):
-		return err
-	case builtin && !errors.Is(err, image.ErrCorrupt) && !errors.Is(err, image.ErrInvalid) &&
-		!errors.Is(err, tier.ErrNotSupported):
-		return err
-	case !builtin && (ctx.Err() != nil || ok && to != nil && full.Space == to.ID() ||
-		errors.Is(err, tier.ErrLost) && (lost(from) || lost(to))):
-		return err
+	is := func(targets ...error) bool {
+		return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 	}
-	return &batch.UnmovableError{Err: err}
+	lost := func(s *tier.Space) bool { return s != nil && s.Lost() != nil }
+	var own bool
+	if builtin {
+		own = is(image.ErrCorrupt, image.ErrInvalid, tier.ErrNotSupported) &&
+			!is(tier.ErrNoSpace, tier.ErrLost, tier.ErrClosed) && !errors.As(err, new(syscall.Errno))
+	} else {
+		full, ok := errors.AsType[*tier.NoSpaceError](err)
+		own = ctx.Err() == nil && !(ok && to != nil && full.Space == to.ID()) &&
+			!(is(tier.ErrLost) && (lost(from) || lost(to)))
+	}
+	if own && !is(batch.ErrUnmovable) {
+		return &batch.UnmovableError{Err: err}
+	}
+	return err
 }
 
 // descriptorOf returns a payload's description of its image; nil for a form without one.

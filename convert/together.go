@@ -36,7 +36,8 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 		from, room, n = img.Space(), room-img.Descriptor().Body, n+1
 	}
 	if from != nil {
-		if e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk)); err != nil || !e.builtin || e.wrapped {
+		e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
+		if err != nil || !e.builtin || e.wrapped {
 			return 0
 		}
 	}

@@ -102,7 +102,9 @@ func isLent(p *payload.Image) bool {
 
 // draw takes n bytes of the device's memory for the time of the export, has them written by a function
 // on a stream, and returns where they are.
-func (w *arrayWriter) draw(n int64, write func(dev tier.Device, s tier.Stream, at tier.Addr) error) (*tier.Buffer, error) {
+func (w *arrayWriter) draw(
+	n int64, write func(dev tier.Device, s tier.Stream, at tier.Addr) error,
+) (*tier.Buffer, error) {
 	buf, err := w.space.DrawNew(n)
 	if err != nil {
 		return nil, err
