@@ -67,7 +67,7 @@ func (m *Mover) ingest(
 		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
 		origin: reservation.Incoming(), waits: waits,
 	}
-	defer q.close()
+	defer q.end(nil) // after a panic
 	var lost, changed bool
 	slowest, oversized := tier.Kind(0), false // of the tiers that were tried
 	for {

@@ -68,7 +68,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
 	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
-	defer q.close()
+	defer q.end(nil) // after a panic
 	defer guard.Error(&err, "a strategy or a payload")
 	for {
 		now := b.Info()

@@ -40,7 +40,7 @@ type MoverConfig struct {
 	// means that no space does.
 	Persists     func(tier.ID) bool
 	PersistAhead bool         // pre-clean to such spaces too, which records batches that are still in faster tiers
-	Logger       *slog.Logger // logs panics of Events, and mistakes of converters; nil means slog.Default
+	Logger       *slog.Logger // logs panics of Events and oversized batches; nil means slog.Default
 }
 
 // Moved describes a move that has ended.

@@ -41,7 +41,7 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 	return p, nil
 }
 
-// opened opens what is wanted of the batch that h holds; everything if want is nil.
+// opened opens the wanted part of the batch that h holds, or all of it if want is nil.
 func (m *Mover) opened(
 	ctx context.Context, h *batch.Handle, operation string, want *columns.Selection,
 ) (arrow.RecordBatch, error) {
@@ -62,8 +62,8 @@ func (m *Mover) opened(
 	return rec, m.ofBatch(ctx, err, h.Batch())
 }
 
-// open opens what is wanted of a payload in any tier: from disk by reading only that, and else in place
-// in host memory, where other payloads become an image first.
+// open opens the wanted part of a payload in any tier. Of an image on disk it reads only that part. Other
+// payloads become a plain image in host memory first, which is opened in place.
 func (m *Mover) open(
 	ctx context.Context, who by, p batch.Payload, want *columns.Selection,
 ) (rec arrow.RecordBatch, err error) {
@@ -138,8 +138,8 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	return img, nil
 }
 
-// by is who opens a record: the handle that it is opened from, and the owner of the context, or else
-// that of the handle.
+// by is the handle that a record is opened from, and its owner: that of the context, or else the
+// handle's.
 type by struct {
 	handle *batch.Handle
 	owner  *reservation.Owner

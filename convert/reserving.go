@@ -90,7 +90,7 @@ func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err e
 //
 // A space may refuse the memory that it has promised (see refuses). Then the next attempts are in
 // the other spaces. A request is a strategy itself: the caller's, without the spaces that have
-// refused. One goroutine uses a request. It must call close.
+// refused. One goroutine uses a request. It must defer end, for the case of a panic.
 type request struct {
 	reservation.Strategy // the caller's
 	m                    *Mover
@@ -209,7 +209,9 @@ func (q *request) end(err error) (again bool, _ error) {
 		return again, err
 	}
 	s, need := q.r.Space(), q.r.Bytes()
-	q.close()
+	q.stop()
+	_ = q.r.Release() // it fails only if a converter has released it
+	q.r = reservation.Reservation{}
 	if err == nil {
 		return false, nil
 	}
@@ -239,18 +241,9 @@ func (q *request) end(err error) (again bool, _ error) {
 	return true, err
 }
 
-// close releases the room of an attempt, also of one that has not ended because of a panic.
-func (q *request) close() {
-	if !q.r.IsZero() {
-		q.stop()
-		_ = q.r.Release() // it fails only if a converter has released it
-		q.r = reservation.Reservation{}
-	}
-}
-
 // inRoom makes the attempts of a request. do draws from the reservation, which inRoom releases.
 func (q *request) inRoom(ctx context.Context, do func(reservation.Reservation) error) error {
-	defer q.close()
+	defer q.end(nil) // after a panic
 	for {
 		r, err := q.reserve(ctx)
 		if err == nil {

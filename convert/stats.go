@@ -106,14 +106,16 @@ func (s *stats) add(m *Moved, body int64, at batch.Place) {
 	defer s.mu.Unlock()
 	w := s.workLocked(at)
 	w.ByReason[m.Reason] += m.Bytes
-	one := MoveStats{Batches: 1, Bytes: m.Bytes, Busy: m.Took}
-	switch {
-	case m.To.Kind > m.From.Kind:
-		w.Down = w.Down.plus(one)
-	case m.To.Kind < m.From.Kind:
-		w.Up = w.Up.plus(one)
-	}
 	e := s.edgeLocked(m.From, m.To)
+	way := &MoveStats{} // moves within a tier are not counted
+	if m.To.Kind > m.From.Kind {
+		way = &w.Down
+	} else if m.To.Kind < m.From.Kind {
+		way = &w.Up
+	}
+	way.Batches++
+	way.Bytes += m.Bytes
+	way.Busy += m.Took
 	e.Batches++
 	e.Bytes += m.Bytes
 	e.Busy += m.Took
@@ -130,7 +132,8 @@ func (s *stats) add(m *Moved, body int64, at batch.Place) {
 	if e.lately.Busy > latest {
 		e.lately.Bytes, e.lately.Busy = e.lately.Bytes/2, e.lately.Busy/2
 	}
-	e.lately = e.lately.plus(one)
+	e.lately.Bytes += m.Bytes
+	e.lately.Busy += m.Took
 }
 
 func (s MoveStats) plus(o MoveStats) MoveStats {
