@@ -342,6 +342,25 @@ func TestMoveAfterMoveAsChoosesAgain(t *testing.T) {
 	}
 }
 
+// TestCleanImageOfAnyEncoding: a batch goes back onto its clean image on disk, although a move without
+// one would compress it.
+func TestCleanImageOfAnyEncoding(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
+	b := m.put(t, numbered(1, 72_000), tier.Host)
+	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.PlainImage); err != nil {
+		t.Fatal(err)
+	}
+	m.moves(t, b, told, tier.Host)
+	if ev := m.moves(t, b, told, tier.Disk); !ev.Copy || b.Info().Form != batch.PlainImage {
+		t.Errorf("%+v, and it is a %s", ev, b.Info().Form)
+	}
+	m.moves(t, b, told, tier.Host)
+	m.spaces[tier.Disk].DropAllClean()
+	if ev := m.moves(t, b, told, tier.Disk); ev.Copy || b.Info().Form != batch.CompressedImage {
+		t.Errorf("without a clean image: %+v, and it is a %s", ev, b.Info().Form)
+	}
+}
+
 // TestLateFullDiskGivesCopiesBack: so does one that notices when it is written that it is full.
 func TestLateFullDiskGivesCopiesBack(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{rules: []faultfs.Rule{{Ops: []string{"allocate"}, Effect: faultfs.Fail(errors.ErrUnsupported)}}})
