@@ -70,6 +70,23 @@ func TestWhoseFailure(t *testing.T) {
 	}
 }
 
+// TestPanicOfAWrapper: a function that wraps a built-in converter and panics fails because of the batch.
+func TestPanicOfAWrapper(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.GPU)
+	err := m.registry.Wrap(ImageIn(tier.GPU), ImageIn(tier.Host), func(Func) Func {
+		return func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID() {
+		t.Errorf("the error is %v", err)
+	}
+	m.rests(t, b, tier.GPU)
+}
+
 // refusing is a device whose copies to the host fail.
 type refusing struct{ tier.Device }
 
