@@ -342,11 +342,20 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 			t.Error(err)
 		}
 		is(tier.GPU, inMind)
+		before := down.Load()
+		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonTrigger); err != nil {
+			t.Fatal(err)
+		}
+		if n := down.Load() - before; n != 0 {
+			t.Errorf("%d conversions although the disk has a clean image", n)
+		}
+		m.move(t, b, tier.GPU)
+		is(tier.GPU, inMind)
 		for _, s := range m.spaces { // the next move writes the bytes again
 			s.DropAllClean()
 		}
 	}
-	if down.Load() < 3 || up.Load() != 5 {
+	if down.Load() < 3 || up.Load() != 7 {
 		t.Errorf("%d conversions to an image, %d from one", down.Load(), up.Load())
 	}
 	host := m.spaces[tier.Host]

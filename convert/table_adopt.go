@@ -47,7 +47,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 	defer func() {
 		if err != nil {
 			err = ofLost(err, t.Space)
-			mem.giveBack()
+			mem.endLoans()
 		}
 	}()
 	defer guard.Error(&err, "convert: adopting a table")
@@ -74,12 +74,10 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 			if err != nil {
 				return nil, fmt.Errorf("convert: adopting a table: %w", err)
 			}
-			mem.ends = append(mem.ends, end)
+			mem.loans = append(mem.loans, end)
 		}
 	}
-	if t.Release != nil {
-		mem.ends = append(mem.ends, t.Release)
-	}
+	mem.release = t.Release
 	return payload.New(payload.Parts{
 		Descriptor: p.Descriptor, Space: t.Space, Encoding: payload.Scattered, Ranges: p.Ranges, Adjustments: p.Adjust,
 		Kept: covered(p.Ranges) - mem.size, Buffers: []*tier.Buffer{t.Space.Adopt(promise, mem)},
@@ -102,9 +100,10 @@ func covered(ranges ...[]payload.DeviceRange) (n int64) {
 
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size   int64      // not charged elsewhere
-	ends   []func()   // each ends a loan of the device's; the last one is the owner's Release
-	panics *guard.Log // of ends: the memory is its owner's again all the same
+	size    int64      // not charged elsewhere
+	loans   []func()   // each ends a loan of the device's
+	release func()     // the owner's; may be nil
+	panics  *guard.Log // of both: the memory is its owner's again all the same
 }
 
 // Size implements tier.Memory.
@@ -112,13 +111,16 @@ func (m *lentMemory) Size() int64 { return m.size }
 
 // GiveBack returns the memory to its owner. The space calls it in the place of its pool's Free.
 func (m *lentMemory) GiveBack(reclaimed func()) {
-	m.giveBack()
+	m.endLoans()
+	if m.release != nil {
+		m.panics.Do("DeviceTable.Release", m.release)
+	}
 	reclaimed()
 }
 
-func (m *lentMemory) giveBack() {
-	for _, end := range m.ends {
-		m.panics.Do("DeviceTable.Release or the end of a Borrower's loan", end)
+func (m *lentMemory) endLoans() {
+	for _, end := range m.loans {
+		m.panics.Do("the end of a loan by Borrower.Borrow", end)
 	}
-	m.ends = nil
+	m.loans = nil
 }
