@@ -342,6 +342,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 			t.Error(err)
 		}
 		is(tier.GPU, inMind)
+		m.spaces[tier.Host].DropAllClean()
 		before := down.Load()
 		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonTrigger); err != nil {
 			t.Fatal(err)
