@@ -58,6 +58,6 @@ func ExampleEngine_NewBatch() {
 	check(0, eng.Close())
 	// Output:
 	// exported: 2 rows, 1 column, device type 1
-	// imported: gpu-table and ours is processing
+	// imported: scattered and ours is processing
 	// ["Ulm" "Bonn"]
 }

@@ -216,29 +216,17 @@ func (e *UnmovableError) Error() string {
 // Unwrap returns ErrUnmovable and Err.
 func (e *UnmovableError) Unwrap() []error { return []error{ErrUnmovable, e.Err} }
 
-// PayloadType names a form that a batch's data can have. Converters are
-// registered by pairs of them; users may bring their own.
+// PayloadType names a type of payload. Converters are registered by pairs of a type and a tier
+// (convert.Form); users may bring types of their own.
 type PayloadType = payload.Type
 
-// The built-in forms. A packed one is an image whose bytes are compressed. A table's Arrow buffers
-// are scattered over a device's memory, as GPU libraries make them.
+// The types of an Image, by its encoding. The Arrow buffers of a scattered one are at separate
+// places of a device's memory, as GPU libraries make them.
 const (
-	GPUImage   = payload.GPUImage
-	HostImage  = payload.HostImage
-	DiskImage  = payload.DiskImage
-	HostPacked = payload.HostPacked
-	DiskPacked = payload.DiskPacked
-	GPUTable   = payload.GPUTable
+	PlainImage      = payload.PlainImage
+	CompressedImage = payload.CompressedImage
+	ScatteredImage  = payload.ScatteredImage
 )
-
-// ImageType returns the form that an image has in tier k, and "" for an invalid
-// tier.
-func ImageType(k tier.Kind) PayloadType {
-	if !k.Valid() {
-		return ""
-	}
-	return payload.TypeOf(k, payload.Plain)
-}
 
 // Payload is the form that a batch has now. It is immutable except for its release,
 // and owned by one batch, which releases it. Implementations are comparable (a
@@ -268,7 +256,7 @@ type leased interface {
 // The types of the built-in payload and of its description.
 type (
 	// Image is the bytes of a batch in the one layout that all tiers share, in a buffer of any
-	// space: the payload of GPUImage, HostImage and DiskImage.
+	// space: the payload of all built-in types.
 	Image = payload.Image
 	// Descriptor describes the bytes of an image. It is immutable once made, and one descriptor is
 	// shared by all forms that a batch takes in its life.

@@ -78,7 +78,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		do   func() error
 		want func(*Info) // nil: no change
 	}{
-		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = GPUImage, gpu.ID(), 100, 3 }},
+		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = PlainImage, gpu.ID(), 100, 3 }},
 		{
 			"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil },
 			func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} },
@@ -92,7 +92,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"transit", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
 		{"task while in transit", func() error { _ = b.TryCreateTask(); return nil }, nil},
 		{"commit", func() error { return tr.Commit(&form{space: host, desc: &Descriptor{Rows: 3}}, true) },
-			func(i *Info) { i.State, i.Pending, i.Form, i.Space = TaskCreated, 1, HostImage, host.ID() }},
+			func(i *Info) { i.State, i.Pending, i.Form, i.Space = TaskCreated, 1, PlainImage, host.ID() }},
 		{"commit again", func() error { _ = tr.Commit(&form{space: gpu}, true); return nil }, nil},
 		{"mismatch", func() error { _, _ = b.TryLock(gpu.ID()); return nil }, nil},
 		{"lock", func() error { h, err = b.TryLock(host.ID()); return err },
@@ -110,7 +110,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"commit open", func() error {
 			h, err = tr.CommitOpen(t.Context(), &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)
 			return err
-		}, func(i *Info) { i.State, i.Active, i.Form, i.Space = Processing, 1, GPUImage, gpu.ID() }},
+		}, func(i *Info) { i.State, i.Active, i.Form, i.Space = Processing, 1, PlainImage, gpu.ID() }},
 		{"drop", b.Drop, func(i *Info) { i.State = Released }},
 		{"close the last", func() error { return h.Close() }, nil},
 	}

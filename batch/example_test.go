@@ -62,7 +62,7 @@ func Example() {
 	_ = h.Close()
 	fmt.Println(b.Info().State, "host bytes:", host.Used())
 	// Output:
-	// host-image task-created gpu bytes: 0 host bytes: 4096
+	// image task-created gpu bytes: 0 host bytes: 4096
 	// batch 1, task-created: lock failed: space-mismatch: it is in host:0, not in gpu:0
 	// processing in host:0
 	// released host bytes: 0

@@ -69,7 +69,7 @@ type form struct {
 	broken   atomic.Bool  // and is noted here
 }
 
-func (f *form) Type() PayloadType       { return ImageType(f.space.Kind()) }
+func (f *form) Type() PayloadType       { return PlainImage }
 func (f *form) Space() *tier.Space      { return f.space }
 func (f *form) Bytes() int64            { return 100 }
 func (f *form) Descriptor() *Descriptor { return f.desc }

@@ -13,7 +13,7 @@ func TestImage(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "a", Type: arrow.PrimitiveTypes.Int64}}, nil)
 	d := &Descriptor{Schema: schema, Rows: 5, Body: 8192}
 	b := newBatch(t, NewImage(d, draw(t, host, 8192), host), nil)
-	if b.Info().Descriptor != d || b.Info().Payload.Type() != HostImage {
+	if b.Info().Descriptor != d || b.Info().Payload.Type() != PlainImage {
 		t.Errorf("descriptor %p, type %q", b.Info().Descriptor, b.Info().Payload.Type())
 	}
 	if err := b.TryCreateTask(); err != nil {

@@ -51,7 +51,7 @@ func TestLookingIsNotPacking(t *testing.T) {
 			t.Fatal("no sample is due")
 		}
 		m.move(t, b, tier.Disk)
-		if got := m.form(t, b); got != batch.DiskImage || c.Due(c.Disk(disk)) {
+		if got := m.form(t, b); got != batch.PlainImage || c.Due(c.Disk(disk)) {
 			t.Errorf("from %s: it is a %s; a sample is due: %v", k, got, c.Due(c.Disk(disk)))
 		}
 		m.whole(t, b, tier.Disk)

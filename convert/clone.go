@@ -20,29 +20,29 @@ func (m *Mover) Clone(ctx context.Context, b *batch.Batch, observer batch.Observ
 	if b == nil {
 		return nil, errors.New("convert: cloning a batch: the batch is nil")
 	}
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	p, err := m.clone(ctx, b)
-	for errors.Is(err, errStale) {
-		if ctx.Err() != nil {
+	for {
+		p, err := m.clone(ctx, b)
+		switch {
+		case err == nil:
+			if observer == nil {
+				observer = m.cfg.Observer
+			}
+			c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
+			if err != nil {
+				err = errors.Join(err, release(p))
+			}
+			return c, err
+		case !errors.Is(err, errStale):
+			return nil, m.ofBatch(ctx, err, b)
+		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		}
-		p, err = m.clone(ctx, b)
 	}
-	if err != nil {
-		return nil, m.ofBatch(ctx, err, b)
-	}
-	if observer == nil {
-		observer = m.cfg.Observer
-	}
-	c, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p, Observer: observer})
-	if err != nil {
-		return nil, errors.Join(err, release(p))
-	}
-	return c, nil
 }
 
 // clone copies b's payload while it holds b. If b was moved while it waited for room, the error is
@@ -53,10 +53,15 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		return nil, err
 	}
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-	form, to := m.cloneForm(now.Form, now.Space)
+	form, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
+	if from := form; !m.cfg.Registry.has(from, form) {
+		if form = ImageIn(now.Space.Kind); !m.cfg.Registry.has(from, form) {
+			form, to = ImageIn(tier.Host), reservation.AnyInTier(tier.Host)
+		}
+	}
 	q := &request{
-		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes, form), origin: reservation.Incoming(), waits: true,
-		source: now.Payload.Space(), b: b, useless: moved,
+		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes, form.Type), origin: reservation.Incoming(),
+		waits: true, source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		h, err := b.Inside().Read(ctx, tier.ID{})
@@ -73,14 +78,4 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		return err
 	})
 	return out, err
-}
-
-// cloneForm returns the form of a clone of a payload in a space, and where the clone goes.
-func (m *Mover) cloneForm(from batch.PayloadType, at tier.ID) (batch.PayloadType, reservation.Strategy) {
-	for _, form := range []batch.PayloadType{from, batch.ImageType(at.Kind)} {
-		if _, err := m.cfg.Registry.lookup(from, form); err == nil {
-			return form, reservation.Specific(at)
-		}
-	}
-	return batch.HostImage, reservation.AnyInTier(tier.Host)
 }

@@ -46,7 +46,7 @@ func TestCloneFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{})
 			var b *batch.Batch
-			err := m.registry.Register("strange", "strange", func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err := m.registry.Register(Form{"strange", tier.Host}, Form{"strange", tier.Host}, func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 				return tt.convert(m, b, r)
 			})
 			if err != nil {

@@ -2,15 +2,12 @@ package convert
 
 import (
 	"context"
-	"errors"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -38,84 +35,8 @@ import (
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in
 // host memory, as for Record.
-func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selection) (_ arrow.RecordBatch, err error) {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	defer guard.Error(&err, "convert: opening columns")
-	p, err := payloadOf(h, "opening columns")
-	if err != nil {
-		return nil, err
-	}
-	rec, err := m.open(ctx, openedBy(ctx, h), p, want)
-	if err != nil {
-		return nil, m.ofBatch(ctx, err, h.Batch())
-	}
-	return rec, nil
-}
-
-// open opens what is wanted of a payload in any tier.
-func (m *Mover) open(ctx context.Context, who by, p batch.Payload, want columns.Selection) (arrow.RecordBatch, error) {
-	of := descriptorOf(p)
-	if of == nil { // what is wrong with the selection shows when there is an image
-		return m.openCopy(ctx, who, p, want)
-	}
-	c, err := want.Of(of.Schema, of.Rows)
-	if err != nil {
-		return nil, err
-	}
-	if c.From == c.To {
-		return c.NoRows(of)
-	}
-	img, ok := p.(*batch.Image)
-	switch {
-	case !ok || img.Encoding() == payload.Scattered || img.Space().Kind() == tier.GPU:
-	case img.Space().Kind() == tier.Host && img.Encoding() == payload.Plain:
-		return openInPlace(c, who, img)
-	default:
-		return m.readColumns(ctx, who, img, c)
-	}
-	return m.openCopy(ctx, who, p, want)
-}
-
-// openCopy opens what is wanted of a host image that it makes.
-func (m *Mover) openCopy(
-	ctx context.Context, who by, p batch.Payload, want columns.Selection,
-) (arrow.RecordBatch, error) {
-	img, err := m.hostImage(ctx, p)
-	if err != nil {
-		return nil, err
-	}
-	rec, err := func() (arrow.RecordBatch, error) {
-		c, err := want.Of(img.Descriptor().Schema, img.Descriptor().Rows)
-		if err != nil {
-			return nil, err
-		}
-		if c.From == c.To {
-			return c.NoRows(img.Descriptor())
-		}
-		return openInPlace(c, who, img)
-	}()
-	return transfer.Released(rec, errors.Join(err, img.Release()))
-}
-
-// openInPlace opens what was chosen of a host image, whose memory is leased until the
-// record is released.
-func openInPlace(c *columns.Columns, who by, img *batch.Image) (_ arrow.RecordBatch, err error) {
-	defer guard.Error(&err, "convert: opening columns") // img may be the caller's to release
-	d, skip, err := c.Within(img.Descriptor())
-	if err != nil {
-		return nil, err
-	}
-	extents, release, err := transfer.InPlace(img.Buffer())
-	if err != nil {
-		return nil, err
-	}
-	l := image.NewLease(release)
-	who.enter(l, img.Space(), img, img.Bytes())
-	return image.OpenRows(d, skip, extents, l, transfer.FinderOf(img.Shared()))
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selection) (arrow.RecordBatch, error) {
+	return m.opened(ctx, h, "opening columns", &want)
 }
 
 // readColumns reads what was chosen of an image on disk, or of a compressed one, into host memory, and
@@ -137,10 +58,13 @@ func (m *Mover) readColumns(
 		what: m.takes(p.Desc, 0, ""),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
-		return m.pinned(r, &q.what, func() (err error) {
-			rec, err = b.ReadColumns(ctx, p, img, r, who.enter)
+		unpin, err := m.pin(r, &q.what)
+		if err != nil {
 			return err
-		})
+		}
+		defer unpin()
+		rec, err = b.ReadColumns(ctx, p, img, r, who.enter)
+		return err
 	})
 	return transfer.Released(rec, err)
 }

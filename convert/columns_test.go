@@ -186,7 +186,7 @@ func columnsOfEveryType(t *testing.T, g gpus, outside bool) {
 				{[]int{1, 2}, 0, 100}, {[]int{3}, 513, 514}, {[]int{3, 2, 1, 0}, rec.NumRows() - 1, rec.NumRows()},
 				{[]int{1}, 700, 700}, {[]int{}, 5, 9},
 			} {
-				if n%3 > 0 && payload.TypeOf(k, payload.Compressed) == f.form || n > 1 && (n+i+int(k))%2 > 0 {
+				if n%3 > 0 && f.form == batch.CompressedImage || n > 1 && (n+i+int(k))%2 > 0 {
 					continue // packed, it is the same way, but for uncompressing; types and tiers take turns
 				}
 				m.picked(t, b, s.fields, s.from, s.to)
@@ -223,7 +223,7 @@ func TestColumnsOfRandomRecords(t *testing.T) {
 			continue
 		}
 		if i%2 == 0 { // of many runs as well
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.CompressedImage); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -319,7 +319,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 	} {
 		m := newMachine(t, machineConfig{codec: CodecS2, host: 30 << 20, disk: 40 << 20})
 		b := m.put(t, arrowgen.Ints(1, c.rows, c.columns), tier.Disk)
-		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.CompressedImage); err != nil {
 			t.Fatal(err)
 		}
 		h, err := b.Open(t.Context(), tier.ID{}, false)

@@ -8,7 +8,7 @@
 //	ingest.go        Ingest: a record becomes an image (the first half of Repository.Put)
 //	registry.go      the converters, and which of their errors are the batch's own
 //	record.go        Record: a batch becomes an Arrow record; columns.go: some of its columns
-//	acquire_in.go    Acquire into a reservation that the caller has; clone.go: Clone
+//	clone.go         Clone
 //	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
 //	together.go      evicts small batches to a disk with one write
 //	pre_clean.go     pre-cleaning: adds a clean image on a disk while the batch stays
@@ -31,10 +31,11 @@
 //
 // # Converters and moves
 //
-// A Registry holds the converters, one function for a pair of payload types. The built-in ones are
-// between images, and between images and tables. All moves go through a Mover: it reserves in the
-// target, takes the batch in transit, converts, commits, and releases the source. After any failure
-// the batch is whole where it was, and the Mover has given back everything that it took.
+// A Registry holds the converters, keyed by the forms of source and target: a type of payload in a
+// tier. One built-in converter is registered for all pairs of an image's forms. All moves go through a
+// Mover: it reserves in the target, takes the batch in transit, converts, commits, and releases the
+// source. After any failure the batch is whole where it was, and the Mover has given back everything
+// that it took.
 //
 // Where the free room of the target lies in pieces, the allocation of a move that waits evicts
 // batches (reservation.Config.Clear), while the move has its batch in transit and perhaps a permit.
@@ -42,11 +43,13 @@
 // they end. If they are not enough, the move gives everything back, waits until more memory was
 // freed, and tries again.
 //
-// A program may register forms of its own: a payload type, and a converter for each pair of forms
-// that its batches move between. Record, Columns and a repository's Reader need a converter to
-// batch.HostImage. For a form with a method Descriptor the Mover reserves the descriptor's body,
-// for others as many bytes as they are charged where they are. Registry.Wrap replaces a converter,
-// built-in ones included, by a function that may call it.
+// A program may bring payloads of its own. They need a converter to a plain image in host memory, and
+// one from it to each form that its batches shall have again. Other moves go by way of such an image
+// (see route), and in a tier without a converter the batch is an ordinary image that remembers its
+// type. So it is evicted and fetched like any other. Record, Columns and a repository's Reader use the
+// converter to the image, too. For a payload with a method Descriptor the Mover reserves the
+// descriptor's body, for others as many bytes as they are charged where they are. Registry.Wrap
+// replaces a converter, built-in ones included, by a function that may call it.
 //
 // Package internal/transfer documents what the built-in converters do, and in which order they take
 // what they need. Package internal/image documents how a batch's bytes are laid out.
@@ -100,8 +103,8 @@ type (
 // Codec is how batches are compressed on disk. The zero value is CodecAuto.
 type Codec = codec.Codec
 
-// The codecs. With CodecNone a batch is written from its own memory, as a batch.DiskImage;
-// a compressed batch is a batch.DiskPacked.
+// The codecs. With CodecNone a batch is written from its own memory, as a batch.PlainImage;
+// a compressed batch is a batch.CompressedImage.
 const (
 	CodecAuto    = codec.Auto // the one that moves the most bytes a second, as measured
 	CodecNone    = codec.None

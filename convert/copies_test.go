@@ -109,7 +109,7 @@ func TestCopyGoes(t *testing.T) {
 	b := m.put(t, numbered(1, 72_000), tier.Host)
 	m.moves(t, b, told, tier.GPU)
 	packed := reservation.AnyInTier(tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, packed, batch.HostPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, packed, batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].Usage().Cached != 0 {
@@ -270,31 +270,6 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// TestCopiesComeFirst: the spaces of a tier that have a copy come before the others, which stay in
-// the order of the strategy.
-func TestCopiesComeFirst(t *testing.T) {
-	var spaces []*tier.Space
-	for i := range 4 {
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: 1 << 20, Pool: struct{ tier.Pool }{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		spaces = append(spaces, s)
-	}
-	m, err := reservation.NewManager(reservation.Config{Spaces: spaces})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []int
-	first := &request{Strategy: reservation.AnyInTier(tier.Host), first: []tier.ID{{Kind: tier.Host, Ordinal: 2}, {Kind: tier.Disk}}}
-	for _, s := range first.Candidates(m.Spaces(), []*tier.Space{spaces[3]}) {
-		got = append(got, slices.Index(spaces, s))
-	}
-	if want := []int{3, 2, 0, 1}; !slices.Equal(got, want) {
-		t.Errorf("the candidates are %v, want %v", got, want)
-	}
-}
-
 // TestCommitOfOtherBytesEndsCopies: what a program commits as the batch's form stays so.
 func TestCommitOfOtherBytesEndsCopies(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{})
@@ -339,8 +314,8 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.registry.Register("wrapper", batch.GPUImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-		return m.registry.convert(ctx, src.(wrapper).Image, batch.GPUImage, r)
+	if err := m.registry.Register(Form{"wrapper", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return m.builtIn(t, tier.Host, tier.GPU)(ctx, src.(wrapper).Image, r)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -357,13 +332,32 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 func TestMoveAfterMoveAsChoosesAgain(t *testing.T) {
 	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
 	b := m.put(t, numbered(1, 72_000), tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	m.moves(t, b, told, tier.GPU)
 	m.moves(t, b, told, tier.Host)
-	if f := b.Info().Form; f != batch.HostImage {
+	if f := b.Info().Form; f != batch.PlainImage {
 		t.Errorf("it is a %s", f)
+	}
+}
+
+// TestCleanImageOfAnyEncoding: a batch goes back onto its clean image on disk, although a move without
+// one would compress it.
+func TestCleanImageOfAnyEncoding(t *testing.T) {
+	m, told := copyMachine(t, machineConfig{codec: CodecZstd})
+	b := m.put(t, numbered(1, 72_000), tier.Host)
+	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.PlainImage); err != nil {
+		t.Fatal(err)
+	}
+	m.moves(t, b, told, tier.Host)
+	if ev := m.moves(t, b, told, tier.Disk); !ev.Copy || b.Info().Form != batch.PlainImage {
+		t.Errorf("%+v, and it is a %s", ev, b.Info().Form)
+	}
+	m.moves(t, b, told, tier.Host)
+	m.spaces[tier.Disk].DropAllClean()
+	if ev := m.moves(t, b, told, tier.Disk); ev.Copy || b.Info().Form != batch.CompressedImage {
+		t.Errorf("without a clean image: %+v, and it is a %s", ev, b.Info().Form)
 	}
 }
 

@@ -40,7 +40,7 @@ func words(n int64) arrow.Array {
 
 var codedType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// codedBy makes a record with a column of codes for dict's words.
+// codedBy makes a record with a column of codes for dict's values.
 func codedBy(dict arrow.Array, n int64, rows int) arrow.RecordBatch {
 	codes, numbers := array.NewInt32Builder(memory.DefaultAllocator), array.NewInt64Builder(memory.DefaultAllocator)
 	defer codes.Release()
@@ -49,11 +49,12 @@ func codedBy(dict arrow.Array, n int64, rows int) arrow.RecordBatch {
 		codes.Append(int32((i*7 + int(n)) % dict.Len()))
 		numbers.Append(n + int64(i))
 	}
-	words := array.NewDictionaryArray(codedType, codes.NewArray(), dict)
+	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: dict.DataType()}
+	words := array.NewDictionaryArray(dt, codes.NewArray(), dict)
 	words.Dictionary() // makes it, so that several may compare with the record at once
 	cols := []arrow.Array{words, numbers.NewArray()}
 	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{
-		{Name: "w", Type: codedType}, {Name: "n", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "w", Type: dt, Nullable: dict.NullN() > 0}, {Name: "n", Type: arrow.PrimitiveTypes.Int64},
 	}, nil), cols, int64(rows))
 }
 
@@ -113,15 +114,11 @@ func drop(t *testing.T, batches ...*batch.Batch) {
 	}
 }
 
-// record opens b, which is in host memory.
+// record opens b.
 func (m *machine) record(t *testing.T, b *batch.Batch) arrow.RecordBatch {
 	t.Helper()
-	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
+	rec, err := m.opened(t.Context(), b)
 	if err != nil {
-		t.Fatal(err)
-	}
-	rec, err := m.mover.Record(t.Context(), h)
-	if err := errors.Join(err, h.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return rec

@@ -30,7 +30,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.GPU))
 				},
 				"packed": func() error {
-					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked)
+					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage)
 				},
 				"columns": func() error {
 					return m.columnsOf(t.Context(), b, columns.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})

@@ -3,12 +3,10 @@ package convert
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -19,13 +17,10 @@ func (m *Mover) emit(e events.Event) {
 	if m.cfg.Events == nil {
 		return
 	}
-	if e.At.IsZero() {
-		e.At = time.Now()
-	}
-	if e.Context == nil {
+	if e.At = time.Now(); e.Context == nil {
 		e.Context = context.Background()
 	}
-	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
+	m.cfg.Events(e)
 }
 
 // originOf returns for whom a context's work is: the place of the batch in its plan, and the task.
@@ -44,11 +39,13 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 // those that were moved. The context has the origin of the move. Each MoveBegun needs one MoveEnded
 // before the transit ends, so that the events of a batch alternate.
 func (m *Mover) emitMove(ctx context.Context, kind events.Kind, moved *Moved, bytes int64) {
-	m.emit(events.Event{
-		Kind: kind, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
-		From: moved.From, To: moved.To, Bytes: bytes, Took: moved.Took,
-		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
-	})
+	if m.cfg.Events != nil {
+		m.emit(events.Event{
+			Kind: kind, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
+			From: moved.From, To: moved.To, Bytes: bytes, Took: moved.Took,
+			Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
+		})
+	}
 }
 
 // ofBatch adds the id of b to an error about a batch or about corrupt bytes. For corrupt bytes it
@@ -69,44 +66,27 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// cleanEvents returns what emits the events of one clean image, as batch.CommitOptions.Retained
-// calls it. from is where the batch is current. ahead means that the image was pre-cleaned.
-func (m *Mover) cleanEvents(
+// residentEvents returns what emits the events of one image of a batch: of a clean one, which a move
+// from a space has left in another one or which was pre-cleaned there, and of one that was prefetched.
+// ahead means that bytes were moved before they were needed. They are counted, and so is their end:
+// AheadUsed or AheadWasted.
+func (m *Mover) residentEvents(
 	ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool,
 ) func(events.Kind) {
 	o := originOf(ctx, now.Place)
-	return func(kind events.Kind) {
-		m.emit(events.Event{
-			Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: in, Bytes: bytes, Ahead: ahead,
-		})
+	if ahead {
+		m.stats.ahead(from, in, bytes, 0, 0)
 	}
-}
-
-// countAhead counts bytes that were prefetched or pre-cleaned. The function that it returns takes
-// AheadUsed or AheadWasted, counts them as that, and emits the event.
-func (m *Mover) countAhead(
-	ctx context.Context, now batch.Info, from, to tier.ID, bytes int64,
-) (ended func(events.Kind)) {
-	m.stats.ahead(from, to, func(e *EdgeStats) { e.Ahead += bytes })
-	o := originOf(ctx, now.Place)
 	return func(kind events.Kind) {
-		m.stats.ahead(from, to, func(e *EdgeStats) {
-			if kind == events.AheadUsed {
-				e.AheadUsed += bytes
-			} else {
-				e.AheadInVain += bytes
-			}
-		})
-		m.emit(events.Event{Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: to, Bytes: bytes})
+		e := events.Event{Kind: kind, Origin: o, Batch: uint64(now.ID), From: from, To: in, Bytes: bytes}
+		switch kind {
+		case events.AheadUsed:
+			m.stats.ahead(from, in, 0, bytes, 0)
+		case events.AheadWasted:
+			m.stats.ahead(from, in, 0, 0, bytes)
+		default:
+			e.Ahead = ahead
+		}
+		m.emit(e)
 	}
-}
-
-// emitOversized logs, and emits as an event, that a batch went to a slower tier than asked for.
-func (m *Mover) emitOversized(ctx context.Context, bytes int64, wanted reservation.Strategy, got tier.ID) {
-	guard.Logger(m.cfg.Logger).Warn("spillway: a batch is larger than the space it was meant for; it went to a slower one",
-		"bytes", bytes, "wanted", wanted.String(), "got", got.String())
-	m.emit(events.Event{
-		Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,
-		Text: fmt.Sprintf("it was to go to %s", wanted),
-	})
 }

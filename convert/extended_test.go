@@ -68,18 +68,10 @@ func values(dt arrow.DataType, add func(array.Builder, int), n, nulls, other int
 	return b.NewArray()
 }
 
-// codes makes a record of the last rows values of a dictionary.
-func codes(dict arrow.Array, rows int) arrow.RecordBatch {
-	dt := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: dict.DataType()}
-	b := array.NewInt32Builder(memory.DefaultAllocator)
-	defer b.Release()
-	for i := range rows {
-		b.Append(int32(dict.Len() - rows + i))
-	}
-	col := array.NewDictionaryArray(dt, b.NewArray(), dict)
-	col.Dictionary() // makes it, so that several may compare with the record at once
-	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "c", Type: dt, Nullable: true}}, nil), []arrow.Array{col}, int64(rows))
-}
+// grown makes a record whose dictionary has the first n of some strings.
+func grown(n int) arrow.RecordBatch { return codedBy(grownStrings(n), 0, 10) }
+
+func grownStrings(n int) arrow.Array { return values(growing[0].dt, growing[0].append, n, 0, n) }
 
 // TestDeltas: of the dictionaries of a stream, each longer than the one before, each space stores
 // and is written the common values about once. All batches are the same as if they had a dictionary
@@ -93,7 +85,7 @@ func TestDeltas(t *testing.T) {
 				var all []*batch.Batch
 				alone, longest := int64(0), int64(0)
 				for i := range batches {
-					rec := codes(values(c.dt, c.append, 1000+i*step, nulls, 1<<30), step)
+					rec := codedBy(values(c.dt, c.append, 1000+i*step, nulls, 1<<30), 0, step)
 					l, err := image.NewLayout(rec)
 					if err != nil {
 						t.Fatal(err)
@@ -138,24 +130,10 @@ func TestDeltas(t *testing.T) {
 	}
 }
 
-// sameDigest compares the digest of a batch, where it is, with that of its record.
-func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
-	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
-	if err != nil {
-		return err
-	}
-	got, _, err := m.mover.Digest(t.Context(), h)
-	if want := m.heapDigest(t, b.ID()); err == nil && got != want {
-		err = fmt.Errorf("the digest is %x, want %x", got, want)
-	}
-	return errors.Join(err, h.Close())
-}
-
 // TestDigestOfABaseThatIsUsed: the digest does not depend on which dictionaries of a record extend which.
 func TestDigestOfABaseThatIsUsed(t *testing.T) {
 	m := newMachine(t, machineConfig{})
-	short := codes(values(growing[0].dt, growing[0].append, 600, 0, 1<<30), 10)
-	long := codes(values(growing[0].dt, growing[0].append, 900, 0, 1<<30), 10)
+	short, long := grown(600), grown(900)
 	fields := []arrow.Field{long.Schema().Field(0), short.Schema().Field(0)}
 	both := array.NewRecordBatch(arrow.NewSchema(fields, nil), []arrow.Array{long.Column(0), short.Column(0)}, 10)
 	all := []*batch.Batch{m.make(t, short, tier.Host), m.make(t, both, tier.Host)}
@@ -178,9 +156,9 @@ func TestDeltaStream(t *testing.T) {
 	var stream bytes.Buffer
 	var all []*batch.Batch
 	var wants []arrow.RecordBatch
-	w := ipc.NewWriter(&stream, ipc.WithSchema(codes(values(growing[0].dt, growing[0].append, 300, 0, 1<<30), 1).Schema()), ipc.WithDictionaryDeltas(true))
+	w := ipc.NewWriter(&stream, ipc.WithSchema(grown(300).Schema()), ipc.WithDictionaryDeltas(true))
 	for i := range 50 {
-		wants = append(wants, codes(values(growing[0].dt, growing[0].append, 300+10*i, 0, 1<<30), 10))
+		wants = append(wants, grown(300+10*i))
 		if err := w.Write(wants[i]); err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +222,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	var all []*batch.Batch
 	for i := range 6 {
-		all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, 300+200*i, 0, 1<<30), 10), tier.Host))
+		all = append(all, m.make(t, grown(300+200*i), tier.Host))
 	}
 	host := m.spaces[tier.Host]
 	if err := host.SetLimit(host.Used()); err != nil {
@@ -308,7 +286,7 @@ func TestExtensionsAtRandom(t *testing.T) {
 						if seed%2 == 1 {
 							nulls = 9 + rng.IntN(2)
 						}
-						rec := codes(values(c.dt, c.append, n, nulls, other), 10)
+						rec := codedBy(values(c.dt, c.append, n, nulls, other), 0, 10)
 						p, err := m.mover.TryIngest(t.Context(), rec, reservation.AnyInTier(k))
 						if err != nil {
 							fail(err)
@@ -388,7 +366,7 @@ func TestNullBecomesValue(t *testing.T) {
 	}
 	var all []*batch.Batch
 	for _, dict := range []arrow.Array{numbers(900, 5), numbers(1001, 1000), numbers(1700, 5)} {
-		all = append(all, m.make(t, codes(dict, 10), tier.Host))
+		all = append(all, m.make(t, codedBy(dict, 0, 10), tier.Host))
 	}
 	if n := len(all[2].Info().Descriptor.AllDictionaries()); n != 3 {
 		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
@@ -406,14 +384,13 @@ func TestNullBecomesValue(t *testing.T) {
 // rules, are found when they are laid out again. The dictionary is then another one, which is whole.
 func TestChangedExtension(t *testing.T) {
 	m := newMachine(t, machineConfig{})
-	c := growing[0]
-	short, long := values(c.dt, c.append, 600, 0, 1<<30), values(c.dt, c.append, 900, 0, 1<<30)
-	a, b := m.make(t, codes(short, 10), tier.GPU), m.make(t, codes(long, 10), tier.GPU)
+	long := grownStrings(900)
+	a, b := m.make(t, grown(600), tier.GPU), m.make(t, codedBy(long, 0, 10), tier.GPU)
 	if n := len(b.Info().Descriptor.AllDictionaries()); n != 2 {
 		t.Fatalf("the batch needs %d dictionaries: the test shows nothing", n)
 	}
 	copy(long.Data().Buffers()[2].Bytes(), "other")
-	d := m.make(t, codes(long, 900), tier.Host)
+	d := m.make(t, codedBy(long, 0, 900), tier.Host)
 	if shared(d) == shared(b) || len(d.Info().Descriptor.AllDictionaries()) != 1 {
 		t.Error("an array with other bytes was taken for the dictionary that it was")
 	}
@@ -430,7 +407,7 @@ func TestChangedExtension(t *testing.T) {
 func TestExtensionOfWhatIsLeft(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	put := func(n int) *batch.Batch {
-		return m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.Host)
+		return m.make(t, grown(n), tier.Host)
 	}
 	a, b := put(600), put(900)
 	drop(t, b)
@@ -460,7 +437,7 @@ func TestAdoptedExtension(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	var all []*batch.Batch
 	for _, n := range []int{600, 900} {
-		all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.GPU))
+		all = append(all, m.make(t, grown(n), tier.GPU))
 	}
 	descs := all[1].Info().Descriptor.AllDictionaries()
 	base, extension := *descs[0], *descs[1]
@@ -501,7 +478,7 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 		m := newMachine(t, machineConfig{})
 		var all []*batch.Batch
 		for _, n := range []int{600, 900, 1300} {
-			all = append(all, m.make(t, codes(values(growing[0].dt, growing[0].append, n, 0, 1<<30), 10), tier.Host))
+			all = append(all, m.make(t, grown(n), tier.Host))
 		}
 		copyOf := func(b *tier.Buffer) *tier.Buffer {
 			c, err := m.spaces[tier.Host].DrawNew(b.Size())

@@ -130,21 +130,21 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				defer got.Release()
 				return equal.Records(rec, got)
 			}
-			missing := func(what string, err error, to batch.PayloadType) {
+			missing := func(what string, err error) {
 				t.Helper()
 				var e *NoConverterError
-				if !errors.As(err, &e) || e.From != inMind || e.To != to || !strings.Contains(err.Error(), "Registry.Register") {
+				if !errors.As(err, &e) || e.From != (Form{inMind, k}) || e.To != ImageIn(tier.Host) || !strings.Contains(err.Error(), "Registry.Register") {
 					t.Errorf("%s without a converter: %v", what, err)
 				}
 			}
-			missing("a record", read(), batch.HostImage)
+			missing("a record", read())
 			_, err := m.columns(t, b, columns.Selection{Columns: []string{"s"}, From: 100, To: 300})
-			missing("columns", err, batch.HostImage)
+			missing("columns", err)
 			_, err = m.mover.Clone(t.Context(), b, nil)
-			missing("a clone", err, batch.HostImage)
+			missing("a clone", err)
 
 			var calls, there, itself atomic.Int64
-			if err := m.registry.Register(inMind, batch.HostImage, unscramble(&calls)); err != nil {
+			if err := m.registry.Register(Form{inMind, k}, ImageIn(tier.Host), unscramble(&calls)); err != nil {
 				t.Fatal(err)
 			}
 			if err := read(); err != nil {
@@ -174,12 +174,12 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			cloned(batch.HostImage, tier.Host)
+			cloned(batch.PlainImage, tier.Host)
 			if k != tier.Host { // an image where the batch lies comes first
-				if err := m.registry.Register(inMind, batch.ImageType(k), unscramble(&there)); err != nil {
+				if err := m.registry.Register(Form{inMind, k}, ImageIn(k), unscramble(&there)); err != nil {
 					t.Fatal(err)
 				}
-				cloned(batch.ImageType(k), k)
+				cloned(batch.PlainImage, k)
 			}
 			again := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 				img, err := unscramble(&itself)(ctx, src, r)
@@ -188,7 +188,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				}
 				return &scrambled{img.(*batch.Image).Descriptor(), img.(*batch.Image).Buffer()}, nil
 			}
-			if err := m.registry.Register(inMind, inMind, again); err != nil {
+			if err := m.registry.Register(Form{inMind, k}, Form{inMind, k}, again); err != nil {
 				t.Fatal(err)
 			}
 			if !tells { // the clone does not either
@@ -202,7 +202,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 func TestOwnFormThatIsNoImage(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.scrambled(t, numbered(3, 500), tier.Disk, false)
-	err := m.registry.Register(inMind, batch.HostImage, func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	err := m.registry.Register(Form{inMind, tier.Disk}, ImageIn(tier.Host), func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		buf, err := r.Alloc(src.(*scrambled).desc.Body)
 		return &scrambled{src.(*scrambled).desc, buf}, err
 	})
@@ -222,7 +222,7 @@ func TestOwnFormThatIsNoImage(t *testing.T) {
 func TestWrapABuiltInConverter(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	var seen atomic.Int64
-	err := m.registry.Wrap(batch.HostImage, batch.DiskImage, func(inner Func) Func {
+	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.Disk), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			seen.Add(1)
 			return inner(ctx, src, r)
@@ -237,14 +237,14 @@ func TestWrapABuiltInConverter(t *testing.T) {
 	if seen.Load() != 1 {
 		t.Errorf("the wrapper saw %d conversions", seen.Load())
 	}
-	inner, err := m.registry.Lookup(batch.DiskImage, batch.HostImage)
+	inner, err := m.registry.Lookup(ImageIn(tier.Disk), ImageIn(tier.Host))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.registry.Unregister(batch.DiskImage, batch.HostImage); err != nil {
+	if err := m.registry.Unregister(ImageIn(tier.Disk), ImageIn(tier.Host)); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.registry.Register(batch.DiskImage, batch.HostImage, inner); err != nil { // it is the same, whatever it is called by
+	if err := m.registry.Register(ImageIn(tier.Disk), ImageIn(tier.Host), inner); err != nil { // it is the same, whatever it is called by
 		t.Fatal(err)
 	}
 	m.move(t, b, tier.Host)
@@ -253,20 +253,21 @@ func TestWrapABuiltInConverter(t *testing.T) {
 
 func TestWrapWhatIsNotThere(t *testing.T) {
 	var g Registry
-	if err := g.Wrap("a", "b", func(f Func) Func { return f }); !errors.Is(err, ErrNoConverter) {
+	a, b := Form{"a", tier.GPU}, Form{"b", tier.Host}
+	if err := g.Wrap(a, b, func(f Func) Func { return f }); !errors.Is(err, ErrNoConverter) {
 		t.Errorf("wrapping nothing: %v", err)
 	}
-	if _, err := g.Lookup("a", "b"); !errors.Is(err, ErrNoConverter) {
+	if _, err := g.Lookup(a, b); !errors.Is(err, ErrNoConverter) {
 		t.Errorf("looking nothing up: %v", err)
 	}
-	if err := g.Register("a", "b", nothing); err != nil {
+	if err := g.Register(a, b, nothing); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Wrap("a", "b", func(Func) Func { return nil }); err == nil {
+	if err := g.Wrap(a, b, func(Func) Func { return nil }); err == nil {
 		t.Error("nothing was wrapped around it")
 	}
-	err := g.Wrap("a", "b", func(f Func) Func { // a replacement meanwhile must not be undone
-		if err := errors.Join(g.Unregister("a", "b"), g.Register("a", "b", nothing)); err != nil {
+	err := g.Wrap(a, b, func(f Func) Func { // a replacement meanwhile must not be undone
+		if err := errors.Join(g.Unregister(a, b), g.Register(a, b, nothing)); err != nil {
 			t.Fatal(err)
 		}
 		return f
@@ -275,3 +276,110 @@ func TestWrapWhatIsNotThere(t *testing.T) {
 		t.Error("the new converter was lost")
 	}
 }
+
+// TestOwnPayloadMovesLikeAnyOther: a payload with converters to and from an image in host memory only is
+// evicted from the GPU to disk and fetched again, by way of host memory, and gets its type again on the
+// GPU. Its clone on disk remembers the type too. Without room in host memory the monitor gets that as
+// the error, and the batch is whole.
+func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
+	m := newMachine(t, machineConfig{copies: true})
+	var down, up atomic.Int64
+	toImage := unscramble(&down)
+	toOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		up.Add(1)
+		out, err := m.builtIn(t, tier.Host, tier.GPU)(ctx, src, r)
+		if err != nil {
+			return nil, err
+		}
+		return onGPU{out.(*batch.Image)}, nil
+	}
+	fromOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		down.Add(1)
+		return m.builtIn(t, tier.GPU, tier.Host)(ctx, src.(onGPU).Image, r)
+	}
+	err := errors.Join(m.registry.Register(Form{inMind, tier.Host}, ImageIn(tier.Host), toImage),
+		m.registry.Register(Form{inMind, tier.GPU}, ImageIn(tier.Host), fromOwn),
+		m.registry.Register(ImageIn(tier.Host), Form{inMind, tier.GPU}, toOwn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := numbered(7, 9000)
+	b := m.scrambled(t, rec, tier.Host, true)
+	is := func(k tier.Kind, as batch.PayloadType) {
+		t.Helper()
+		if now := b.Info(); now.Space.Kind != k || now.Form != as || now.State != batch.Idle {
+			t.Fatalf("the batch is a %s in %s, %s; want a %s in %s", now.Form, now.Space, now.State, as, k)
+		}
+		if err := m.same(t.Context(), b); err != nil {
+			t.Error(err)
+		}
+	}
+	m.move(t, b, tier.GPU)
+	is(tier.GPU, inMind)
+	for range 2 {
+		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonTrigger); err != nil {
+			t.Fatal(err)
+		}
+		is(tier.Disk, batch.PlainImage)
+		c, err := m.mover.Clone(t.Context(), b, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.mover.Move(t.Context(), c, reservation.AnyInTier(tier.GPU)); err != nil {
+			t.Fatal(err)
+		}
+		if now := c.Info(); now.Form != inMind || now.Space.Kind != tier.GPU {
+			t.Errorf("the clone is a %s in %s", now.Form, now.Space)
+		}
+		if err := c.Drop(); err != nil {
+			t.Error(err)
+		}
+		h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		is(tier.GPU, inMind)
+		m.spaces[tier.Host].DropAllClean()
+		before := down.Load()
+		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonTrigger); err != nil {
+			t.Fatal(err)
+		}
+		if n := down.Load() - before; n != 0 {
+			t.Errorf("%d conversions although the disk has a clean image", n)
+		}
+		m.move(t, b, tier.GPU)
+		is(tier.GPU, inMind)
+		for _, s := range m.spaces { // the next move writes the bytes again
+			s.DropAllClean()
+		}
+	}
+	if down.Load() < 3 || up.Load() != 7 {
+		t.Errorf("%d conversions to an image, %d from one", down.Load(), up.Load())
+	}
+	host := m.spaces[tier.Host]
+	full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available()/tier.Page*tier.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none *tier.NoSpaceError
+	err = m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonTrigger)
+	if !errors.As(err, &none) || none.Space != host.ID() {
+		t.Errorf("without room in host memory: %v", err)
+	}
+	if err := full.Release(); err != nil {
+		t.Error(err)
+	}
+	is(tier.GPU, inMind)
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.GPU), batch.PlainImage); err != nil {
+		t.Fatal(err)
+	}
+	is(tier.GPU, batch.PlainImage)
+}
+
+// onGPU is a payload of the same type on a GPU.
+type onGPU struct{ *batch.Image }
+
+func (onGPU) Type() batch.PayloadType { return inMind }

@@ -22,9 +22,9 @@ type hop struct {
 
 // walk takes a batch that is an image on the GPU along every edge that a GPU has a part in.
 var walk = []hop{
-	{batch.HostImage, tier.Host}, {batch.GPUImage, tier.GPU}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU},
-	{batch.GPUTable, tier.GPU}, {batch.HostImage, tier.Host}, {batch.GPUTable, tier.GPU}, {batch.DiskImage, tier.Disk},
-	{batch.GPUTable, tier.GPU}, {batch.GPUImage, tier.GPU},
+	{batch.PlainImage, tier.Host}, {batch.PlainImage, tier.GPU}, {batch.PlainImage, tier.Disk}, {batch.PlainImage, tier.GPU},
+	{batch.ScatteredImage, tier.GPU}, {batch.PlainImage, tier.Host}, {batch.ScatteredImage, tier.GPU}, {batch.PlainImage, tier.Disk},
+	{batch.ScatteredImage, tier.GPU}, {batch.PlainImage, tier.GPU},
 }
 
 // walked takes b along the walk. Before each move arm makes a failure; afterwards the function that

@@ -182,7 +182,7 @@ func (h *hosts) same(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch)
 		return err
 	}
 	defer hd.Close()
-	if img, ok := hd.Payload().(*batch.Image); ok && img.Type() == batch.HostImage && img.Descriptor().Body > 0 {
+	if img, ok := hd.Payload().(*batch.Image); ok && img.Type() == batch.PlainImage && img.Descriptor().Body > 0 {
 		off := int64(0)
 		v := image.NewVerifier(img.Descriptor(), nowhere)
 		for _, e := range img.Buffer().Memory().(tier.HostMemory).Extents() {
@@ -217,7 +217,7 @@ func long(size int64) arrow.RecordBatch {
 }
 
 // forms are what a batch can be in host memory.
-var hostForms = []batch.PayloadType{batch.HostImage, batch.HostPacked}
+var hostForms = []batch.PayloadType{batch.PlainImage, batch.CompressedImage}
 
 // A batch of each type goes from one host space to the other and back in each form, and is
 // what it was: also without rows, and with dictionaries.
@@ -368,7 +368,7 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := h.mover.run(t.Context(), &move{b: b, to: h.at[1], form: to, evicts: true}); !errors.Is(err, tier.ErrNoSpace) {
+				if _, err := h.mover.run(t.Context(), &move{b: b, to: h.at[1], as: to, evicts: true}); !errors.Is(err, tier.ErrNoSpace) {
 					t.Errorf("without room: %v", err)
 				}
 				if err := all.Release(); err != nil {

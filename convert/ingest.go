@@ -3,10 +3,13 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
@@ -21,7 +24,7 @@ import (
 // tier where it fits, and Ingest emits events.Oversized. Ingest skips a space that is lost
 // meanwhile, and only reads the record.
 //
-// On disk the image may be compressed, and is then a batch.DiskPacked.
+// On disk the image may be compressed.
 //
 // A dictionary of more than 4 KiB that is already in the space is not copied again. Ingest
 // recognises it if it is the same arrow-go array as before, or that of a record which Record
@@ -37,30 +40,34 @@ func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reserva
 	return m.ingest(ctx, rec, to, false)
 }
 
-// ingest plans the image of rec, reserves room, and lays the image out there. There are these
-// reasons for another round: those of request.end; the record is too large for the strategy; a GPU
-// was lost, and the other spaces may be too small; a dictionary has other values than before.
+// ingest plans the image of rec, reserves room, and lays the image out there, compressed if that
+// should pay. It writes while the reservation is open, because a volume's file system may turn out to
+// be full only at the write, and because the compressed size is known only then.
+//
+// There are these reasons for another round: those of request.end; the record is too large for the
+// strategy; a GPU was lost, and the other spaces may be too small; a dictionary has other values than
+// before.
 func (m *Mover) ingest(
 	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
 ) (_ batch.Payload, err error) {
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	l, err := m.cfg.Builtin.Layout(rec)
+	b := m.cfg.Builtin
+	l, err := b.Layout(rec)
 	if err != nil {
 		return nil, err
 	}
 	defer l.Close()
-	store := &m.cfg.Builtin.Dicts
-	dicts, subs := store.Resolve(l.Dictionaries(), false)
-	defer func() { store.LetGo(dicts...) }()
+	dicts, subs := b.Dicts.Resolve(l.Dictionaries(), false)
+	defer func() { b.Dicts.LetGo(dicts...) }()
 	q := &request{
 		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
 		origin: reservation.Incoming(), waits: waits,
 	}
-	defer func() { _ = q.close() }()
+	defer q.end(nil) // after a panic
 	var lost, changed bool
 	slowest, oversized := tier.Kind(0), false // of the tiers that were tried
 	for {
@@ -76,28 +83,59 @@ func (m *Mover) ingest(
 				continue
 			}
 		}
-		var p batch.Payload
-		bytes := r.Bytes()
+		parts := payload.Parts{Space: r.Space()}
+		bytes, unpin := r.Bytes(), func() {}
+		if err == nil && len(dicts) > 0 {
+			unpin, err = m.pin(r, &q.what)
+		}
 		if err == nil {
-			err = m.pinned(r, &q.what, func() (err error) {
-				p, err = m.layOut(ctx, l, subs, dicts, r)
+			if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
+				parts.Encoding = payload.Compressed
+			}
+			largest := l.Size()
+			for _, d := range dicts {
+				largest = max(largest, d.Body)
+			}
+			// The permit comes first. From the moment a dictionary is being copied, others wait for the
+			// copy, the monitor among them, and the monitor must not wait for a program's permit.
+			err = b.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
+				if len(dicts) > 0 {
+					parts.Shared, err = m.layDictionaries(ctx, subs, dicts, r)
+				}
+				if err == nil {
+					err = b.Lay(ctx, l, &parts, r)
+				}
 				return err
 			})
+			if err == nil {
+				parts.Descriptor, err = l.Descriptor()
+			}
+			unpin()
+			if err != nil {
+				err = errors.Join(err, parts.Release())
+			}
 		}
 		again, err := q.end(err)
 		switch {
 		case err == nil:
 			if oversized {
-				m.emitOversized(ctx, bytes, to, r.Space().ID())
+				got := parts.Space.ID()
+				guard.Logger(m.cfg.Logger).Warn(
+					"spillway: a batch is larger than the space it was meant for; it went to a slower one",
+					"bytes", bytes, "wanted", to.String(), "got", got.String())
+				m.emit(events.Event{
+					Kind: events.Oversized, Context: ctx, Origin: events.From(ctx), To: got, Bytes: bytes,
+					Text: fmt.Sprintf("it was to go to %s", to),
+				})
 			}
-			return p, nil
+			return payload.New(parts), nil
 		case again:
 		case errors.Is(err, tier.ErrLost) && !lost:
 			lost = true
 		case errors.Is(err, transfer.ErrChanged) && !changed:
 			changed = true // in place: lay its present values out
-			store.LetGo(dicts...)
-			dicts, subs = store.Resolve(l.Dictionaries(), true)
+			b.Dicts.LetGo(dicts...)
+			dicts, subs = b.Dicts.Resolve(l.Dictionaries(), true)
 			q.what.dicts = transfer.Distinct(dicts)
 		default:
 			return nil, err
@@ -105,48 +143,16 @@ func (m *Mover) ingest(
 	}
 }
 
-// layOut lays a planned image out, in memory drawn from r, compressed if that should pay. It writes
-// while the reservation is open, because a volume's file system may turn out to be full only at the
-// write, and because the compressed size is known only then.
-func (m *Mover) layOut(
-	ctx context.Context, l *image.Layout, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
-) (_ batch.Payload, err error) {
-	b := m.cfg.Builtin
-	parts := payload.Parts{Space: r.Space()}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, parts.Release())
-		}
-	}()
-	if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
-		parts.Encoding = payload.Compressed
-	}
-	largest := l.Size()
-	for _, d := range dicts {
-		largest = max(largest, d.Body)
-	}
-	// The permit comes first. From the moment a dictionary is being copied, others wait for the
-	// copy, the monitor among them, and the monitor must not wait for a program's permit.
-	err = b.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-		if parts.Shared, err = m.layDictionaries(ctx, subs, dicts, r); err != nil {
-			return err
-		}
-		return b.Lay(ctx, l, &parts, r)
-	})
-	if err == nil {
-		parts.Descriptor, err = l.Descriptor()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return payload.New(parts), nil
-}
-
 // layDictionaries returns a reference to each dictionary in the space of r. It lays those out
 // that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
 func (m *Mover) layDictionaries(
 	ctx context.Context, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
 ) (shared []batch.Shared, err error) {
+	defer func() {
+		if err != nil {
+			err, shared = errors.Join(err, transfer.ReleaseAll(shared)), nil
+		}
+	}()
 	var seen lookup.Table[*transfer.Dictionary]
 	for i, sub := range subs {
 		lay := func() (*tier.Buffer, *batch.Descriptor, error) {
@@ -158,20 +164,21 @@ func (m *Mover) layDictionaries(
 			if err != nil {
 				return nil, nil, errors.Join(err, parts.Release())
 			}
-			if len(parts.Buffers) == 0 {
-				return nil, parts.Descriptor, nil
+			var buf *tier.Buffer // nil if the dictionary is empty
+			if len(parts.Buffers) > 0 {
+				buf = parts.Buffers[0]
 			}
-			return parts.Buffers[0], parts.Descriptor, nil
+			return buf, parts.Descriptor, nil
 		}
 		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), lay)
 		if err != nil {
-			return nil, errors.Join(err, transfer.ReleaseAll(shared))
+			return shared, err
 		}
 		sub.Is(c.Descriptor())
 		if seen.Of(dicts, dicts[i]) == i {
 			shared = append(shared, c)
 		} else if err := c.Release(); err != nil { // an earlier array is the same dictionary
-			return nil, errors.Join(err, transfer.ReleaseAll(shared))
+			return shared, err
 		}
 	}
 	return shared, nil

@@ -211,6 +211,16 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	return m
 }
 
+// builtIn returns the converter between plain images in two tiers.
+func (m *machine) builtIn(t *testing.T, from, to tier.Kind) Func {
+	t.Helper()
+	f, err := m.registry.Lookup(ImageIn(from), ImageIn(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 // buffered is a file system without direct I/O.
 type buffered struct{ disk.FS }
 
@@ -276,33 +286,46 @@ func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	t.Helper()
 	m.rests(t, b, k)
-	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
+	err := m.sameDigest(t, b)
+	if b.Info().Descriptor.Body <= m.spaces[tier.Host].Available() { // else it is too large to be opened
+		err = errors.Join(err, m.same(t.Context(), b))
+	}
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("in %s: %v", k, err)
 	}
-	defer func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	got, _, err := m.mover.Digest(t.Context(), h)
+}
+
+// opened returns b as a record, from where it is.
+func (m *machine) opened(ctx context.Context, b *batch.Batch) (arrow.RecordBatch, error) {
+	h, err := m.mover.Acquire(ctx, b, reservation.Specific(b.Info().Space))
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	if want := m.heapDigest(t, b.ID()); got != want {
-		t.Fatalf("the digest in %s is %x, want %x", k, got, want)
-	}
-	if b.Info().Descriptor.Body > m.spaces[tier.Host].Available() {
-		return // too large to be opened
-	}
-	rec, err := m.mover.Record(t.Context(), h)
+	rec, err := m.mover.Record(ctx, h)
+	return transfer.Released(rec, errors.Join(err, h.Close()))
+}
+
+// same compares b, where it is, with the record that it was made of.
+func (m *machine) same(ctx context.Context, b *batch.Batch) error {
+	rec, err := m.opened(ctx, b)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer rec.Release()
-	if err := equal.Records(m.records[b.ID()], rec); err != nil {
-		t.Fatal(err)
+	return equal.Records(m.records[b.ID()], rec)
+}
+
+// sameDigest compares the digest of a batch, where it is, with that of its record.
+func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
+	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
+	if err != nil {
+		return err
 	}
+	got, _, err := m.mover.Digest(t.Context(), h)
+	if want := m.heapDigest(t, b.ID()); err == nil && got != want {
+		err = fmt.Errorf("the digest is %x, want %x", got, want)
+	}
+	return errors.Join(err, h.Close())
 }
 
 // heapDigest is heapDigest of the record that a batch was made of.

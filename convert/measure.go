@@ -28,7 +28,7 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 	if rec == nil {
 		return nil, errors.New("convert: measuring moves: the record is nil")
 	}
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -39,31 +39,27 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 			if from == to {
 				continue
 			}
-			e := m.measure(ctx, rec, times, from, to)
+			var took []time.Duration
+			var e Moved
+			for len(took) <= times && err == nil {
+				e, err = m.moveAnew(ctx, rec, from, to)
+				took = append(took, e.Took)
+			}
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", e.From, e.To, context.Cause(ctx))
+				err = context.Cause(ctx)
+				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID(), to.ID(), err)
+			}
+			if err == nil {
+				took = took[1:]
+				slices.Sort(took)
+				e.Batch, e.Took = 0, (took[(times-1)/2]+took[times/2])/2
+			} else {
+				e, err = Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork, Err: err}, nil
 			}
 			edges = append(edges, e)
 		}
 	}
 	return edges, nil
-}
-
-// measure is Measure for one pair of spaces.
-func (m *Mover) measure(ctx context.Context, rec arrow.RecordBatch, times int, from, to *tier.Space) Moved {
-	var took []time.Duration
-	var one Moved
-	for range times + 1 {
-		var err error
-		if one, err = m.moveAnew(ctx, rec, from, to); err != nil {
-			return Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork, Err: err}
-		}
-		took = append(took, one.Took)
-	}
-	took = took[1:]
-	slices.Sort(took)
-	one.Batch, one.Took = 0, (took[(len(took)-1)/2]+took[len(took)/2])/2
-	return one
 }
 
 // moveAnew moves a batch that it makes. The batch is in no monitor's index, so none moves it.
@@ -88,6 +84,6 @@ func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *t
 	mv := move{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
 	start := time.Now()
 	_, err = m.run(ctx, &mv)
-	mv.moved.Took = time.Since(start) // with the reservation and the release of the old form
+	mv.moved.Took = time.Since(start) // with the reservation and the release of the old payload
 	return mv.moved, err
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -18,7 +17,7 @@ func TestMeasure(t *testing.T) {
 	for name, copies := range map[string]bool{"no copies": false, "copies": true} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{copies: copies})
-			if err := m.registry.Unregister(batch.DiskImage, batch.GPUImage); err != nil {
+			if err := m.registry.Unregister(ImageIn(tier.Disk), ImageIn(tier.GPU)); err != nil {
 				t.Fatal(err)
 			}
 			rec := numbered(7, 2000)

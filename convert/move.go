@@ -23,7 +23,7 @@ import (
 type move struct {
 	b      *batch.Batch
 	to     reservation.Strategy
-	form   batch.PayloadType // the form to make; "" means the best one for the space, see Builtin.Form
+	as     batch.PayloadType // the type to make; "" means the best one for the space, see Mover.route
 	reason string            // for Moved
 
 	evicts       bool                    // for the monitor: waits neither for room nor for the batch
@@ -47,11 +47,12 @@ type move struct {
 //     lost: see errStale.
 //   - The batch left the space between the look and the opening of the handle.
 //   - The batch has open handles elsewhere. A move that opens one waits until they are closed.
+//   - A program's payload had to become an image in host memory first: see errViaHost.
 func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) {
 	if mv.b == nil {
 		return nil, errors.New("convert: moving a batch: the batch is nil")
 	}
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +68,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
 	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
-	defer func() { _ = q.close() }()
+	defer q.end(nil) // after a panic
 	defer guard.Error(&err, "a strategy or a payload")
 	for {
 		now := b.Info()
@@ -98,16 +99,15 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if m.cfg.Events != nil {
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
-		q.what, q.source, q.first = m.takes(now.Descriptor, now.Bytes, mv.form), now.Payload.Space(), nil
+		q.what, q.source = m.takes(now.Descriptor, now.Bytes, mv.as), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
 		switch {
 		case mv.opens:
 			q.origin = reservation.Consuming()
+		case mv.prefetches && m.cfg.Persists != nil && m.cfg.Persists(now.Space):
+			return nil, fmt.Errorf(
+				"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
 		case mv.prefetches:
-			if m.cfg.Persists != nil && m.cfg.Persists(now.Space) {
-				return nil, fmt.Errorf(
-					"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
-			}
 			q.origin = reservation.Early() // it is not the next to consume
 			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
 				s := needed[0]
@@ -117,8 +117,11 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 				}
 			}
 		}
-		if mv.to == reservation.AnyInTier(tier.Disk) || mv.to == reservation.AnyInTier(tier.Host) {
-			q.first = b.Copies() // a move there copies no bytes
+		q.Strategy = mv.to
+		for _, in := range b.Copies() { // a move there copies no bytes
+			if mv.to == reservation.AnyInTier(in.Kind) {
+				q.Strategy = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
+			}
 		}
 
 		r, err := mv.given, error(nil)
@@ -133,11 +136,16 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		case err == nil:
 			return h, nil
 		case again:
-		case errors.Is(err, errStale):
-			if ctx.Err() != nil { // also if this move makes room for another one, whose wait is useless now
-				return nil, context.Cause(ctx)
+			continue
+		case errors.Is(err, errViaHost):
+			there := move{
+				b: b, to: reservation.AnyInTier(tier.Host), as: batch.PlainImage,
+				reason: mv.reason, evicts: mv.evicts, prefetches: mv.prefetches,
 			}
-			q.attempts = attempts{}
+			if _, err := m.run(ctx, &there); err != nil {
+				return nil, err
+			}
+		case errors.Is(err, errStale):
 		case errors.Is(err, errGone): // the caller's reservation is too small
 			s := r.Space()
 			return nil, &reservation.ExceededError{
@@ -154,19 +162,19 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 				}
 				done()
 			}
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			q.attempts = attempts{}
 		default:
 			return nil, err
 		}
+		if ctx.Err() != nil { // also if this move makes room for another one, whose wait is useless now
+			return nil, context.Cause(ctx)
+		}
+		q.attempts = attempts{}
 	}
 }
 
-// arrived reports whether a batch is in a space of the strategy, and in the form that was asked for.
+// arrived reports whether a batch is in a space of the strategy, and of the type that was asked for.
 func (mv *move) arrived(now batch.Info) bool {
-	return (mv.form == "" || now.Form == mv.form) &&
+	return (mv.as == "" || now.Form == mv.as) &&
 		slices.ContainsFunc(mv.spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
 }
 
@@ -193,6 +201,10 @@ func (m *Mover) attempt(
 	if mv.arrived(b.Cut()) || mv.prefetches && from.Kind() < to.Kind() {
 		return nil, errStale // another caller brought it while this one waited
 	}
+	form, viaHost := m.route(src, to, mv.as)
+	if viaHost && !slices.Contains(mv.b.Copies(), to.ID()) {
+		return nil, errViaHost
+	}
 	if exec.IsEnabled() {
 		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}
@@ -201,14 +213,18 @@ func (m *Mover) attempt(
 	*moved = Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
 	m.emitMove(ctx, events.MoveBegun, moved, body)
 	start := time.Now()
-	form := mv.form
-	if form == "" && to.Kind() == tier.Host {
-		form = batch.HostImage // as convert makes it; on disk any form will do
+	clean := form.Type
+	if mv.as == "" && to.Kind() == tier.Disk {
+		clean = "" // any type will do, because none is opened in place there
 	}
-	out := b.Promote(form, r)
-	if moved.Copy = out != nil; !moved.Copy {
+	out := b.Promote(clean, r)
+	switch moved.Copy = out != nil; {
+	case moved.Copy:
+	case viaHost: // the clean image is gone
+		err = errViaHost
+	default:
 		moved.Bytes = body
-		out, err = m.convert(ctx, src, mv.form, &q.what, r)
+		out, err = m.convert(ctx, src, form, &q.what, r)
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
@@ -230,22 +246,19 @@ func (m *Mover) attempt(
 		Reason: mv.reason, Slower: to.Kind() > from.Kind(),
 	}
 	if !mv.last && to.Kind() < from.Kind() {
-		commit.Retained = m.cleanEvents(ctx, now, to.ID(), from.ID(), body, false)
+		commit.Retained = m.residentEvents(ctx, now, to.ID(), from.ID(), body, false)
 	}
 	if mv.prefetches && !moved.Copy {
-		commit.Ahead = m.countAhead(ctx, now, from.ID(), to.ID(), body)
+		commit.Ahead = m.residentEvents(ctx, now, from.ID(), to.ID(), body, true)
 	}
 	if h, err = b.Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return nil, unfit(mv.b, out, err)
 	}
-	m.stats.add(moved, body, moved.Took, now.Place)
-	if mv.evicts {
-		m.relieved[from.ID()].Store(int64(time.Since(m.begun)))
-	}
+	m.stats.add(moved, body, now.Place)
 	return h, nil
 }
 
-// unfit releases a form that b cannot have, and returns the error.
+// unfit releases a payload that b cannot have, and returns the error.
 func unfit(b *batch.Batch, out batch.Payload, why error) error {
 	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
@@ -254,50 +267,66 @@ func unfit(b *batch.Batch, out batch.Payload, why error) error {
 // disk that returned an I/O error, because they may be damaged too. Other failures, such as a
 // GPU's, are no reason to distrust them.
 func distrust(ctx context.Context, err error, between ...*tier.Space) {
-	var corrupt *image.CorruptError
 	var failed *disk.IOError
-	bad := errors.As(err, &corrupt)
+	corrupt := errors.Is(err, image.ErrCorrupt)
 	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
 	for _, s := range between {
-		if bad || broken && failed.Space == s.ID() {
+		if corrupt || broken && failed.Space == s.ID() {
 			s.DropAllClean()
 		}
 	}
 }
 
-// convert makes a payload of that form out of src, drawn from r; "" means the best form for r's
-// space. A payload that is src itself, or that lies in another space, is an error.
-func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form batch.PayloadType, what *takes, r reservation.Reservation,
-) (out batch.Payload, err error) {
-	defer func() {
-		if err != nil && out != nil {
-			err, out = errors.Join(&batch.UnmovableError{Err: err}, release(out)), nil
+// errViaHost means that a batch must become an image in host memory before it can get another form: a
+// program needs converters to and from such images only.
+var errViaHost = errors.New("convert: the batch moves by way of an image in host memory")
+
+// route returns the form that src gets in a space, and whether it must become an image in host memory
+// first. as is the type; "" means the best one: that of the program's payload which src is, or was made
+// of, if there is a converter to it, or else an image in the encoding that Builtin.Encoding chooses.
+func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
+	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
+	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
+	img, isImage := src.(*batch.Image)
+	if isImage {
+		own.Type = img.Program()
+	}
+	if as == "" && own.Type != "" {
+		if direct := g.has(from, own); direct || isImage && g.has(host, own) {
+			return own, !direct
 		}
-	}()
-	defer guard.Error(&err, "a payload")
-	if form == "" {
-		form = m.cfg.Builtin.Form(src, r.Space(), m.cfg.Registry.has)
 	}
-	err = m.pinned(r, what, func() (err error) {
-		out, err = m.cfg.Registry.convert(ctx, src, form, r)
-		return err
-	})
-	switch {
-	case err != nil:
-		return nil, err
-	case out == src:
-		return nil, &batch.UnmovableError{Err: fmt.Errorf("the converter from %s to %s has made no copy", src.Type(), form)}
-	case out.Space() != r.Space():
-		err = fmt.Errorf("the payload of the converter from %s to %s is not in %s", src.Type(), form, r.Space().ID())
+	if as == "" {
+		as = m.cfg.Builtin.Encoding(src, to).Type()
 	}
-	return out, err
+	form = Form{as, to.Kind()}
+	return form, !isImage && form != host && !g.has(from, form) && g.has(from, host)
 }
 
-// release releases p. A panic of a program's payload is an error.
-func release(p batch.Payload) (err error) {
-	defer guard.Error(&err, "Payload.Release")
-	return p.Release()
+// convert makes a payload of a form out of src, drawn from r.
+func (m *Mover) convert(
+	ctx context.Context, src batch.Payload, form Form, what *takes, r reservation.Reservation,
+) (batch.Payload, error) {
+	e, err := m.cfg.Registry.lookup(Form{src.Type(), src.Space().Kind()}, form)
+	if err != nil {
+		return nil, err
+	}
+	if len(what.dicts) > 0 {
+		unpin, err := m.pin(r, what)
+		if err != nil {
+			return nil, err
+		}
+		defer unpin()
+	}
+	out, err := e.convert(ctx, src, r)
+	if made, ok := out.(*batch.Image); ok {
+		if img, ok := src.(*batch.Image); ok {
+			made.Remember(img.Program())
+		} else {
+			made.Remember(src.Type())
+		}
+	}
+	return out, err
 }
 
 // quiet is for how long nothing is prefetched to a space after the monitor has evicted a batch from
@@ -312,8 +341,10 @@ func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Spa
 	demand := m.cfg.Reservations.Demand(nil)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
-		relieved := time.Since(m.begun) - time.Duration(m.relieved[s.ID()].Load())
-		if waits || s.PressureBytes()+what.in(s) > s.Stop() || relieved < quiet {
+		m.stats.mu.Lock()
+		relieved := m.stats.relieved[s.ID()]
+		m.stats.mu.Unlock()
+		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(relieved) < quiet {
 			spaces = append(spaces, s)
 		}
 	}

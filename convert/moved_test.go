@@ -107,7 +107,7 @@ func TestCloneFollowsItsBatch(t *testing.T) {
 	t.Run("to another form", func(t *testing.T) {
 		m := newMachine(t, machineConfig{codec: CodecS2})
 		follows(t, m, host, func(b *batch.Batch) error {
-			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.HostPacked)
+			return m.mover.MoveAs(t.Context(), b, reservation.Specific(host), batch.CompressedImage)
 		})
 	})
 }
@@ -120,7 +120,7 @@ func TestMoveOfABatchThatAnotherBrings(t *testing.T) {
 	b, gpu := m.put(t, numbered(1, 1000), tier.Host), m.spaces[tier.GPU]
 	need := gpu.Charge(b.Info().Descriptor.Body)
 	other := make(chan error, 1)
-	err := m.registry.Wrap(batch.HostImage, batch.GPUImage, func(inner Func) Func {
+	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			go func() { other <- m.mover.Move(t.Context(), b, toGPU) }()
 			for gpu.Usage().Reserved < 2*need {
@@ -147,7 +147,7 @@ func TestMoveToAFormThatDoesNotFit(t *testing.T) {
 	ended := make(chan events.Event, 8)
 	m := newMachine(t, machineConfig{events: on(events.MoveEnded, func(e events.Event) { ended <- e })})
 	b := m.put(t, numbered(1, 1000), tier.Host)
-	err := m.registry.Wrap(batch.HostImage, batch.GPUImage, func(Func) Func {
+	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(Func) Func {
 		return func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
 			d.Rows--
@@ -174,7 +174,7 @@ func TestEvictionForAWaitThatHasEnded(t *testing.T) {
 	b := m.put(t, numbered(1, 1000), tier.Host)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	tries := 0
-	err := m.registry.Wrap(batch.HostImage, batch.DiskImage, func(inner Func) Func {
+	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.Disk), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			if tries++; tries > 1 {
 				return nil, errors.New("it tries again")

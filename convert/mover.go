@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -41,7 +40,7 @@ type MoverConfig struct {
 	// means that no space does.
 	Persists     func(tier.ID) bool
 	PersistAhead bool         // pre-clean to such spaces too, which records batches that are still in faster tiers
-	Logger       *slog.Logger // logs panics of Events, and mistakes of converters; nil means slog.Default
+	Logger       *slog.Logger // logs panics of Events and oversized batches; nil means slog.Default
 }
 
 // Moved describes a move that has ended.
@@ -61,17 +60,16 @@ type Moved struct {
 //
 // run makes a move: each round of its loop reserves room (request), and makes one attempt.
 type Mover struct {
-	cfg        MoverConfig
-	stats      stats
-	operations operations // in progress
-	panics     guard.Log  // of Events, which must not fail the move
-	// lost has a channel for each GPU space, which is closed when the space is lost. Other spaces are
-	// never lost. The mover subscribes once to each space, because a space calls all subscribers at
-	// each change, and there may be thousands of waiters.
-	lost     map[tier.ID]<-chan struct{}
-	cancels  []func()                  // end the subscriptions
-	begun    time.Time                 // quiet before the mover was made, so that prefetches may begin at once
-	relieved map[tier.ID]*atomic.Int64 // when the monitor last evicted a batch from a space: nanoseconds since begun
+	cfg    MoverConfig // Events is guarded against panics
+	stats  stats
+	panics guard.Log // of functions that must not fail an operation
+
+	// calls are the operations in progress. Close refuses later ones, ends life with tier.ErrClosed,
+	// which cancels those in progress, and waits for them, because the engine closes what they work on
+	// after that.
+	calls gate.Gate
+	life  context.Context
+	end   context.CancelCauseFunc
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -86,41 +84,42 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		cfg.IDs = new(batch.IDs)
 	}
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
-	m := &Mover{
-		cfg: cfg, panics: guard.Log{Logger: cfg.Logger}, begun: time.Now().Add(-quiet),
-		lost: make(map[tier.ID]<-chan struct{}), relieved: make(map[tier.ID]*atomic.Int64),
+	m := &Mover{cfg: cfg, panics: guard.Log{Logger: cfg.Logger}}
+	m.stats.init()
+	if cfg.Events != nil {
+		m.cfg.Events = func(e events.Event) { m.panics.Do("Config.Events", func() { cfg.Events(e) }) }
 	}
-	m.operations.life, m.operations.end = context.WithCancelCause(context.Background())
-	for _, s := range cfg.Reservations.Spaces().All() {
-		m.relieved[s.ID()] = new(atomic.Int64)
-		if s.Kind() != tier.GPU {
-			continue
-		}
-		lost, cancel := context.WithCancel(context.Background())
-		look := func(bool) {
-			if s.Lost() != nil {
-				cancel()
-			}
-		}
-		m.lost[s.ID()] = lost.Done()
-		m.cancels = append(m.cancels, s.Subscribe(look), cancel)
-		look(false) // it may have been lost before
-	}
+	m.life, m.end = context.WithCancelCause(context.Background())
 	return m, nil
 }
 
 // Close cancels the operations in progress, with tier.ErrClosed as the cause, and waits for them.
 // Later operations fail with tier.ErrClosed.
 func (m *Mover) Close() error {
-	if !m.operations.inside.Shut() {
+	if !m.calls.Shut() {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
-	m.operations.end(tier.ErrClosed)
-	m.operations.inside.Wait()
-	for _, cancel := range m.cancels {
-		cancel()
-	}
+	m.end(tier.ErrClosed)
+	m.calls.Wait()
 	return nil
+}
+
+// begin starts an operation. The context that it returns ends with ctx, and when Close is called.
+// The caller must call end once.
+func (m *Mover) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	if !m.calls.Enter() {
+		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(m.life, func() {
+		labels.Cancel.Set()
+		cancel(context.Cause(m.life))
+	})
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		m.calls.Leave()
+	}, nil
 }
 
 // Corrupt returns how often a batch was found with other bytes than were written: each is a
@@ -137,29 +136,24 @@ func (m *Mover) Corrupt() int64 { return m.stats.corrupt.Load() }
 //
 // If a space is lost meanwhile, Move tries the others of the strategy. A batch in a lost space is a
 // *tier.LostError, from Acquire and Record, too; the caller can only drop it.
+//
+// A program's payload for which there is no converter to the target becomes an image in host memory
+// first, and an image that was made of such a payload becomes one there before it gets its own type
+// again. Each is a move by itself: if the second one fails, the batch is in host memory.
 func (m *Mover) Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonWork})
 	return err
 }
 
-// Relieve evicts b: it is Move to one space, for the monitor. It does not wait for room or for the
-// batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write to
-// disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
-// goes into Moved.
-func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
-	_, err := m.run(ctx, &move{b: b, to: reservation.Specific(to), reason: reason, evicts: true})
-	return err
-}
-
-// MoveAs is Move to a form that the caller chooses, for example to compress a batch in host memory.
-// The form must be one of the strategy's tier. A batch that is in a space of the strategy in
-// another form is converted there, which needs room for both forms. The next Move chooses the form
+// MoveAs is Move to a type of payload that the caller chooses, for example to compress a batch in
+// host memory. The strategy's tier must have such payloads. A batch that is in a space of the strategy
+// in another form is converted there, which needs room for both forms. The next Move chooses the type
 // itself.
-func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType) error {
-	if form == "" {
-		return errors.New("convert: moving to a form needs one")
+func (m *Mover) MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, as batch.PayloadType) error {
+	if as == "" {
+		return errors.New("convert: moving to a type of payload needs one")
 	}
-	_, err := m.run(ctx, &move{b: b, to: to, form: form, reason: ReasonWork})
+	_, err := m.run(ctx, &move{b: b, to: to, as: as, reason: ReasonWork})
 	return err
 }
 
@@ -173,36 +167,23 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 	return m.run(ctx, &move{b: b, to: to, reason: ReasonWork, opens: true})
 }
 
+// AcquireIn is Acquire for callers that have room already: it brings b to the space of r, with
+// memory drawn from r, and locks it there. Charges returns what it draws; that stays the batch's
+// when r is released. A batch that is in the space is locked there and draws nothing.
+//
+// It never waits for room there, only for others that move the batch or hold it elsewhere. Too little
+// in r is a *reservation.ExceededError (unless r's policy helps). If the room is in pieces, even after
+// reservation.Config.Clear, the error is a *tier.NoSpaceError. It does not wait for more while r is
+// held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
+// ctx names no owner, the handle is that of r's owner.
+func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true})
+}
+
 // Consume is Acquire for the last reader: it drops b in the step that opens the handle. Closing the
 // last handle frees the data. Repository.Drain calls it.
 func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {
 	return m.run(ctx, &move{b: b, to: to, reason: ReasonWork, opens: true, last: true})
-}
-
-// operations are the calls of a mover that are in progress. Mover.Close refuses later ones, cancels
-// these and waits for them, because the engine closes what they work on after that.
-type operations struct {
-	inside gate.Gate
-	life   context.Context // ends with tier.ErrClosed when Close is called
-	end    context.CancelCauseFunc
-}
-
-// begin starts an operation. The context that it returns ends with ctx, and when Close is called.
-// The caller must call end once.
-func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), err error) {
-	if !o.inside.Enter() {
-		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.life, func() {
-		labels.Cancel.Set()
-		cancel(context.Cause(o.life))
-	})
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		o.inside.Leave()
-	}, nil
 }
 
 // Digest computes the fingerprint of all bytes of the image that h holds, where
@@ -211,18 +192,18 @@ func (o *operations) begin(ctx context.Context) (_ context.Context, end func(), 
 // own count as if they followed the body, in the order of AllDictionaries. Two images
 // of the same record have the same.
 func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return d, false, err
 	}
 	defer end()
-	payload, err := payloadOf(h, "computing a digest")
+	p, err := payloadOf(h, "computing a digest")
 	if err != nil {
 		return d, false, err
 	}
-	img, ok := payload.(*batch.Image)
+	img, ok := p.(*batch.Image)
 	if !ok {
-		return d, false, fmt.Errorf("convert: %s has no digest", payload.Type())
+		return d, false, fmt.Errorf("convert: %s has no digest", p.Type())
 	}
 	d, onDevice, err = m.cfg.Builtin.Digest(ctx, img)
 	return d, onDevice, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
@@ -250,18 +231,43 @@ func (m *Mover) Share(ctx context.Context, src *batch.Image, r reservation.Reser
 	return m.cfg.Builtin.Share(ctx, src, r)
 }
 
+// Verify reads all bytes of an image on disk, compressed or not, and compares them with
+// their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
+func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
+	if p == nil {
+		return errors.New("convert: verifying an image: the payload is nil")
+	}
+	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
+}
+
+// verify runs f with a permit to read from a disk.
+func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
+	ctx, end, err := m.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
+	if err != nil {
+		return err
+	}
+	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
+}
+
 // inside is a Mover as the engine sees it.
 type inside struct{ *Mover }
 
 // Inside returns what only an engine does with its mover. Programs have no use for it.
 func (m *Mover) Inside() inside { return inside{m} }
 
-// Ended returns a context that ends, with tier.ErrClosed, when Close is called.
-func (m inside) Ended() context.Context { return m.operations.life }
-
-// Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
-// if there was none.
-func (m inside) Speed(from, to tier.ID) int64 { return m.stats.speed(from, to) }
+// Relieve evicts b: it is Move to one space, for the monitor. It does not wait for room or for the
+// batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write to
+// disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
+// goes into Moved.
+func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
+	_, err := m.run(ctx, &move{b: b, to: reservation.Specific(to), reason: reason, evicts: true})
+	return err
+}
 
 // Ahead prefetches b: it is Move for a batch that a consumer will need soon. It waits for nothing
 // but the transfer, and takes only room that nobody needs: the space must stay below its stop mark,
@@ -272,6 +278,14 @@ func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strate
 	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonAhead, prefetches: true})
 	return err
 }
+
+// ReadIn is AcquireIn, but leaves pending tasks to their callers.
+func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true, keepsPending: true})
+}
+
+// Ended returns a context that ends, with tier.ErrClosed, when Close is called.
+func (m inside) Ended() context.Context { return m.life }
 
 // DropCopies gives up all copies of batches, so that the next moves are moves of bytes.
 func (m inside) DropCopies() {
@@ -290,4 +304,42 @@ func (m inside) VerifyDictionary(ctx context.Context, shared batch.Shared) error
 	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
 		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
 	})
+}
+
+// Charges returns what batches and the dictionaries that they share take in a space: how many bytes
+// are there already, and how many would have to be brought. Batches that were dropped count
+// nothing, and those that are just being moved are not there. By the time it returns others may
+// have moved some.
+func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
+	// Whether a dictionary is in the space depends on the batches there that have it. One that only
+	// leaving batches have leaves with them.
+	const elsewhere, leaving, staying = 0, 1, 2
+	held := make(map[*transfer.Dictionary]int)
+	for _, b := range batches {
+		info, at := b.Info(), elsewhere
+		if info.State == batch.Released {
+			continue
+		}
+		what := m.takes(info.Descriptor, info.Bytes, "")
+		switch {
+		case info.Space == s.ID() && info.State != batch.InTransit:
+			there, at = there+info.Bytes, staying
+		case info.Space == s.ID():
+			at = leaving
+			fallthrough
+		default:
+			missing += s.Charge(what.body)
+		}
+		for _, d := range what.dicts {
+			held[d] = max(held[d], at)
+		}
+	}
+	for d, at := range held {
+		absent := s.Charge(d.Body)
+		if at != leaving {
+			absent = m.cfg.Builtin.Dicts.Missing(s, []*transfer.Dictionary{d})
+		}
+		there, missing = there+s.Charge(d.Body)-absent, missing+absent
+	}
+	return there, missing
 }

@@ -53,20 +53,6 @@ func everyTypeAlongEveryEdge(t *testing.T, g gpus, outside bool) {
 	}
 }
 
-// same compares b, wherever it is, with what it was made of.
-func (m *machine) same(ctx context.Context, b *batch.Batch) error {
-	h, err := m.mover.Acquire(ctx, b, reservation.Specific(b.Info().Space))
-	if err != nil {
-		return err
-	}
-	rec, err := m.mover.Record(ctx, h)
-	if err != nil {
-		return errors.Join(err, h.Close())
-	}
-	defer rec.Release()
-	return errors.Join(equal.Records(m.records[b.ID()], rec), h.Close())
-}
-
 func TestIngestIntoEveryTier(t *testing.T) { onEachGPUPinnedOrNot(t, ingestIntoEveryTier) }
 
 func ingestIntoEveryTier(t *testing.T, g gpus) {
@@ -471,7 +457,7 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 			return batch.NewImage(d, buf, r.Space()), errors.Join(err, r.Release())
 		},
 	} {
-		if err := errors.Join(m.registry.Unregister(batch.GPUImage, batch.HostImage), m.registry.Register(batch.GPUImage, batch.HostImage, f)); err != nil {
+		if err := errors.Join(m.registry.Unregister(ImageIn(tier.GPU), ImageIn(tier.Host)), m.registry.Register(ImageIn(tier.GPU), ImageIn(tier.Host), f)); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host)); err == nil {
@@ -533,12 +519,15 @@ func TestVerifyNeedsADisk(t *testing.T) {
 // nothing changes when the system's clock is set.
 func TestQuietIsNotByTheWallClock(t *testing.T) {
 	m := newMachine(t, machineConfig{})
-	if begun := m.mover.begun; begun == begun.Round(0) {
-		t.Errorf("%v has no monotonic reading", begun)
-	}
-	b := m.put(t, numbered(1, 30_000), tier.Disk)
+	b, other := m.put(t, numbered(1, 30_000), tier.Disk), m.put(t, numbered(2, 1000), tier.Host)
 	if err := m.mover.Inside().Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
 		t.Errorf("at the beginning: %v", err)
+	}
+	if err := m.mover.Inside().Relieve(t.Context(), other, theDisk, ReasonDemand); err != nil {
+		t.Fatal(err)
+	}
+	if last := m.mover.stats.relieved[tier.ID{Kind: tier.Host}]; last.IsZero() || last == last.Round(0) {
+		t.Errorf("%v has no monotonic reading", last)
 	}
 }
 

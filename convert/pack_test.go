@@ -31,8 +31,8 @@ var forms = []struct {
 	form batch.PayloadType
 	kind tier.Kind
 }{
-	{batch.GPUImage, tier.GPU}, {batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk},
-	{batch.HostPacked, tier.Host}, {batch.DiskPacked, tier.Disk},
+	{batch.PlainImage, tier.GPU}, {batch.PlainImage, tier.Host}, {batch.PlainImage, tier.Disk},
+	{batch.CompressedImage, tier.Host}, {batch.CompressedImage, tier.Disk},
 }
 
 func (m *machine) form(t *testing.T, b *batch.Batch) batch.PayloadType {
@@ -71,7 +71,7 @@ func TestAllForms(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s", codec, r.name), func(t *testing.T) {
 				m := newMachine(t, machineConfig{gpu: 8 << 20, host: 24 << 20, disk: 24 << 20, codec: codec})
 				b := m.put(t, r.rec, tier.Host)
-				from := batch.HostImage
+				from := batch.PlainImage
 				for _, n := range everyPair(len(forms)) {
 					to := forms[n]
 					if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.kind), to.form); err != nil {
@@ -152,7 +152,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 	for _, c := range []struct {
 		codec Codec
 		want  batch.PayloadType
-	}{{CodecNone, batch.DiskImage}, {CodecS2, batch.DiskPacked}, {CodecZstd, batch.DiskPacked}, {CodecBitpack, batch.DiskPacked}} {
+	}{{CodecNone, batch.PlainImage}, {CodecS2, batch.CompressedImage}, {CodecZstd, batch.CompressedImage}, {CodecBitpack, batch.CompressedImage}} {
 		m := newMachine(t, machineConfig{codec: c.codec})
 		b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
 		raw := b.Info().Bytes
@@ -164,7 +164,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 			t.Errorf("%s: %d bytes of %d", c.codec, n, raw)
 		}
 		m.move(t, b, tier.Host)
-		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 			t.Fatal(err)
 		}
 		packed := b.Info().Bytes
@@ -172,7 +172,7 @@ func TestCodecDecidesTheForm(t *testing.T) {
 			t.Errorf("%s: %d bytes of %d in host memory", c.codec, packed, raw)
 		}
 		m.move(t, b, tier.Disk)
-		if got, n := m.form(t, b), b.Info().Bytes; got != batch.DiskPacked || n != packed {
+		if got, n := m.form(t, b), b.Info().Bytes; got != batch.CompressedImage || n != packed {
 			t.Errorf("%s: from host memory a %s of %d bytes, not %d", c.codec, got, n, packed)
 		}
 		m.whole(t, b, tier.Disk)
@@ -205,7 +205,7 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
 			m := newMachine(t, machineConfig{gpu: 8 << 20, host: 16 << 20, codec: codec, encrypt: encrypt})
 			b := m.put(t, arrowgen.Flights(1, 100_000), k)
-			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.DiskPacked); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Disk), batch.CompressedImage); err != nil {
 				t.Fatal(err)
 			}
 			found := 0
@@ -303,7 +303,7 @@ func TestRunsEndInZeros(t *testing.T) {
 func TestPackedFlippedInMemory(t *testing.T) {
 	m := newMachine(t, machineConfig{codec: CodecS2})
 	b := m.put(t, arrowgen.Flights(1, 40_000), tier.Host)
-	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	tr, err := b.TryTransit()
@@ -335,7 +335,7 @@ func TestFlippedBeforeItWasPacked(t *testing.T) {
 	b := m.put(t, arrowgen.Flights(1, 20_000), tier.Host)
 	b.Info().Payload.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents()[0][5000] ^= 8
 	m.move(t, b, tier.Disk)
-	if got := m.form(t, b); got != batch.DiskPacked {
+	if got := m.form(t, b); got != batch.CompressedImage {
 		t.Fatalf("a %s", got)
 	}
 	for _, k := range []tier.Kind{tier.Host, tier.GPU} {
@@ -425,7 +425,7 @@ func TestIngestPacked(t *testing.T) {
 			}
 			m := newMachine(t, machineConfig{codec: codec, gpu: 8 << 20, host: 16 << 20})
 			b := m.put(t, rec, tier.Disk)
-			if got := m.form(t, b); got != batch.DiskPacked {
+			if got := m.form(t, b); got != batch.CompressedImage {
 				t.Errorf("%s, record %d: a %s", codec, j, got)
 			}
 			m.whole(t, b, tier.Disk)

@@ -41,8 +41,8 @@ func TestReleasePanics(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = m.registry.Register("strange", batch.GPUImage, func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-				return m.registry.convert(ctx, img, batch.GPUImage, r)
+			err = m.registry.Register(Form{"strange", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				return m.builtIn(t, tier.Host, tier.GPU)(ctx, img, r)
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -119,8 +119,8 @@ func TestNewFormPanics(t *testing.T) {
 		for name, do := range ways {
 			t.Run(name+" "+method, func(t *testing.T) {
 				m := newMachine(t, machineConfig{})
-				for _, to := range []batch.PayloadType{"moody", "strange", batch.HostImage} {
-					register(t, m, "strange", to, func(r reservation.Reservation) (batch.Payload, error) {
+				for _, to := range []Form{{"moody", tier.GPU}, {"strange", tier.Host}, ImageIn(tier.Host)} {
+					register(t, m, Form{"strange", tier.Host}, to, func(r reservation.Reservation) (batch.Payload, error) {
 						buf, err := r.Alloc(8192)
 						return moody{strange{buf}, method}, err
 					})
@@ -152,7 +152,7 @@ func dropOf(b *batch.Batch) error {
 }
 
 // register registers a converter that makes something whatever it is given.
-func register(t *testing.T, m *machine, from, to batch.PayloadType, make func(reservation.Reservation) (batch.Payload, error)) {
+func register(t *testing.T, m *machine, from, to Form, make func(reservation.Reservation) (batch.Payload, error)) {
 	t.Helper()
 	if err := m.registry.Register(from, to, func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		return make(r)
@@ -184,7 +184,7 @@ func TestConverterFailsWithAStateError(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	other := &batch.StateError{Batch: 77, State: batch.Processing, Op: "transit", Status: batch.InvalidState}
-	register(t, m, "strange", batch.GPUImage, func(reservation.Reservation) (batch.Payload, error) { return nil, other })
+	register(t, m, Form{"strange", tier.Host}, ImageIn(tier.GPU), func(reservation.Reservation) (batch.Payload, error) { return nil, other })
 	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: strange{m.draw(t, tier.Host, 8192)}})
 	if err != nil {
 		t.Fatal(err)

@@ -143,7 +143,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 	p := inPieces(t, machineConfig{})
 	gpu := p.spaces[tier.GPU]
 	need := gpu.Charge(p.b.Info().Descriptor.Body)
-	err := p.registry.Wrap(batch.HostImage, batch.GPUImage, func(inner Func) Func {
+	err := p.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			if r.Bytes() != need {
 				t.Errorf("%d bytes are reserved for %d", r.Bytes(), need)
@@ -200,7 +200,7 @@ func TestMoveSeesWhatWasFreedMeanwhile(t *testing.T) {
 // filter makes f replace the errors of the converter from host memory to the GPU.
 func (m *machine) filter(t *testing.T, f func(error) error) {
 	t.Helper()
-	err := m.registry.Wrap(batch.HostImage, batch.GPUImage, func(inner Func) Func {
+	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			out, err := inner(ctx, src, r)
 			if err = f(err); err != nil && out != nil {

@@ -26,25 +26,21 @@ import (
 // error matches context.Canceled if there is one, or if one begins: then the pieces under way are
 // the last.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer end()
 	now := b.Info()
 	onDisk := func(in tier.ID) bool { return in.Kind == tier.Disk }
-	if now.State != batch.Idle && now.State != batch.TaskCreated || now.Leased || present(now, "copy") != nil ||
+	img, ok := now.Payload.(*batch.Image) // the memory of others may be a program's
+	if !ok || img.Encoding() == payload.Scattered || now.Leased || img.Space().Lost() != nil ||
+		now.State != batch.Idle && now.State != batch.TaskCreated ||
 		onDisk(now.Space) || slices.ContainsFunc(b.Copies(), onDisk) {
 		return 0, nil
 	}
 	var unlease func()
-	m.panics.Do("a batch's Shared", func() {
-		// A program's payload, or a scattered image, may have other memory.
-		if img, ok := now.Payload.(*batch.Image); ok && img.Encoding() != payload.Scattered {
-			unlease, _ = img.Hold()
-		}
-	})
-	if unlease == nil {
+	if m.panics.Do("a batch's Shared", func() { unlease, _ = img.Hold() }); unlease == nil {
 		return 0, nil
 	}
 	defer unlease()
@@ -54,28 +50,12 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer done()
 	moved := func(then batch.Info) bool { return then.State == batch.InTransit || then.Payload != now.Payload }
-	ctx, watched := m.watch(ctx, now.Payload.Space(), b, moved)
+	ctx, watched := watch(ctx, img.Space(), b, moved)
 	defer watched()
-	bytes, err = m.preClean(ctx, b, now)
-	switch {
-	case err == nil || errors.Is(err, errNeeded):
-		return bytes, err
-	case errors.Is(context.Cause(ctx), errStale):
-		return bytes, nil
-	case errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable):
-		return 0, nil
-	case ctx.Err() != nil:
-		err = fmt.Errorf("%w: %w", context.Canceled, err)
-	}
-	return bytes, err
-}
 
-// preClean writes the image that the batch was seen with to a disk, and adds it as a clean image.
-func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
-	what := m.takes(now.Descriptor, now.Bytes, "")
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
 	// not count.
-	disks := reservation.AnyInTier(tier.Disk)
+	what, disks := m.takes(now.Descriptor, now.Bytes, ""), reservation.AnyInTier(tier.Disk)
 	left := &request{Strategy: disks, attempts: attempts{without: m.needed(disks, &what)}}
 	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
@@ -83,12 +63,9 @@ func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (b
 			left.without = append(left.without, s)
 		}
 	}
-	if len(left.Candidates(m.cfg.Reservations.Spaces(), nil)) == 0 {
-		return 0, nil
-	}
-	r, err := m.cfg.Reservations.TryReserve(what.of(left), what.body,
+	r, err := m.cfg.Reservations.TryReserve(sized{left, &what}, what.body,
 		reservation.Moving(), reservation.WithoutClearing(), reservation.Incoming())
-	if errors.Is(err, tier.ErrNoSpace) {
+	if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrNoCandidate) {
 		return 0, nil
 	}
 	if err != nil {
@@ -96,34 +73,42 @@ func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (b
 	}
 	disk := r.Space()
 	before := disk.Evicted()
-	out, err := m.convert(ctx, now.Payload, "", &what, r)
+	form, _ := m.route(img, disk, "")
+	out, err := m.convert(ctx, img, form, &what, r)
 	released := r.Release() // now, because an open reservation would have the bytes of a clean image back
-	defer func() { err = errors.Join(err, released) }()
-	if errors.Is(err, image.ErrCorrupt) { // the next user of the batch will report it; the disk has done nothing
-		return 0, nil
-	}
-	if err != nil {
-		distrust(ctx, err, disk)
-		if errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
-			what.body = 0
+	switch {
+	case err == nil:
+	case errors.Is(err, image.ErrCorrupt): // the next user of the batch will report it; the disk has done nothing
+		return 0, released
+	case errors.Is(context.Cause(ctx), errStale):
+		return what.body, released
+	case errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable):
+		return 0, released
+	default:
+		if bytes = what.body; errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
+			bytes = 0
 		}
-		err = m.ofBatch(ctx, err, b)
-		return what.body, fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), err)
+		distrust(ctx, err, disk)
+		err = fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Canceled, err)
+		}
+		return bytes, errors.Join(err, released)
 	}
 	full := disk.Evicted() > before // clean images were dropped for it before it was written
-	counted := m.countAhead(ctx, now, now.Space, disk.ID(), what.body)
-	emit := m.cleanEvents(ctx, now, now.Space, disk.ID(), what.body, true)
+	emit := m.residentEvents(ctx, now, now.Space, disk.ID(), what.body, true)
+	err = released
 	if !b.Inside().AddClean(out, now.Descriptor, func(kind events.Kind) {
 		switch kind {
 		case events.CopyUsed:
-			counted(events.AheadUsed)
+			emit(events.AheadUsed)
 		case events.CopyDropped:
-			counted(events.AheadWasted)
+			emit(events.AheadWasted)
 		}
 		emit(kind)
 	}) {
-		counted(events.AheadWasted)
-		err = release(out)
+		emit(events.AheadWasted)
+		err = errors.Join(err, release(out))
 	}
 	if full {
 		err = errors.Join(err, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded})

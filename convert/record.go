@@ -11,36 +11,22 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Record opens the batch that h holds as an Arrow record. A host image is
+// Record opens the batch that h holds as an Arrow record. A plain image in host memory is
 // opened in place: the record's buffers are the arena's, and its memory stays leased
 // until the record and all that was taken from it are released, also after h is
-// closed. Every other payload is first made into a host image besides it, by the converter
-// that is registered for its type and batch.HostImage; Record waits for room for that.
+// closed. Every other payload is first made into such an image besides it, by the converter
+// that is registered for its form and that of such an image; Record waits for room for that.
 // So a program's own form opens like the built-in ones. Without a converter it is a
 // *NoConverterError.
 func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	payload, err := payloadOf(h, "opening a record")
-	if err != nil {
-		return nil, err
-	}
-	if img, ok := payload.(*batch.Image); ok && img.Type() == batch.HostImage {
-		return openImage(openedBy(ctx, h), img, nil)
-	}
-	img, err := m.hostImage(ctx, payload)
-	if err != nil {
-		return nil, m.ofBatch(ctx, err, h.Batch())
-	}
-	return openImage(openedBy(ctx, h), img, img)
+	return m.opened(ctx, h, "opening a record", nil)
 }
 
 // payloadOf returns the payload of a handle that must be open, for an operation that errors name.
@@ -55,26 +41,76 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 	return p, nil
 }
 
-// hostImage makes a host image of src, which stays, and waits for room in one piece.
-func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
-	p, err := m.inHost(ctx, src)
+// opened opens the wanted part of the batch that h holds, or all of it if want is nil.
+func (m *Mover) opened(
+	ctx context.Context, h *batch.Handle, operation string, want *columns.Selection,
+) (arrow.RecordBatch, error) {
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	img, ok := p.(*batch.Image)
-	if !ok || img.Type() != batch.HostImage {
-		return nil, errors.Join(mistaken(src, p), release(p))
+	defer end()
+	p, err := payloadOf(h, operation)
+	if err != nil {
+		return nil, err
 	}
-	return img, nil
+	who := by{h, reservation.OwnerOf(ctx)}
+	if who.owner == nil {
+		who.owner = h.Owner()
+	}
+	rec, err := m.open(ctx, who, p, want)
+	return rec, m.ofBatch(ctx, err, h.Batch())
 }
 
-// mistaken is the error of a converter to a host image that has made p.
-func mistaken(src, p batch.Payload) (err error) {
-	defer guard.Error(&err, "Payload.Type")
-	return fmt.Errorf("convert: the converter from %s to %s made a %s", src.Type(), batch.HostImage, p.Type())
+// open opens the wanted part of a payload in any tier. Of an image on disk it reads only that part. Other
+// payloads become a plain image in host memory first, which is opened in place.
+func (m *Mover) open(
+	ctx context.Context, who by, p batch.Payload, want *columns.Selection,
+) (rec arrow.RecordBatch, err error) {
+	defer guard.Error(&err, "convert: opening a batch")
+	img, ok := p.(*batch.Image)
+	there := ok && img.Encoding() == payload.Plain && img.Space().Kind() == tier.Host
+	if of := descriptorOf(p); of != nil && want != nil {
+		c, err := want.Of(of.Schema, of.Rows)
+		switch {
+		case err != nil:
+			return nil, err
+		case c.From == c.To:
+			return c.NoRows(of)
+		case ok && !there && img.Encoding() != payload.Scattered && img.Space().Kind() != tier.GPU:
+			return m.readColumns(ctx, who, img, c)
+		}
+	}
+	if !there {
+		if img, err = m.hostImage(ctx, p); err != nil {
+			return nil, err
+		}
+		defer func() { rec, err = transfer.Released(rec, errors.Join(err, img.Release())) }()
+	}
+	desc, skip := img.Descriptor(), []int64(nil)
+	if want != nil {
+		c, err := want.Of(desc.Schema, desc.Rows)
+		if err != nil {
+			return nil, err
+		}
+		if c.From == c.To {
+			return c.NoRows(desc)
+		}
+		if desc, skip, err = c.Within(desc); err != nil {
+			return nil, err
+		}
+	}
+	extents, release, err := transfer.InPlace(img.Buffer())
+	if err != nil {
+		return nil, err
+	}
+	l := image.NewLease(release)
+	who.enter(l, img.Space(), img, img.Bytes())
+	return image.OpenRows(desc, skip, extents, l, transfer.FinderOf(img.Shared()))
 }
 
-func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payload, err error) {
+// hostImage makes a plain image of src in host memory, and waits for room in one piece. src stays.
+func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
@@ -82,31 +118,31 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes(), ""),
 		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
-	err = q.inRoom(ctx, func(r reservation.Reservation) error {
-		return m.pinned(r, &q.what, func() (err error) {
-			out, err = m.cfg.Registry.convert(ctx, src, batch.HostImage, r)
-			return err
-		})
+	var out batch.Payload
+	err := q.inRoom(ctx, func(r reservation.Reservation) (err error) {
+		out, err = m.convert(ctx, src, ImageIn(tier.Host), &q.what, r)
+		return err
 	})
 	if errors.Is(err, errStale) {
 		return nil, src.Space().Lost()
 	}
-	return out, ofLost(err, src.Space())
+	if err != nil {
+		return nil, ofLost(err, src.Space())
+	}
+	img, ok := out.(*batch.Image)
+	if !ok || img.Encoding() != payload.Plain {
+		err := fmt.Errorf("convert: the converter from %s in %s to %s made a %T",
+			src.Type(), src.Space().ID(), ImageIn(tier.Host), out)
+		return nil, errors.Join(err, release(out))
+	}
+	return img, nil
 }
 
-// by is the handle that a record is opened from, and whose the record is: the owner of the
-// context, or else that of the handle.
+// by is the handle that a record is opened from, and its owner: that of the context, or else the
+// handle's.
 type by struct {
 	handle *batch.Handle
 	owner  *reservation.Owner
-}
-
-func openedBy(ctx context.Context, h *batch.Handle) by {
-	o := reservation.OwnerOf(ctx)
-	if o == nil {
-		o = h.Owner()
-	}
-	return by{h, o}
 }
 
 // enter enters the record into the account of the space in which its memory lies: an
@@ -120,45 +156,4 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 		v.Owner = who.owner
 	}
 	l.Hold.Begin(s.Books(), v)
-}
-
-// openImage opens a host image. owned, if not nil, is released as soon as the
-// record's lease is taken.
-func openImage(who by, img, owned *batch.Image) (arrow.RecordBatch, error) {
-	rec, err := func() (arrow.RecordBatch, error) {
-		extents, release, err := transfer.InPlace(img.Buffer())
-		if err != nil {
-			return nil, err
-		}
-		l := image.NewLease(release)
-		who.enter(l, img.Space(), img, img.Bytes())
-		return image.OpenRows(img.Descriptor(), nil, extents, l, transfer.FinderOf(img.Shared()))
-	}()
-	if owned != nil {
-		err = errors.Join(err, owned.Release())
-	}
-	return rec, err
-}
-
-// Verify reads all bytes of an image on disk, compressed or not, and compares them with
-// their checksums. Other bytes are a *CorruptError. Its dictionaries are not read.
-func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
-	if p == nil {
-		return errors.New("convert: verifying an image: the payload is nil")
-	}
-	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
-}
-
-// verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
-	ctx, end, err := m.operations.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
-	if err != nil {
-		return err
-	}
-	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
 }

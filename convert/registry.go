@@ -6,43 +6,56 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"syscall"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Func makes a payload of one type out of another. It draws the target's memory
+// Func makes a payload of one form out of another. It draws the target's memory
 // from r, and takes nothing else; src stays as it is, whatever happens, and the
 // new payload belongs to the caller. It acts on ctx within one chunk. On an error it
 // has released all that it drew, and no device or disk works on it any more.
 type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
 
-// Edge is a pair of payload types for which a converter is registered.
-type Edge struct{ From, To batch.PayloadType }
+// Form is what converters are registered for: a type of payload in a tier.
+type Form struct {
+	Type batch.PayloadType
+	Kind tier.Kind
+}
+
+// ImageIn returns the form of a plain image in a tier.
+func ImageIn(k tier.Kind) Form { return Form{batch.PlainImage, k} }
+
+// String returns the form as "image in gpu".
+func (f Form) String() string { return fmt.Sprintf("%s in %s", f.Type, f.Kind) }
+
+// Edge is a pair of forms for which a converter is registered.
+type Edge struct{ From, To Form }
 
 // ErrNoConverter matches every *NoConverterError.
 var ErrNoConverter = errors.New("no converter")
 
-// NoConverterError reports that no converter is registered for a pair of types.
-type NoConverterError struct{ From, To batch.PayloadType }
+// NoConverterError reports that no converter is registered for a pair of forms.
+type NoConverterError struct{ From, To Form }
 
 func (e *NoConverterError) Error() string {
-	return fmt.Sprintf("convert: no converter from %s to %s is registered: add one with Registry.Register", e.From, e.To)
+	const text = "convert: no converter from %s to %s is registered: add one with Registry.Register"
+	return fmt.Sprintf(text, e.From, e.To)
 }
 
 // Is matches ErrNoConverter.
 func (e *NoConverterError) Is(target error) bool { return target == ErrNoConverter }
 
-// Registry holds the converters, keyed by source and target type. The zero
-// value is empty and ready. It is safe for concurrent use; its lock is not held
-// while a converter runs.
+// Registry holds the converters, keyed by the forms of source and target. The zero value is empty
+// and ready. It is safe for concurrent use; its lock is not held while a converter runs.
 type Registry struct {
 	mu struct {
 		lockrank.Mutex[lockrank.Registry]
@@ -53,52 +66,58 @@ type Registry struct {
 
 // entry is a converter. It does not change.
 type entry struct {
-	convert Func
+	convert Func // guarded
 	builtin bool // it is Spillway's own, or wraps one
 	wrapped bool // it wraps one
 }
 
 // Register adds a converter. A pair that has one already is an error.
-func (g *Registry) Register(from, to batch.PayloadType, f Func) error {
-	if f == nil || from == "" || to == "" {
-		return fmt.Errorf("convert: registering %q to %q needs both types and a function", from, to)
+func (g *Registry) Register(from, to Form, f Func) error {
+	if f == nil || from.Type == "" || to.Type == "" || !from.Kind.Valid() || !to.Kind.Valid() {
+		return fmt.Errorf("convert: registering %q to %q needs two types, two tiers and a function", from, to)
 	}
-	return g.add(Edge{from, to}, &entry{convert: f})
+	e := Edge{from, to}
+	return g.replace(e, nil, &entry{convert: e.guarded(f, false)})
 }
 
-// registerBuiltin adds Spillway's own converters.
+// registerBuiltin adds Spillway's own converter, which is one: from every form of an image to every
+// other.
 func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
-	add := func(
-		from, to batch.PayloadType,
-		f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
-	) error {
-		return g.add(Edge{from, to}, &entry{convert: f, builtin: true})
+	if err := b.Open(); err != nil {
+		return err
 	}
-	return b.Register(add)
+	for _, from := range payload.Forms() {
+		for _, to := range payload.Forms() {
+			e := Edge{Form{from.Encoding.Type(), from.Kind}, Form{to.Encoding.Type(), to.Kind}}
+			f := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+				return b.Convert(ctx, src, to.Encoding, r)
+			}
+			if err := g.replace(e, nil, &entry{convert: e.guarded(f, true), builtin: true}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-// has reports whether there is a converter for a pair.
-func (g *Registry) has(from, to batch.PayloadType) bool {
-	_, err := g.lookup(from, to)
-	return err == nil
-}
-
-// plain reports whether Spillway's own converter, without a wrapper, is used for a pair.
-func (g *Registry) plain(from, to batch.PayloadType) bool {
-	e, err := g.lookup(from, to)
-	return err == nil && e.builtin && !e.wrapped
-}
-
-func (g *Registry) add(p Edge, e *entry) error {
+// replace puts e in the place of old, which must be the pair's present converter. Either may be nil.
+func (g *Registry) replace(at Edge, old, e *entry) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.mu.table[p]; ok {
-		return fmt.Errorf("convert: a converter from %s to %s is registered already", p.From, p.To)
+	switch {
+	case g.mu.table[at] == old:
+	case old == nil:
+		return fmt.Errorf("convert: a converter from %s to %s is registered already", at.From, at.To)
+	default:
+		return fmt.Errorf("convert: the converter from %s to %s was replaced meanwhile", at.From, at.To)
 	}
 	if g.mu.table == nil {
 		g.mu.table = make(map[Edge]*entry)
 	}
-	g.mu.table[p] = e
+	g.mu.table[at] = e
+	if e == nil {
+		delete(g.mu.table, at)
+	}
 	g.mu.changes++
 	return nil
 }
@@ -113,25 +132,22 @@ func (g *Registry) Changes() uint64 {
 
 // Unregister removes a converter, so that another may be registered. Moves that
 // are running with it go on.
-func (g *Registry) Unregister(from, to batch.PayloadType) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if _, ok := g.mu.table[Edge{from, to}]; !ok {
-		return &NoConverterError{from, to}
+func (g *Registry) Unregister(from, to Form) error {
+	old, err := g.lookup(from, to)
+	if err != nil {
+		return err
 	}
-	delete(g.mu.table, Edge{from, to})
-	g.mu.changes++
-	return nil
+	return g.replace(Edge{from, to}, old, nil)
 }
 
 // Lookup returns the converter that is registered for a pair, so that another one may call it. It
 // stays valid when the pair is registered again. Without one the error is a *NoConverterError.
-func (g *Registry) Lookup(from, to batch.PayloadType) (Func, error) {
+func (g *Registry) Lookup(from, to Form) (Func, error) {
 	e, err := g.lookup(from, to)
 	if err != nil {
 		return nil, err
 	}
-	return e.call, nil
+	return e.convert, nil
 }
 
 // Wrap puts the converter that wrapper returns in the place of the pair's own, which wrapper is
@@ -140,35 +156,34 @@ func (g *Registry) Lookup(from, to batch.PayloadType) (Func, error) {
 // if it is a *batch.UnmovableError. wrapper is called once, with no lock held, and must not return
 // nil. Without a converter to wrap the error is a *NoConverterError; if the pair is registered again
 // meanwhile, Wrap changes nothing and returns an error.
-func (g *Registry) Wrap(from, to batch.PayloadType, wrapper func(inner Func) Func) error {
+func (g *Registry) Wrap(from, to Form, wrapper func(inner Func) Func) error {
 	old, err := g.lookup(from, to)
 	if err != nil {
 		return err
 	}
-	f := wrapper(old.call)
+	f := wrapper(old.convert)
 	if f == nil {
-		return fmt.Errorf("convert: wrapping %q to %q gave no function", from, to)
+		return fmt.Errorf("convert: wrapping %s to %s gave no function", from, to)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.mu.table[Edge{from, to}] != old {
-		return fmt.Errorf("convert: the converter from %s to %s was replaced while it was being wrapped", from, to)
-	}
-	g.mu.table[Edge{from, to}] = &entry{convert: f, builtin: old.builtin, wrapped: true}
-	g.mu.changes++
-	return nil
+	e := Edge{from, to}
+	return g.replace(e, old, &entry{convert: e.guarded(f, old.builtin), builtin: old.builtin, wrapped: true})
 }
 
-// Edges lists what is registered, ordered by name.
+// Edges lists the registered pairs, ordered by name.
 func (g *Registry) Edges() []Edge {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.SortedFunc(maps.Keys(g.mu.table), func(a, b Edge) int {
-		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+		return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	})
 }
 
-func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
+func (g *Registry) has(from, to Form) bool {
+	_, err := g.lookup(from, to)
+	return err == nil
+}
+
+func (g *Registry) lookup(from, to Form) (*entry, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	e, ok := g.mu.table[Edge{from, to}]
@@ -178,43 +193,68 @@ func (g *Registry) lookup(from, to batch.PayloadType) (*entry, error) {
 	return e, nil
 }
 
-// convert makes a payload of type to out of src, drawn from r. A panic of a converter is an error.
-// An error whose cause is the batch, and not memory, a volume or a device, is a
+// guarded returns f with what all converters have in common. A panic of f, or of a payload, is an
+// error, and so is a payload that is none, is src itself, or is in another space than r; it is
+// released. An error whose cause is the batch, and not memory, a volume or a device, is a
 // *batch.UnmovableError.
-func (g *Registry) convert(
-	ctx context.Context, src batch.Payload, to batch.PayloadType, r reservation.Reservation,
-) (batch.Payload, error) {
-	e, err := g.lookup(src.Type(), to)
-	if err != nil {
-		return nil, err
+func (e Edge) guarded(f Func, builtin bool) Func {
+	what := fmt.Sprintf("convert: the converter from %s to %s", e.From, e.To)
+	return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
+		lockrank.AssertNone("a converter runs")
+		var from *tier.Space
+		defer func() {
+			if err == nil {
+				return
+			}
+			if p, ok := err.(*guard.PanicError); ok && p.What == what || out != nil {
+				err = &batch.UnmovableError{Err: err}
+			} else {
+				err = ofConverter(ctx, err, builtin, from, r.Space())
+			}
+			if out != nil && out != src {
+				err = errors.Join(err, release(out))
+			}
+			out = nil
+		}()
+		defer guard.Error(&err, what)
+		from = src.Space()
+		switch out, err = f(ctx, src, r); {
+		case err != nil:
+		case out == nil:
+			err = &batch.UnmovableError{Err: errors.New(what + " returned nothing")}
+		case out == src:
+			err = errors.New(what + " has made no copy")
+		case out.Space() != r.Space():
+			err = fmt.Errorf("%s made a payload that is not in %s", what, r.Space().ID())
+		}
+		return out, err
 	}
-	return e.call(ctx, src, r)
 }
 
-// call runs a converter and makes its panic, or one of src's, an error. The converter may be one that
-// is not registered any more.
-func (e *entry) call(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
-	lockrank.AssertNone("a converter runs")
-	var from batch.PayloadType
-	defer func() {
-		if p := recover(); p != nil {
-			if v, ok := p.(lockrank.Violation); ok {
-				panic(v)
-			}
-			err = fmt.Errorf("convert: %s to %s panicked: %v\n%s", from, r.Space().ID(), p, debug.Stack())
-			out, err = nil, &batch.UnmovableError{Err: err}
-		}
-	}()
-	from = src.Type()
-	out, err = e.convert(ctx, src, r)
-	switch {
-	case err != nil:
-		return out, ofConverter(ctx, err, e.builtin, src.Space(), r.Space())
-	case out == nil:
-		err = fmt.Errorf("convert: the converter from %s to %s returned nothing", from, r.Space().ID())
-		return nil, &batch.UnmovableError{Err: err}
+// ofConverter makes an error of a conversion an UnmovableError if the batch is the cause.
+//
+// A program's own converter fails because of the batch that it was given, unless other batches meet
+// the error as well: the target has no room, a space is lost, or the conversion was cancelled. Its
+// other errors may come from files and memory of the program's. The built-in converters also return
+// any errors of devices, so only those that are known to be about the batch count.
+func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
+	is := func(targets ...error) bool {
+		return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 	}
-	return out, nil
+	lost := func(s *tier.Space) bool { return s != nil && s.Lost() != nil }
+	var own bool
+	if builtin {
+		own = is(image.ErrCorrupt, image.ErrInvalid, tier.ErrNotSupported) &&
+			!is(tier.ErrNoSpace, tier.ErrLost, tier.ErrClosed) && !errors.As(err, new(syscall.Errno))
+	} else {
+		full, ok := errors.AsType[*tier.NoSpaceError](err)
+		own = ctx.Err() == nil && !(ok && to != nil && full.Space == to.ID()) &&
+			!(is(tier.ErrLost) && (lost(from) || lost(to)))
+	}
+	if own && !is(batch.ErrUnmovable) {
+		return &batch.UnmovableError{Err: err}
+	}
+	return err
 }
 
 // descriptorOf returns a payload's description of its image; nil for a form without one.
@@ -225,39 +265,8 @@ func descriptorOf(p batch.Payload) *batch.Descriptor {
 	return nil
 }
 
-// ofMachine reports whether an error of a built-in converter is about memory, a volume or a device:
-// other batches meet it as well.
-func ofMachine(err error) bool {
-	var system syscall.Errno
-	return errors.Is(err, tier.ErrNoSpace) || errors.Is(err, tier.ErrLost) || errors.Is(err, tier.ErrClosed) ||
-		errors.As(err, &system)
-}
-
-// meets reports whether an error of a program's own converter, from one space to another, is what
-// other batches meet as well: the target has no room, a space is lost, or the conversion was
-// broken off. Other errors may come from files and memory of the program's.
-func meets(ctx context.Context, err error, from, to *tier.Space) bool {
-	var full *tier.NoSpaceError
-	return ctx.Err() != nil || errors.As(err, &full) && to != nil && full.Space == to.ID() ||
-		errors.Is(err, tier.ErrLost) && (isLost(from) || isLost(to))
-}
-
-func isLost(s *tier.Space) bool { return s != nil && s.Lost() != nil }
-
-// ofConverter makes an error of a conversion an UnmovableError if the batch is the cause.
-// What a program's own converter returns is about the batch that it was given, unless others
-// meet it as well. The built-in converters also return the errors of devices, which may be
-// any; so there only errors that are known to be about the batch count.
-func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Space) error {
-	if err == nil || errors.Is(err, batch.ErrUnmovable) {
-		return err
-	}
-	own := !builtin && !meets(ctx, err, from, to)
-	for _, known := range [...]error{ErrNoConverter, image.ErrCorrupt, image.ErrInvalid, tier.ErrNotSupported} {
-		own = own || builtin && !ofMachine(err) && errors.Is(err, known)
-	}
-	if own {
-		return &batch.UnmovableError{Err: err}
-	}
-	return err
+// release releases p. A panic of a program's payload is an error.
+func release(p batch.Payload) (err error) {
+	defer guard.Error(&err, "Payload.Release")
+	return p.Release()
 }

@@ -47,9 +47,9 @@ func TestWhoseFailure(t *testing.T) {
 			m := newMachine(t, machineConfig{})
 			b := m.put(t, numbered(1, 1000), tier.GPU)
 			was := m.registry.Changes()
-			err := m.registry.Unregister(batch.GPUImage, batch.HostImage)
+			err := m.registry.Unregister(ImageIn(tier.GPU), ImageIn(tier.Host))
 			if tt.f != nil {
-				err = errors.Join(err, m.registry.Register(batch.GPUImage, batch.HostImage, tt.f))
+				err = errors.Join(err, m.registry.Register(ImageIn(tier.GPU), ImageIn(tier.Host), tt.f))
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -68,6 +68,23 @@ func TestWhoseFailure(t *testing.T) {
 			m.rests(t, b, tier.GPU)
 		})
 	}
+}
+
+// TestPanicOfAWrapper: a function that wraps a built-in converter and panics fails because of the batch.
+func TestPanicOfAWrapper(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.GPU)
+	err := m.registry.Wrap(ImageIn(tier.GPU), ImageIn(tier.Host), func(Func) Func {
+		return func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID() {
+		t.Errorf("the error is %v", err)
+	}
+	m.rests(t, b, tier.GPU)
 }
 
 // refusing is a device whose copies to the host fail.

@@ -1,14 +1,12 @@
 package convert
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -16,32 +14,33 @@ import (
 )
 
 // takes is the room that a payload needs. It depends on the space: in returns the bytes for one.
-// Dictionaries that the space already has need none, and a table's buffers are rounded one by one.
+// Dictionaries that the space already has need none, and the buffers of a scattered image are rounded
+// one by one.
 type takes struct {
-	body  int64                  // bytes of the image's body
-	table *batch.Descriptor      // of a batch that becomes a table; else nil
-	dicts []*transfer.Dictionary // the shared dictionaries, each once
+	body      int64                  // bytes of the image's body
+	scattered *batch.Descriptor      // of an image that is to be scattered; else nil
+	dicts     []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a payload of a descriptor needs in another space as that form; "" means
+// takes returns the room that a payload of a descriptor needs in another space as that type; "" means
 // as an image. A program's own payload has no descriptor, and needs as many bytes as it is charged now.
-func (m *Mover) takes(desc *batch.Descriptor, charged int64, form batch.PayloadType) takes {
+func (m *Mover) takes(desc *batch.Descriptor, charged int64, as batch.PayloadType) takes {
 	if desc == nil {
 		return takes{body: charged}
 	}
 	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	if form == batch.GPUTable {
-		t.table = desc
+	if as == batch.ScatteredImage {
+		t.scattered = desc
 	}
 	return t
 }
 
 // bodyIn returns how many bytes to reserve for the body alone.
 func (t *takes) bodyIn(s *tier.Space) int64 {
-	if t.table == nil {
+	if t.scattered == nil {
 		return t.body
 	}
-	return max(t.body, transfer.TableBytes(t.table, s))
+	return max(t.body, transfer.TableBytes(t.scattered, s))
 }
 
 // in returns how many bytes to reserve in a space.
@@ -53,40 +52,31 @@ func (t *takes) in(s *tier.Space) int64 {
 	return s.Charge(n) + t.dicts[0].Store.Missing(s, t.dicts)
 }
 
-// of returns the strategy to, but asking each space for the bytes that in returns.
-func (t *takes) of(to reservation.Strategy) reservation.Strategy {
-	if t.table == nil && len(t.dicts) == 0 {
-		return to // as many bytes in every space, for which the manager has a fast path
-	}
-	return sized{to, t}
-}
-
 // sized is a strategy with a size of its own in each space: a reservation.Sized.
 type sized struct {
 	reservation.Strategy
 	what *takes
 }
 
+// BytesIn implements reservation.Sized.
 func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
 
 // errGone means that a reservation is too small: a shared dictionary, which was in the target when
 // the room was reserved, was freed there since. The caller reserves again.
 var errGone = errors.New("convert: a dictionary left the space")
 
-// pinned runs f, which allocates a body and its missing dictionaries from r. Meanwhile it holds a
-// reference to each dictionary that r's space already has. If r is too small for the missing ones,
-// the error is errGone, and the caller must reserve again. The references do not outlive f: held
-// during a wait for room, they would keep room in use that the waiter needs.
-func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (err error) {
-	if len(what.dicts) == 0 {
-		return f()
-	}
+// pin takes a reference to each dictionary that r's space already has, for a caller that allocates a
+// body and the missing dictionaries from r and then calls unpin. If r is too small for the missing
+// ones, the error is errGone. The references must not be held during a wait for room: they would keep
+// room in use that the waiter needs.
+func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err error) {
 	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
-	defer func() { err = errors.Join(err, transfer.ReleaseAll(pins)) }()
+	unpin = func() { _ = transfer.ReleaseAll(pins) } // each once
 	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
-		return errGone
+		unpin()
+		return nil, errGone
 	}
-	return f()
+	return unpin, nil
 }
 
 // request is a request for room in a space of a strategy, for a record that is laid out, or for a
@@ -100,14 +90,13 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 //
 // A space may refuse the memory that it has promised (see refuses). Then the next attempts are in
 // the other spaces. A request is a strategy itself: the caller's, without the spaces that have
-// refused. One goroutine uses a request. It must call close.
+// refused. One goroutine uses a request. It must defer end, for the case of a panic.
 type request struct {
 	reservation.Strategy // the caller's
 	m                    *Mover
 	what                 takes              // how much room
 	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
 	waits                bool               // for room
-	first                []tier.ID          // the spaces that are tried first
 
 	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
 	// watch.
@@ -141,9 +130,6 @@ func (q *request) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier
 	n := len(dst)
 	dst = q.Strategy.Candidates(all, dst)
 	left := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(q.without, s) })
-	slices.SortStableFunc(left, func(a, b *tier.Space) int { // the index is -1 for those that are not first
-		return cmp.Compare(slices.Index(q.first, b.ID()), slices.Index(q.first, a.ID()))
-	})
 	return dst[:n+len(left)]
 }
 
@@ -157,9 +143,12 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	if q.waits && ctx.Err() != nil {
 		return r, context.Cause(ctx)
 	}
-	to, manager := q.what.of(q.Strategy), q.m.cfg.Reservations
-	if len(q.without) > 0 || len(q.first) > 0 {
-		to = q.what.of(q)
+	to, manager := q.Strategy, q.m.cfg.Reservations
+	if len(q.without) > 0 {
+		to = q
+	}
+	if q.what.scattered != nil || len(q.what.dicts) > 0 { // else as many bytes in every space
+		to = sized{to, &q.what}
 	}
 	options := []reservation.Option{reservation.Moving(), q.origin}
 	if !q.waits {
@@ -168,20 +157,15 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	r, err = manager.TryReserve(to, q.what.body, options...)
 	switch full := errors.Is(err, tier.ErrNoSpace); {
 	case full && !q.waits:
-		freed := false
 		for _, s := range to.Candidates(manager.Spaces(), nil) {
 			before, need := s.Used(), q.what.in(s)
-			s.DropSharing(need - s.Available())
-			freed = freed || s.Used() < before
-			if s.Available() >= need {
+			if s.DropSharing(need - s.Available()); s.Used() < before && s.Available() >= need {
+				r, err = manager.TryReserve(to, q.what.body, options...)
 				break
 			}
 		}
-		if freed {
-			r, err = manager.TryReserve(to, q.what.body, options...)
-		}
 	case full, err != nil && q.pieces != nil:
-		ctx, done := q.m.watch(ctx, q.source, q.b, q.useless)
+		ctx, done := watch(ctx, q.source, q.b, q.useless)
 		defer done()
 		if q.pieces == nil {
 			r, err = manager.Reserve(ctx, to, q.what.body, options...)
@@ -189,8 +173,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 		}
 		need, id := q.pieces.Charge(q.what.in(q.pieces)), q.pieces.ID()
 		enough := max(need, min(q.enough, wholePages(q.pieces.Room())))
-		r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...)
-		if err == nil {
+		if r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...); err == nil {
 			_ = r.Shrink(r.Bytes() - need) // nobody else has it
 		}
 	}
@@ -226,15 +209,12 @@ func (q *request) end(err error) (again bool, _ error) {
 		return again, err
 	}
 	s, need := q.r.Space(), q.r.Bytes()
-	released := q.close()
+	q.stop()
+	_ = q.r.Release() // it fails only if a converter has released it
+	q.r = reservation.Reservation{}
 	if err == nil {
-		if released != nil { // the batch has arrived, and its handle may be open
-			guard.Logger(q.m.cfg.Logger).Warn("spillway: a converter released the reservation that it was given",
-				"space", s.ID().String(), "error", released)
-		}
 		return false, nil
 	}
-	err = errors.Join(err, released)
 	switch {
 	case s.Lost() != nil: // the manager has no more room in it
 		q.attempts = attempts{}
@@ -261,20 +241,9 @@ func (q *request) end(err error) (again bool, _ error) {
 	return true, err
 }
 
-// close releases the room of an attempt that has not ended, because of a panic.
-func (q *request) close() error {
-	r := q.r
-	if r.IsZero() {
-		return nil
-	}
-	q.stop()
-	q.r = reservation.Reservation{}
-	return r.Release()
-}
-
 // inRoom makes the attempts of a request. do draws from the reservation, which inRoom releases.
 func (q *request) inRoom(ctx context.Context, do func(reservation.Reservation) error) error {
-	defer func() { _ = q.close() }()
+	defer q.end(nil) // after a panic
 	for {
 		r, err := q.reserve(ctx)
 		if err == nil {

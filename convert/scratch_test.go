@@ -173,7 +173,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 	rec := mixed(1, 60_000)
 	for range 2 {
 		c := m.put(t, rec, tier.Disk)
-		if got := m.form(t, c); got != batch.DiskPacked {
+		if got := m.form(t, c); got != batch.CompressedImage {
 			t.Fatalf("it is a %s", got)
 		}
 		read = append(read, c)

@@ -73,18 +73,22 @@ type stats struct {
 	edges map[[2]tier.ID]*edge
 	work  map[workKey]*work
 	uses  uint64 // calls of workLocked
+	// relieved is when a batch was last evicted from a space, by the monitor or for a waiter.
+	relieved map[tier.ID]time.Time
 
 	corrupt atomic.Int64 // batches that were found with other bytes than were written, each time
+}
+
+func (s *stats) init() {
+	s.edges, s.work = make(map[[2]tier.ID]*edge), make(map[workKey]*work)
+	s.relieved = make(map[tier.ID]time.Time)
 }
 
 // edge is what is counted of two spaces.
 type edge struct {
 	EdgeStats
 	times  histogram.Durations
-	lately struct { // as Bytes and Busy, of the last moves of bytes
-		bytes int64
-		busy  time.Duration
-	}
+	lately MoveStats // the last moves of bytes
 }
 
 // work is what is counted of an operator.
@@ -97,79 +101,61 @@ type work struct {
 const latest = time.Second
 
 // add counts a move of a body, which is that of a batch in a place.
-func (s *stats) add(m *Moved, body int64, took time.Duration, at batch.Place) {
+func (s *stats) add(m *Moved, body int64, at batch.Place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workLocked(at)
 	w.ByReason[m.Reason] += m.Bytes
-	one := MoveStats{Batches: 1, Bytes: m.Bytes, Busy: took}
-	switch {
-	case m.To.Kind > m.From.Kind:
-		w.Down.plus(one)
-	case m.To.Kind < m.From.Kind:
-		w.Up.plus(one)
-	}
 	e := s.edgeLocked(m.From, m.To)
+	way := &MoveStats{} // moves within a tier are not counted
+	if m.To.Kind > m.From.Kind {
+		way = &w.Down
+	} else if m.To.Kind < m.From.Kind {
+		way = &w.Up
+	}
+	way.Batches++
+	way.Bytes += m.Bytes
+	way.Busy += m.Took
 	e.Batches++
 	e.Bytes += m.Bytes
-	e.Busy += took
+	e.Busy += m.Took
 	e.ByReason[m.Reason] += m.Bytes
+	if m.Reason == ReasonTrigger || m.Reason == ReasonDemand {
+		s.relieved[m.From] = time.Now()
+	}
 	if m.Copy {
 		e.Copies++
 		e.Unmoved += body
 		return
 	}
-	e.times.Record(took)
-	if e.lately.busy > latest {
-		e.lately.bytes, e.lately.busy = e.lately.bytes/2, e.lately.busy/2
+	e.times.Record(m.Took)
+	if e.lately.Busy > latest {
+		e.lately.Bytes, e.lately.Busy = e.lately.Bytes/2, e.lately.Busy/2
 	}
-	e.lately.bytes += m.Bytes
-	e.lately.busy += took
+	e.lately.Bytes += m.Bytes
+	e.lately.Busy += m.Took
 }
 
-func (s *MoveStats) plus(o MoveStats) {
-	s.Batches += o.Batches
-	s.Bytes += o.Bytes
-	s.Busy += o.Busy
-}
-
-// speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
-// if there was none.
-func (s *stats) speed(from, to tier.ID) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.edges[[2]tier.ID{from, to}]
-	if e == nil || e.lately.busy <= 0 {
-		return 0
-	}
-	return int64(float64(e.lately.bytes) / e.lately.busy.Seconds())
-}
-
-// unread counts the bytes of a batch that moved to a slower tier, and was dropped unused.
-func (s *stats) unread(at batch.Place, bytes int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.workLocked(at).Unread += bytes
+func (s MoveStats) plus(o MoveStats) MoveStats {
+	return MoveStats{s.Batches + o.Batches, s.Bytes + o.Bytes, s.Busy + o.Busy}
 }
 
 func (s *stats) edgeLocked(from, to tier.ID) *edge {
 	key := [2]tier.ID{from, to}
 	e := s.edges[key]
 	if e == nil {
-		if s.edges == nil {
-			s.edges = make(map[[2]tier.ID]*edge)
-		}
 		e = &edge{EdgeStats: EdgeStats{From: from, To: to, ByReason: make(map[string]int64)}}
 		s.edges[key] = e
 	}
 	return e
 }
 
-// ahead changes the counts of bytes that were prefetched or pre-cleaned.
-func (s *stats) ahead(from, to tier.ID, count func(*EdgeStats)) {
+// ahead adds to the counts of bytes that were prefetched or pre-cleaned.
+func (s *stats) ahead(from, to tier.ID, made, used, inVain int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	count(&s.edgeLocked(from, to).EdgeStats)
+	e := s.edgeLocked(from, to)
+	e.Ahead, e.AheadUsed, e.AheadInVain = e.Ahead+made, e.AheadUsed+used, e.AheadInVain+inVain
 }
 
 // workLocked returns the counts of the operator at a place. When there are too many operators, it
@@ -178,24 +164,18 @@ func (s *stats) workLocked(at batch.Place) *work {
 	key := workKey{at.Name, at.Operator, at.Port}
 	w := s.work[key]
 	if w == nil {
-		if s.work == nil {
-			s.work = make(map[workKey]*work)
-		}
 		if others := (workKey{plan: OthersPlan}); len(s.work) >= maxOperators && key != others {
 			var oldest *work
-			var of workKey
 			for k, o := range s.work {
 				if k != others && (oldest == nil || o.used < oldest.used) {
-					of, oldest = k, o
+					oldest = o
 				}
 			}
-			delete(s.work, of)
-			others := s.workLocked(batch.Place{Name: OthersPlan})
-			others.Down.plus(oldest.Down)
-			others.Up.plus(oldest.Up)
-			others.Unread += oldest.Unread
+			delete(s.work, workKey{oldest.Plan, oldest.Operator, oldest.Port})
+			sum := s.workLocked(batch.Place{Name: OthersPlan})
+			sum.Down, sum.Up, sum.Unread = sum.Down.plus(oldest.Down), sum.Up.plus(oldest.Up), sum.Unread+oldest.Unread
 			for reason, bytes := range oldest.ByReason {
-				others.ByReason[reason] += bytes
+				sum.ByReason[reason] += bytes
 			}
 		}
 		w = &work{WorkStats: WorkStats{
@@ -250,6 +230,19 @@ func (m *Mover) Work() []WorkStats {
 	return out
 }
 
+// Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
+// if there was none.
+func (m inside) Speed(from, to tier.ID) int64 {
+	s := &m.stats
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.edges[[2]tier.ID{from, to}]
+	if e == nil || e.lately.Busy <= 0 {
+		return 0
+	}
+	return int64(float64(e.lately.Bytes) / e.lately.Busy.Seconds())
+}
+
 // BatchChanged is for the observer of an engine's batches. It counts those that are dropped and had
 // moved to a slower tier without having been used there.
 func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
@@ -257,6 +250,8 @@ func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
 		return
 	}
 	if _, _, unread := b.Inside().Arrival(); unread {
-		m.stats.unread(now.Place, now.Descriptor.Body)
+		m.stats.mu.Lock()
+		defer m.stats.mu.Unlock()
+		m.stats.workLocked(now.Place).Unread += now.Descriptor.Body
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// AdoptTable makes a batch.GPUTable of memory that is on a device already, without copying it. The
+// AdoptTable makes a batch.ScatteredImage of memory that is on a device already, without copying it. The
 // caller must have waited for all work that writes it. It must not change until Release is called,
 // when the payload is released and the memory is not leased. The bytes that the rows use are
 // charged in the space as live ones, above its limit too: they are there. If they exceed its
@@ -32,41 +32,56 @@ import (
 // found by devices that know (tier.Borrower), or when they are read. On an error the memory stays
 // the caller's.
 func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Payload, err error) {
-	ctx, end, err := m.operations.begin(ctx)
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	defer guard.Error(&err, "convert: adopting a table")
 	switch {
 	case t.Space == nil || t.Space.Kind() != tier.GPU:
-		return nil, errors.New("convert: a table to adopt lies in the space of a GPU")
+		return nil, errors.New("convert: a table to adopt must be in the space of a GPU")
 	case t.Schema == nil:
 		return nil, errors.New("convert: a table without a schema")
 	}
+	mem := &lentMemory{panics: &m.panics}
+	defer func() {
+		if err != nil {
+			err = ofLost(err, t.Space)
+			mem.endLoans()
+		}
+	}()
+	defer guard.Error(&err, "convert: adopting a table")
 	if err := image.CheckEndian(t.Schema); err != nil {
 		return nil, err
 	}
 	p, err := image.PlanTable(t, func(reads []image.Peek) error { return m.cfg.Builtin.Peek(ctx, t.Space, reads) })
-	if err = ofLost(err, t.Space); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	parts := payload.Parts{
-		Descriptor: p.Descriptor, Space: t.Space, Encoding: payload.Scattered, Ranges: p.Ranges, Adjustments: p.Adjust,
-	}
-	before := covered(t.Charged)
-	mem := &lentMemory{release: t.Release, panics: &m.panics, size: covered(p.Ranges, t.Charged) - before}
-	parts.Kept = covered(p.Ranges) - mem.size
+	mem.size = covered(p.Ranges, t.Charged) - covered(t.Charged)
 	promise, err := t.Space.Occupy(t.Space.Charge(mem.size))
 	if err != nil {
 		return nil, err
 	}
 	defer t.Space.Release(promise)
-	if err := mem.borrow(t.Space, p.Ranges); err != nil {
-		return nil, ofLost(err, t.Space)
+	if pool, ok := t.Space.Pool().(interface{ Device() tier.Device }); ok {
+		dev, borrows := tier.As[tier.Borrower](pool.Device())
+		for _, r := range p.Ranges {
+			if !borrows || r.Length <= 0 {
+				continue
+			}
+			end, err := dev.Borrow(r.Addr, r.Length)
+			if err != nil {
+				return nil, fmt.Errorf("convert: adopting a table: %w", err)
+			}
+			mem.loans = append(mem.loans, end)
+		}
 	}
-	parts.Buffers = []*tier.Buffer{t.Space.Adopt(promise, mem)}
-	return payload.New(parts), nil
+	mem.release = t.Release
+	return payload.New(payload.Parts{
+		Descriptor: p.Descriptor, Space: t.Space, Encoding: payload.Scattered, Ranges: p.Ranges, Adjustments: p.Adjust,
+		Kept: covered(p.Ranges) - mem.size, Buffers: []*tier.Buffer{t.Space.Adopt(promise, mem)},
+	}), nil
 }
 
 // covered returns how many bytes are in any of the ranges.
@@ -85,9 +100,9 @@ func covered(ranges ...[]payload.DeviceRange) (n int64) {
 
 // lentMemory is the memory of an adopted table.
 type lentMemory struct {
-	size    int64    // not charged elsewhere
-	loans   []func() // each ends one
-	release func()
+	size    int64      // not charged elsewhere
+	loans   []func()   // each ends a loan of the device's
+	release func()     // the owner's; may be nil
 	panics  *guard.Log // of both: the memory is its owner's again all the same
 }
 
@@ -96,45 +111,16 @@ func (m *lentMemory) Size() int64 { return m.size }
 
 // GiveBack returns the memory to its owner. The space calls it in the place of its pool's Free.
 func (m *lentMemory) GiveBack(reclaimed func()) {
-	m.giveBack()
+	m.endLoans()
 	if m.release != nil {
 		m.panics.Do("DeviceTable.Release", m.release)
 	}
 	reclaimed()
 }
 
-// borrow borrows the ranges from the space's device, if that is a tier.Borrower.
-func (m *lentMemory) borrow(space *tier.Space, ranges []payload.DeviceRange) (err error) {
-	pool, ok := space.Pool().(interface{ Device() tier.Device })
-	if !ok {
-		return nil
-	}
-	dev, ok := tier.As[tier.Borrower](pool.Device())
-	if !ok {
-		return nil
-	}
-	defer func() {
-		if err != nil {
-			m.giveBack()
-		}
-	}()
-	defer guard.Error(&err, "Borrower.Borrow")
-	for _, r := range ranges {
-		if r.Length <= 0 {
-			continue
-		}
-		end, err := dev.Borrow(r.Addr, r.Length)
-		if err != nil {
-			return fmt.Errorf("convert: adopting a table: %w", err)
-		}
-		m.loans = append(m.loans, end)
-	}
-	return nil
-}
-
-func (m *lentMemory) giveBack() {
+func (m *lentMemory) endLoans() {
 	for _, end := range m.loans {
-		m.panics.Do("giveBack of Borrower.Borrow", end)
+		m.panics.Do("the end of a loan by Borrower.Borrow", end)
 	}
 	m.loans = nil
 }

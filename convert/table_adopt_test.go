@@ -154,13 +154,13 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 						defer whole.Release()
 						rec = rec.NewSlice(5, int64(5+rows))
 					}
-					for _, by := range []batch.PayloadType{batch.HostImage, batch.DiskImage, batch.GPUImage, batch.GPUTable} {
+					for _, by := range []Form{ImageIn(tier.Host), ImageIn(tier.Disk), ImageIn(tier.GPU), {batch.ScatteredImage, tier.GPU}} {
 						f := newForeign(t, m)
 						f.lengths, f.nulls = told, told
 						b := m.adoptForeign(t, f, rec)
 						m.says(t, b, rec, tier.GPU)
-						switch by {
-						case batch.GPUTable: // as it is, with offsets and all
+						switch by.Type {
+						case batch.ScatteredImage: // as it is, with offsets and all
 							c, err := m.mover.Clone(t.Context(), b, nil)
 							if err != nil {
 								t.Fatal(err)
@@ -168,8 +168,7 @@ func foreignTablesOfEveryType(t *testing.T, g gpus) {
 							m.drop(t, b)
 							b = c
 						default:
-							to := reservation.AnyInTier(map[batch.PayloadType]tier.Kind{batch.HostImage: tier.Host, batch.DiskImage: tier.Disk, batch.GPUImage: tier.GPU}[by])
-							if err := m.mover.MoveAs(t.Context(), b, to, by); err != nil {
+							if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(by.Kind), by.Type); err != nil {
 								t.Fatal(err)
 							}
 						}
@@ -206,7 +205,7 @@ func foreignTableBecomesTheSameImage(t *testing.T, gpu gpus) {
 	part := rec.NewSlice(11, 200)
 	defer part.Release()
 	b := m.adoptForeign(t, newForeign(t, m), part)
-	m.as(t, b, toHost, batch.HostImage, tier.Host)
+	m.as(t, b, toHost, batch.PlainImage, tier.Host)
 	defer m.drop(t, b)
 	laid, _ := imagetest.LaidOut(t, part)
 	if got := b.Info().Descriptor; fmt.Sprint(got.Nodes, got.Buffers, got.Sums) != fmt.Sprint(laid.Nodes, laid.Buffers, laid.Sums) {

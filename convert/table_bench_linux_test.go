@@ -54,7 +54,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 	}
 	as := func(x *batch.Batch, form batch.PayloadType) {
 		to := toHost
-		if form == batch.GPUTable {
+		if form == batch.ScatteredImage {
 			to = toGPU
 		}
 		if err := m.mover.MoveAs(b.Context(), x, to, form); err != nil {
@@ -64,10 +64,10 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 	var before, timed, after func()
 	switch name {
 	case "own-gpu-host":
-		as(x, batch.GPUTable)
-		before, timed, after = func() {}, func() { as(x, batch.HostImage) }, func() { as(x, batch.GPUTable) }
+		as(x, batch.ScatteredImage)
+		before, timed, after = func() {}, func() { as(x, batch.PlainImage) }, func() { as(x, batch.ScatteredImage) }
 	case "own-host-gpu":
-		before, timed, after = func() {}, func() { as(x, batch.GPUTable) }, func() { as(x, batch.HostImage) }
+		before, timed, after = func() {}, func() { as(x, batch.ScatteredImage) }, func() { as(x, batch.PlainImage) }
 	default:
 		f := newForeign(b, m)
 		f.lengths, f.nulls = true, true
@@ -84,7 +84,7 @@ func benchTable(b *testing.B, rec arrow.RecordBatch, name string) {
 				b.Fatal(err)
 			}
 		}
-		timed = func() { as(y, batch.HostImage) }
+		timed = func() { as(y, batch.PlainImage) }
 		after = func() {
 			if err := y.Drop(); err != nil {
 				b.Fatal(err)

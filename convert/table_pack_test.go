@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
-var packedForms = map[batch.PayloadType]reservation.Strategy{batch.HostPacked: toHost, batch.DiskPacked: toDisk}
+var compressedIn = []reservation.Strategy{toHost, toDisk}
 
 // A table of any type, a foreign one sliced at every level or one of the mover's own, is
 // compressed on its way to host memory and to disk, and is what it was there and as a table again.
@@ -32,7 +32,8 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 			if outside && !arrowgen.HasDictionary(dt) || g.skips(i) {
 				continue
 			}
-			for form, to := range packedForms {
+			for _, to := range compressedIn {
+				const form = batch.CompressedImage
 				whole := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt), 90)
 				rec := whole.NewSlice(5, 83)
 				f := newForeign(t, m)
@@ -47,7 +48,7 @@ func tablesOfEveryTypeArePacked(t *testing.T, g gpus) {
 					m.says(t, b, rec, b.Info().Space.Kind)
 					m.rests(t, b, b.Info().Space.Kind)
 					if n == 0 {
-						if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
+						if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.ScatteredImage); err != nil {
 							t.Fatal(err)
 						}
 						m.says(t, b, rec, tier.GPU)
@@ -71,24 +72,20 @@ func largeTableIsPacked(t *testing.T, g gpus) {
 			m := newMachine(t, machineConfig{gpus: g, gpu: 24 << 20, host: 24 << 20, codec: CodecS2, chunk: chunk})
 			rec := arrowgen.Flights(1, testseed.Rounds(90_000, 40_000))
 			b := m.put(t, rec, tier.GPU)
-			if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
+			if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.ScatteredImage); err != nil {
 				t.Fatal(err)
 			}
 			var err error
 			if auto {
 				err = m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 			} else {
-				err = m.mover.MoveAs(t.Context(), b, toHost, batch.HostPacked)
+				err = m.mover.MoveAs(t.Context(), b, toHost, batch.CompressedImage)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := batch.HostPacked
-			if auto {
-				want = batch.DiskPacked
-			}
-			if got := b.Info().Payload.Type(); got != want {
-				t.Errorf("it is a %s, want %s", got, want)
+			if got := b.Info().Payload.Type(); got != batch.CompressedImage {
+				t.Errorf("it is a %s", got)
 			}
 			if n, body := b.Info().Bytes, b.Info().Descriptor.Body; n > body*3/4 {
 				t.Errorf("%d bytes of %d", n, body)
@@ -134,7 +131,7 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 			for ; ; failed++ {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				remove := tc.arm(m, dev, failed, func() { cancel(ours) })
-				err := m.mover.MoveAs(ctx, b, toDisk, batch.DiskPacked)
+				err := m.mover.MoveAs(ctx, b, toDisk, batch.CompressedImage)
 				remove()
 				cancel(nil)
 				if err == nil {
@@ -143,7 +140,7 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 				if !errors.Is(err, tc.want) {
 					t.Fatalf("failure %d: %v", failed, err)
 				}
-				if b.Info().Payload.Type() != batch.GPUTable || b.Info().State != batch.Idle {
+				if b.Info().Payload.Type() != batch.ScatteredImage || b.Info().State != batch.Idle {
 					t.Fatalf("failure %d: the batch is a %s, %s", failed, b.Info().Payload.Type(), b.Info().State)
 				}
 				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
@@ -171,7 +168,7 @@ func TestPackedTableHasTheSumsOfTheImage(t *testing.T) {
 	part := rec.NewSlice(11, 8777)
 	defer part.Release()
 	b := m.adoptForeign(t, newForeign(t, m), part)
-	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.DiskPacked); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, toDisk, batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
 	defer m.drop(t, b)

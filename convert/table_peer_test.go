@@ -119,7 +119,7 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for n, form := range []batch.PayloadType{batch.GPUTable, batch.GPUTable, batch.GPUImage, batch.GPUImage, batch.GPUTable, batch.GPUImage} {
+			for n, form := range []batch.PayloadType{batch.ScatteredImage, batch.ScatteredImage, batch.PlainImage, batch.PlainImage, batch.ScatteredImage, batch.PlainImage} {
 				peers := devs[n%2].Count("copy-to-peer")
 				back := devs[n%2].Count("copy-to-host", "copy-regions")
 				if err := m.mover.MoveAs(t.Context(), b, at[(n+1)%2], form); err != nil {

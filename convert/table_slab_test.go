@@ -47,7 +47,7 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	defer rec.Release()
 	b := m.put(t, rec, tier.Host)
 	before := allocs.Load()
-	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
 	body := b.Info().Descriptor.Body
 	if n := allocs.Load() - before; body < transfer.SlabMost || n > 2*(body/transfer.SlabMost+1) {
 		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Info().Descriptor.Buffers), body)
@@ -72,7 +72,7 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 		end = r.Addr + tier.Addr(r.Length)
 	}
 	before = frees.Load()
-	m.as(t, b, toHost, batch.HostImage, tier.Host)
+	m.as(t, b, toHost, batch.PlainImage, tier.Host)
 	if n := frees.Load() - before; n > 2*(body/transfer.SlabMost+1) {
 		t.Errorf("%d frees", n)
 	}
@@ -110,7 +110,7 @@ func TestTableGoesIntoPieces(t *testing.T) {
 	if b.Info().Descriptor.Body < 8*piece {
 		t.Fatalf("%d bytes are too little for this test", b.Info().Descriptor.Body)
 	}
-	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.GPUTable); err != nil {
+	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.ScatteredImage); err != nil {
 		t.Fatal(err)
 	}
 	for _, w := range walls {

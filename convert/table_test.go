@@ -64,13 +64,13 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 					rec := g.Record(arrowgen.Schema(dt, dt), rows)
 					defer rec.Release()
 					b := m.put(t, rec, tier.Host)
-					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-					m.as(t, b, toHost, batch.HostImage, tier.Host)
-					m.as(t, b, toGPU, batch.GPUImage, tier.GPU)
-					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-					m.as(t, b, toDisk, batch.DiskImage, tier.Disk)
-					m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-					m.as(t, b, toGPU, batch.GPUImage, tier.GPU)
+					m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
+					m.as(t, b, toHost, batch.PlainImage, tier.Host)
+					m.as(t, b, toGPU, batch.PlainImage, tier.GPU)
+					m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
+					m.as(t, b, toDisk, batch.PlainImage, tier.Disk)
+					m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
+					m.as(t, b, toGPU, batch.PlainImage, tier.GPU)
 				})
 			}
 		}
@@ -103,23 +103,23 @@ func largeTables(t *testing.T, g gpus) {
 	m := newMachine(t, machineConfig{gpus: g, onDisk: g.emulator == nil, gpu: 64 << 20, host: 64 << 20, disk: 64 << 20, codec: CodecS2})
 	rec := longTable(t)
 	b := m.laid(t, rec)
-	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-	m.as(t, b, toHost, batch.HostImage, tier.Host)
-	m.as(t, b, toHost, batch.HostPacked, tier.Host)
-	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
-	m.as(t, b, toDisk, batch.DiskImage, tier.Disk)
-	m.as(t, b, toDisk, batch.DiskPacked, tier.Disk)
-	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
+	m.as(t, b, toHost, batch.PlainImage, tier.Host)
+	m.as(t, b, toHost, batch.CompressedImage, tier.Host)
+	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
+	m.as(t, b, toDisk, batch.PlainImage, tier.Disk)
+	m.as(t, b, toDisk, batch.CompressedImage, tier.Disk)
+	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
 	c, err := m.mover.Clone(t.Context(), b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Info().Payload.Type() != batch.GPUTable {
+	if c.Info().Payload.Type() != batch.ScatteredImage {
 		t.Errorf("the clone is %s", c.Info().Payload.Type())
 	}
 	m.drop(t, b)
 	m.records[c.ID()] = rec
-	m.as(t, c, toHost, batch.HostImage, tier.Host)
+	m.as(t, c, toHost, batch.PlainImage, tier.Host)
 	m.drop(t, c)
 }
 
@@ -133,8 +133,8 @@ func tableIsOneCopy(t *testing.T, g gpus) {
 	defer rec.Release()
 	b := m.put(t, rec, tier.Host)
 	for _, step := range []func(){
-		func() { m.as(t, b, toGPU, batch.GPUTable, tier.GPU) },
-		func() { m.as(t, b, toHost, batch.HostImage, tier.Host) },
+		func() { m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU) },
+		func() { m.as(t, b, toHost, batch.PlainImage, tier.Host) },
 	} {
 		before := dev.Count("copy-regions")
 		others := dev.Count("copy-to-device", "copy-to-host", "fill", "alloc")
@@ -152,16 +152,10 @@ func tableIsOneCopy(t *testing.T, g gpus) {
 // says checks that a batch says what the record does, and has good checksums on disk.
 func (m *machine) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, k tier.Kind) {
 	t.Helper()
-	h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(k))
-	if err != nil {
-		t.Fatal(err)
+	if at := b.Info().Space.Kind; at != k {
+		t.Fatalf("it is in %s, want %s", at, k)
 	}
-	defer func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	got, err := m.mover.Record(t.Context(), h)
+	got, err := m.opened(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,11 +211,11 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 	rec := longTable(t)
 	b := m.laid(t, rec)
 	defer m.drop(t, b)
-	m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
 	for _, to := range []struct {
 		form batch.PayloadType
 		at   tier.Kind
-	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}, {batch.GPUImage, tier.GPU}} {
+	}{{batch.PlainImage, tier.Host}, {batch.PlainImage, tier.Disk}, {batch.PlainImage, tier.GPU}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		remove := dev.Add(faultdev.Rule{Ops: []string{"copy-regions"}, Times: 1, Effect: faultdev.Do(func(string, int64) { cancel() })})
 		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form)
@@ -229,7 +223,7 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("to %s: %v", to.form, err)
 		}
-		if b.Info().Payload.Type() != batch.GPUTable {
+		if b.Info().Payload.Type() != batch.ScatteredImage {
 			t.Fatalf("the batch is %s", b.Info().Payload.Type())
 		}
 		m.whole(t, b, tier.GPU)
@@ -242,13 +236,13 @@ func TestTableWhoseDictionaryCannotBeCopied(t *testing.T) {
 	for _, to := range []struct {
 		form batch.PayloadType
 		at   tier.Kind
-	}{{batch.HostImage, tier.Host}, {batch.DiskImage, tier.Disk}} {
+	}{{batch.PlainImage, tier.Host}, {batch.PlainImage, tier.Disk}} {
 		var dev *faultdev.Device
 		m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { dev = faultdev.New(d, 1); return dev }})
 		rec := coded(1, 2_000)
 		defer rec.Release()
 		b := m.put(t, rec, tier.GPU)
-		m.as(t, b, toGPU, batch.GPUTable, tier.GPU)
+		m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
 		remove := dev.Add(faultdev.Rule{Times: 1, Effect: faultdev.Fail(injected)})
 		err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(to.at), to.form)
 		remove()
@@ -267,6 +261,8 @@ func TestTableFaults(t *testing.T) {
 	onEachGPU(t, 1, tableFaults)
 }
 
+var scattered = Form{batch.ScatteredImage, tier.GPU}
+
 func tableFaults(t *testing.T, gpu gpus) {
 	injected := errors.New("injected")
 	first, step := testseed.Share(t, 3)
@@ -278,13 +274,12 @@ func tableFaults(t *testing.T, gpu gpus) {
 		defer rec.Release()
 		for _, own := range []bool{true, false} {
 			for _, to := range []struct {
-				from, form batch.PayloadType
-				at         tier.Kind
+				from, to Form
 			}{
-				{batch.GPUTable, batch.HostImage, tier.Host}, {batch.GPUTable, batch.GPUImage, tier.GPU}, {batch.GPUTable, batch.DiskImage, tier.Disk},
-				{batch.HostImage, batch.GPUTable, tier.GPU}, {batch.GPUImage, batch.GPUTable, tier.GPU}, {batch.DiskImage, batch.GPUTable, tier.GPU},
+				{scattered, ImageIn(tier.Host)}, {scattered, ImageIn(tier.GPU)}, {scattered, ImageIn(tier.Disk)},
+				{ImageIn(tier.Host), scattered}, {ImageIn(tier.GPU), scattered}, {ImageIn(tier.Disk), scattered},
 			} {
-				if !own && to.from != batch.GPUTable {
+				if !own && to.from != scattered {
 					continue
 				}
 				hits := 0
@@ -292,14 +287,13 @@ func tableFaults(t *testing.T, gpu gpus) {
 					var b *batch.Batch
 					if own {
 						b = m.laid(t, rec)
-						kind := map[batch.PayloadType]tier.Kind{batch.GPUTable: tier.GPU, batch.GPUImage: tier.GPU, batch.HostImage: tier.Host, batch.DiskImage: tier.Disk}[to.from]
-						m.as(t, b, reservation.AnyInTier(kind), to.from, kind)
+						m.as(t, b, reservation.AnyInTier(to.from.Kind), to.from.Type, to.from.Kind)
 					} else {
 						b = m.adoptForeign(t, newForeign(t, m), rec)
 					}
 					at := b.Info().Space.Kind
 					remove := dev.Add(faultdev.Rule{Skip: skip, Times: 1, Effect: effect})
-					err := m.mover.MoveAs(context.Background(), b, reservation.AnyInTier(to.at), to.form)
+					err := m.mover.MoveAs(context.Background(), b, reservation.AnyInTier(to.to.Kind), to.to.Type)
 					hit := dev.Hits() > 0
 					remove()
 					if !hit {
@@ -311,12 +305,12 @@ func tableFaults(t *testing.T, gpu gpus) {
 					}
 					hits++
 					if err == nil {
-						t.Fatalf("%s to %s: the fault at %d went unnoticed", to.from, to.form, skip)
+						t.Fatalf("%s to %s: the fault at %d went unnoticed", to.from, to.to, skip)
 					}
 					if !errors.Is(err, injected) {
-						t.Fatalf("%s to %s: %v", to.from, to.form, err)
+						t.Fatalf("%s to %s: %v", to.from, to.to, err)
 					}
-					if b.Info().Payload.Type() != to.from {
+					if b.Info().Payload.Type() != to.from.Type {
 						t.Fatalf("the batch is %s", b.Info().Payload.Type())
 					}
 					m.rests(t, b, at)
@@ -324,7 +318,7 @@ func tableFaults(t *testing.T, gpu gpus) {
 					m.drop(t, b)
 				}
 				if hits == 0 && first == 0 {
-					t.Errorf("%s to %s: no fault hit", to.from, to.form)
+					t.Errorf("%s to %s: no fault hit", to.from, to.to)
 				}
 			}
 		}

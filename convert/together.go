@@ -15,46 +15,49 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// together is one move of small batches from one space to a disk. One request writes many of them,
-// side by side. Then each has a buffer of its own.
-type together struct {
-	m        *Mover
-	from, to *tier.Space
-	reason   string
-
-	// Of the batches in transit:
-	of     []int // which of those that were given
-	ways   []*batch.Transit
-	images []*batch.Image
-	sizes  []int64
-	bytes  int64 // all sizes
-	moved  []Moved
-	places []batch.Place
-}
+// errLone is returned for batches that cannot be written together with others. Nothing has failed.
+var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
 // Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
-// as many as there is room for in one piece. They lie in one space, share no dictionaries, have no
+// as many as there is room for in one piece. They are in one space, share no dictionaries, have no
 // copy there, and go byte for byte, by Spillway's own converter.
 func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
 	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return 0
 	}
-	t := &together{m: m.Mover, to: disk}
+	var from *tier.Space
 	room := min(disk.Available(), disk.Together())
 	for _, b := range all {
-		img := t.image(b.Inside().Cut().Payload)
-		if img == nil || slices.Contains(b.Copies(), to) || t.bytes+img.Descriptor().Body > room {
+		img := m.joins(b, b.Inside().Cut().Payload, from, disk)
+		if img == nil || img.Descriptor().Body > room {
 			break
 		}
-		t.from = img.Space()
-		t.add(img)
-		n++
+		from, room, n = img.Space(), room-img.Descriptor().Body, n+1
 	}
-	if n == 0 || !m.cfg.Registry.plain(batch.ImageType(t.from.Kind()), batch.DiskImage) {
-		return 0
+	if from != nil {
+		e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
+		if err != nil || !e.builtin || e.wrapped {
+			return 0
+		}
 	}
 	return n
+}
+
+// joins returns p, the payload of b, if it may be written to a disk together with others from a space.
+// If from is nil, that may be any faster one. Otherwise joins returns nil.
+func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
+	img, ok := p.(*batch.Image)
+	if !ok || img.Encoding() != payload.Plain || from != nil && img.Space() != from ||
+		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
+		return nil
+	}
+	desc := img.Descriptor()
+	if len(desc.Dictionaries) > 0 || desc.Body == 0 || m.cfg.Builtin.Encoding(img, to) != payload.Plain ||
+		slices.Contains(b.Copies(), to.ID()) {
+		return nil
+	}
+	return img
 }
 
 // RelieveTogether is Relieve for the batches that Together has counted, and returns the error of
@@ -62,13 +65,7 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 // the caller finds out with Relieve.
 func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
 	errs := make([]error, len(all))
-	ctx, end, err := m.operations.begin(ctx)
-	if err == nil {
-		defer end()
-		disk, _ := m.cfg.Reservations.Spaces().ByID(to)
-		t := &together{m: m.Mover, to: disk, reason: reason}
-		err = t.move(transfer.ForMonitor(ctx), all, errs)
-	}
+	err := m.relieveTogether(ctx, all, to, reason, errs)
 	for i := range errs {
 		if errs[i] == nil {
 			errs[i] = err
@@ -77,136 +74,102 @@ func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier
 	return errs
 }
 
-// image returns a payload if it may be moved together with what is in t.from; else nil.
-func (t *together) image(p batch.Payload) *batch.Image {
-	img, ok := p.(*batch.Image)
-	if !ok || img.Encoding() != payload.Plain || t.from != nil && img.Space() != t.from ||
-		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
-		return nil
-	}
-	desc := img.Descriptor()
-	form := t.m.cfg.Builtin.Form(img, t.to, t.m.cfg.Registry.has)
-	if len(desc.Dictionaries) > 0 || desc.Body == 0 || form != batch.DiskImage {
-		return nil
-	}
-	return img
-}
-
-func (t *together) add(img *batch.Image) {
-	n := img.Descriptor().Body
-	t.sizes, t.bytes = append(t.sizes, n), t.bytes+n
-}
-
-// move moves batches. It stores the errors of single batches in errs, and returns that of all others.
-func (t *together) move(ctx context.Context, all []*batch.Batch, errs []error) error {
-	var room int64
-	for _, b := range all {
-		if img, ok := b.Inside().Cut().Payload.(*batch.Image); ok {
-			room += img.Descriptor().Body
-		}
-	}
-	if room == 0 {
-		return errLone
-	}
-	origin := reservation.MovedFrom(tier.Host) // as from any faster tier
-	r, err := t.m.cfg.Reservations.TryReserve(reservation.Specific(t.to.ID()), room, reservation.Moving(), origin)
+// relieveTogether moves batches from one space to a disk: few requests write them side by side, and
+// then each has a buffer of its own. It stores the errors of single batches in errs, and returns that
+// of all others.
+func (m *Mover) relieveTogether(
+	ctx context.Context, all []*batch.Batch, to tier.ID, reason string, errs []error,
+) error {
+	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Release() }() // nobody else has it
+	defer end()
+	ctx = transfer.ForMonitor(ctx)
+	disk, _ := m.cfg.Reservations.Spaces().ByID(to)
+	type one struct { // a batch in transit
+		i       int // which of all
+		ctx     context.Context
+		transit *batch.Transit
+		place   batch.Place
+		moved   Moved
+	}
+	var from *tier.Space
+	var list []*one
+	var images []*batch.Image
+	var sizes []int64
+	var bytes int64 // all sizes
 	defer func() {
-		for _, way := range t.ways {
-			_ = way.Abort() // changes nothing after a Commit
+		for _, x := range list {
+			_ = x.transit.Abort() // changes nothing after a Commit
 		}
 	}()
-	t.lock(all, errs)
-	if len(t.ways) == 0 {
-		return errLone
-	}
-	for k := range t.moved {
-		t.m.emitMove(t.origin(ctx, k), events.MoveBegun, &t.moved[k], t.sizes[k])
-	}
-	start := time.Now()
-	out, err := t.write(ctx, r)
-	took := time.Since(start) / time.Duration(len(t.ways))
-	if err = ofLost(err, t.from, t.to); err != nil {
-		distrust(ctx, err, t.from, t.to)
-		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(t.ways), t.from.ID(), t.to.ID(), err)
-		for k := range t.moved {
-			t.moved[k].Took, t.moved[k].Err = took, err
-			t.m.emitMove(t.origin(ctx, k), events.MoveEnded, &t.moved[k], t.moved[k].Bytes)
-		}
-		return err
-	}
-	for k, i := range t.of {
-		errs[i] = t.arrive(ctx, all[i], k, out[k], took)
-	}
-	t.m.relieved[t.from.ID()].Store(int64(time.Since(t.m.begun)))
-	return nil
-}
-
-// errLone is returned for batches that cannot be written together with others. Nothing has failed.
-var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
-
-// lock puts the batches that can be written together in transit.
-func (t *together) lock(all []*batch.Batch, errs []error) {
-	n := len(all)
-	t.of, t.ways = make([]int, 0, n), make([]*batch.Transit, 0, n)
-	t.images, t.sizes = make([]*batch.Image, 0, n), make([]int64, 0, n)
-	t.moved, t.places = make([]Moved, 0, n), make([]batch.Place, 0, n)
 	for i, b := range all {
-		way, err := b.TryTransit()
+		transit, err := b.TryTransit()
 		if err != nil {
 			errs[i] = err
 			continue
 		}
-		img := t.image(way.Payload())
-		if img == nil || slices.Contains(b.Copies(), t.to.ID()) { // it has another form, or a copy, since
-			errs[i] = errors.Join(errLone, way.Abort())
+		img := m.joins(b, transit.Payload(), from, disk)
+		if img == nil { // it has another form, or a copy, since
+			errs[i] = errors.Join(errLone, transit.Abort())
 			continue
 		}
-		t.from = img.Space()
-		t.of, t.ways, t.images = append(t.of, i), append(t.ways, way), append(t.images, img)
-		t.add(img)
-		t.moved = append(t.moved, Moved{Batch: b.ID(), From: t.from.ID(), To: t.to.ID(), Reason: t.reason})
-		t.places = append(t.places, b.Inside().Cut().Place)
+		from = img.Space()
+		x := &one{i: i, ctx: ctx, transit: transit, place: b.Inside().Cut().Place}
+		x.moved = Moved{Batch: b.ID(), From: from.ID(), To: to, Reason: reason}
+		if m.cfg.Events != nil {
+			x.ctx = events.With(ctx, originOf(ctx, x.place))
+		}
+		n := img.Descriptor().Body
+		list, images, sizes, bytes = append(list, x), append(images, img), append(sizes, n), bytes+n
 	}
-}
-
-// write writes the images to r's space, and returns the buffers that they are in.
-func (t *together) write(ctx context.Context, r reservation.Reservation) ([]*tier.Buffer, error) {
-	buf, err := r.Alloc(t.bytes)
+	if len(list) == 0 {
+		return errLone
+	}
+	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), bytes, reservation.Moving(),
+		reservation.MovedFrom(tier.Host)) // as from any faster tier
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := t.m.cfg.Builtin.Together(ctx, buf, t.images); err != nil {
-		return nil, errors.Join(err, buf.Release())
+	defer func() { _ = r.Release() }() // nobody else has it
+	for k, x := range list {
+		m.emitMove(x.ctx, events.MoveBegun, &x.moved, sizes[k])
 	}
-	out := t.to.Split(buf, t.sizes)
-	if out == nil {
-		return nil, errors.Join(errLone, buf.Release())
+	start := time.Now()
+	var out []*tier.Buffer
+	buf, err := r.Alloc(bytes)
+	if err == nil {
+		if err = m.cfg.Builtin.Together(ctx, buf, images); err == nil {
+			if out = disk.Split(buf, sizes); out == nil {
+				err = errLone
+			}
+		}
+		if err != nil {
+			err = errors.Join(err, buf.Release())
+		}
 	}
-	return out, nil
-}
-
-// origin returns a context with the origin of the k-th batch in transit.
-func (t *together) origin(ctx context.Context, k int) context.Context {
-	if t.m.cfg.Events == nil {
-		return ctx
+	took := time.Since(start) / time.Duration(len(list))
+	if err = ofLost(err, from, disk); err != nil {
+		distrust(ctx, err, from, disk)
+		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(list), from.ID(), to, err)
 	}
-	return events.With(ctx, originOf(ctx, t.places[k]))
-}
-
-// arrive ends the move of the k-th batch in transit.
-func (t *together) arrive(ctx context.Context, b *batch.Batch, k int, buf *tier.Buffer, took time.Duration) error {
-	m, moved := t.m, &t.moved[k]
-	moved.Bytes, moved.Took = t.sizes[k], took
-	m.emitMove(t.origin(ctx, k), events.MoveEnded, moved, moved.Bytes)
-	out := batch.NewImage(t.images[k].Descriptor(), buf, t.to)
-	commit := batch.CommitOptions{Reason: t.reason, Slower: true}
-	if _, err := b.Inside().Commit(ctx, t.ways[k], out, commit); err != nil {
-		return unfit(b, out, err)
+	for k, x := range list {
+		if x.moved.Took, x.moved.Err = took, err; err == nil {
+			x.moved.Bytes = sizes[k]
+		}
+		m.emitMove(x.ctx, events.MoveEnded, &x.moved, x.moved.Bytes)
+		if err != nil {
+			continue
+		}
+		b, img := all[x.i], batch.NewImage(images[k].Descriptor(), out[k], disk)
+		img.Remember(images[k].Program())
+		commit := batch.CommitOptions{Reason: reason, Slower: true}
+		if _, err := b.Inside().Commit(x.ctx, x.transit, img, commit); err != nil {
+			errs[x.i] = unfit(b, img, err)
+			continue
+		}
+		m.stats.add(&x.moved, sizes[k], x.place)
 	}
-	m.stats.add(moved, moved.Bytes, took, t.places[k])
-	return nil
+	return err
 }

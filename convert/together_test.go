@@ -49,7 +49,7 @@ func TestTogether(t *testing.T) {
 				t.Fatalf("batch %d: %v", i, err)
 			}
 			now := all[i].Info()
-			if now.Space != theDisk || now.State != batch.Idle || now.Form != batch.DiskImage {
+			if now.Space != theDisk || now.State != batch.Idle || now.Form != batch.PlainImage {
 				t.Fatalf("batch %d is %+v", i, now)
 			}
 			bytes += now.Bytes
@@ -105,7 +105,7 @@ func TestNotTogether(t *testing.T) {
 		"encrypted":  {machineConfig{encrypt: true}, 0, nil},
 		"compressed": {machineConfig{codec: CodecS2}, 0, nil},
 		"wrapped": {machineConfig{}, 0, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
-			if err := m.registry.Wrap(batch.HostImage, batch.DiskImage, func(inner Func) Func { return inner }); err != nil {
+			if err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.Disk), func(inner Func) Func { return inner }); err != nil {
 				t.Fatal(err)
 			}
 			return all
@@ -127,7 +127,7 @@ func TestNotTogether(t *testing.T) {
 			return append([]*batch.Batch{all[0], m.put(t, coded(1, 50), tier.Host)}, all[1:]...)
 		}},
 		"compressed in memory": {machineConfig{}, 1, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
-			if err := m.mover.MoveAs(t.Context(), all[1], reservation.AnyInTier(tier.Host), batch.HostPacked); err != nil {
+			if err := m.mover.MoveAs(t.Context(), all[1], reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 				t.Fatal(err)
 			}
 			return all

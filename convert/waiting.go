@@ -18,14 +18,14 @@ var errStale = errors.New("convert: the batch was moved, dropped or lost meanwhi
 // b was dropped or useless returns true for it. Without b only the loss counts, and without a space
 // only the batch. useless must not call functions of the program. A goroutine watches until the
 // caller calls done.
-func (m *Mover) watch(
+func watch(
 	ctx context.Context, space *tier.Space, b *batch.Batch, useless func(now batch.Info) bool,
 ) (_ context.Context, done func()) {
 	var lost <-chan struct{}
-	if space != nil {
-		lost = m.lost[space.ID()]
-	}
-	if lost == nil && b == nil {
+	switch {
+	case space != nil:
+		lost = space.WhenLost()
+	case b == nil:
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -58,25 +58,6 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	}
 }
 
-// A mover that is closed has ended its subscriptions.
-func TestClosedMoverSubscribesToNothing(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	gpu := m.spaces[tier.GPU]
-	before := gpu.Subscribers()
-	cfg := m.mover.cfg
-	cfg.Registry = new(Registry)
-	other, err := NewMover(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if n := gpu.Subscribers(); n != before {
-		t.Errorf("%d subscriptions are left, %d were there before", n, before)
-	}
-}
-
 // armed panics once, when it is set.
 type armed struct{ atomic.Bool }
 

@@ -13,6 +13,7 @@ import (
 // used ones.
 func TestWorkIsBounded(t *testing.T) {
 	m := new(Mover)
+	m.stats.init()
 	s := &m.stats
 	perPlan := func(name string) (of WorkStats) {
 		for _, w := range m.Work() {
@@ -22,19 +23,19 @@ func TestWorkIsBounded(t *testing.T) {
 		}
 		return of
 	}
-	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Reason: ReasonTrigger}
-	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Reason: ReasonWork}
+	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Took: time.Millisecond, Reason: ReasonTrigger}
+	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Took: time.Millisecond, Reason: ReasonWork}
 	const operators = 3 * maxOperators
 	first := batch.Place{Plan: 1, Name: "kept"}
 	again := batch.Place{Name: "again", Operator: "scan"} // of many plans with one name
 	for i := range operators {
 		at := batch.Place{Plan: uint64(i + 2), Name: fmt.Sprint("q-", i), Operator: "scan"}
 		again.Plan = uint64(i + 2)
-		s.add(down, 0, 0, again)
-		s.add(down, 0, time.Millisecond, at)
-		s.add(up, 0, time.Millisecond, at)
-		s.unread(at, 5)
-		s.add(down, 0, 0, first) // which is used all the time
+		s.add(down, 0, again)
+		s.add(down, 0, at)
+		s.add(up, 0, at)
+		s.workLocked(at).Unread += 5
+		s.add(down, 0, first) // which is used all the time
 	}
 	if n := len(m.Work()); n > maxOperators+1 {
 		t.Errorf("%d operators are kept", n)
@@ -42,8 +43,8 @@ func TestWorkIsBounded(t *testing.T) {
 	var sum WorkStats
 	sum.ByReason = map[string]int64{}
 	for _, of := range m.Work() {
-		sum.Down.plus(of.Down)
-		sum.Up.plus(of.Up)
+		sum.Down = sum.Down.plus(of.Down)
+		sum.Up = sum.Up.plus(of.Up)
 		sum.Unread += of.Unread
 		for reason, n := range of.ByReason {
 			sum.ByReason[reason] += n

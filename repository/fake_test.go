@@ -293,7 +293,7 @@ func wantError(t testing.TB, err, want error) {
 // form is a payload without memory, for tests in which nothing moves.
 type form struct{ space *tier.Space }
 
-func (f form) Type() batch.PayloadType { return batch.ImageType(f.space.Kind()) }
+func (f form) Type() batch.PayloadType { return batch.PlainImage }
 func (f form) Space() *tier.Space      { return f.space }
 func (f form) Bytes() int64            { return 10 }
 func (f form) Release() error          { return nil }

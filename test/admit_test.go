@@ -491,7 +491,7 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 			left <- errors.Join(err, tr.Abort())
 			return
 		}
-		move, err := eng.Registry().Lookup(tr.Payload().Type(), batch.HostImage)
+		move, err := eng.Registry().Lookup(convert.Form{Type: tr.Payload().Type(), Kind: tr.Payload().Space().Kind()}, convert.ImageIn(tier.Host))
 		var p batch.Payload
 		if err == nil {
 			p, err = move(t.Context(), tr.Payload(), r)
@@ -530,7 +530,7 @@ func TestTasksOnCompressedInputs(t *testing.T) {
 		c := mustClaim(t, r.repo, 1)
 		b := c.Batches()[0]
 		body := b.Info().Descriptor.Body
-		if b.Info().Payload.Type() == batch.DiskPacked && b.Info().Bytes < body {
+		if b.Info().Payload.Type() == batch.CompressedImage && b.Info().Bytes < body {
 			packed++
 		}
 		err := r.RunTask(t.Context(), spillway.Task{Operator: "sort", Inputs: []*repository.Claim{c}},

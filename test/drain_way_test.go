@@ -25,7 +25,7 @@ const countedForm batch.PayloadType = "counted"
 
 func (c counted) Type() batch.PayloadType {
 	if c.Space().Kind() == tier.GPU {
-		return batch.GPUImage
+		return batch.PlainImage
 	}
 	return countedForm
 }
@@ -53,11 +53,11 @@ func TestDrainTellsOnce(t *testing.T) {
 		t.Run(from.String(), func(t *testing.T) {
 			eng, repo := openTasks(t, 1<<20, 1<<20, 0, 0)
 			var asked atomic.Int64
-			inner, err := eng.Registry().Lookup(batch.ImageType(from), batch.GPUImage)
+			inner, err := eng.Registry().Lookup(convert.ImageIn(from), convert.ImageIn(tier.GPU))
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = eng.Registry().Register(countedForm, batch.GPUImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err = eng.Registry().Register(convert.Form{Type: countedForm, Kind: from}, convert.ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 				out, err := inner(ctx, src.(counted).Image, r)
 				if err != nil {
 					return nil, err
@@ -107,7 +107,7 @@ func TestDrainTellsOnce(t *testing.T) {
 func TestSpillIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)
-	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.DiskImage, convert.CodecS2: batch.DiskPacked} {
+	for codec, form := range map[convert.Codec]batch.PayloadType{convert.CodecNone: batch.PlainImage, convert.CodecS2: batch.CompressedImage} {
 		t.Run(string(form), func(t *testing.T) {
 			eng := persistentEngine(t, t.TempDir(), func(cfg *spillway.Config) {
 				cfg.Codec, cfg.HostMemory, cfg.Disks[0].Capacity = codec, spillway.Bytes(24<<20), spillway.Bytes(32<<20)

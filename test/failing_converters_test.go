@@ -118,7 +118,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	// What was moved is in the disk's memory a moment before it leaves the host's.
 	untilUsage(host, func(u tier.Usage) bool { return u.Used() == empty+2*size })
 	// With another converter they are tried, and reported, once more.
-	if err := eng.Registry().Register("something", "else", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+	if err := eng.Registry().Register(convert.Form{Type: "something", Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 		return nil, errors.New("it is not called")
 	}); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := eng.Registry().Register(ownForm{}.Type(), batch.DiskImage, func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+		if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.Host}, convert.ImageIn(tier.Disk), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 			return nil, &os.PathError{Op: "write", Path: "index.of-the-program", Err: errno}
 		}); err != nil {
 			t.Fatal(err)
@@ -191,7 +191,7 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := eng.Registry().Register(ownForm{}.Type(), batch.DiskImage, func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.GPU}, convert.ImageIn(tier.Disk), func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		buf, err := r.Alloc(src.Bytes())
 		if err != nil {
 			return nil, err
@@ -262,7 +262,7 @@ func TestConverterReleasesATasksReservation(t *testing.T) {
 		t.Fatal(err)
 	}
 	repo := scanOf(t, eng)
-	if err := eng.Registry().Wrap(batch.HostImage, batch.GPUImage, func(inner convert.Func) convert.Func {
+	if err := eng.Registry().Wrap(convert.ImageIn(tier.Host), convert.ImageIn(tier.GPU), func(inner convert.Func) convert.Func {
 		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			p, err := inner(ctx, src, r)
 			return p, errors.Join(err, r.Release())

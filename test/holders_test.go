@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -233,7 +234,7 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 	defer closeEngine(t, eng)
 	var held tier.Holdings
 	var written int64
-	convert := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	imaged := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		img, err := imageOf(ctx, src, r)
 		if err == nil {
 			written = img.Bytes()
@@ -241,7 +242,7 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 		}
 		return img, err
 	}
-	if err := eng.Registry().Register("as-is", batch.HostImage, convert); err != nil {
+	if err := eng.Registry().Register(asIsIn(tier.Host), convert.ImageIn(tier.Host), imaged); err != nil {
 		t.Fatal(err)
 	}
 	repo := scanOf(t, eng)

@@ -253,7 +253,7 @@ func TestUnmovableEvents(t *testing.T) {
 					Bytes: bad[k].Info().Bytes, Text: string(ownForm{}.Type()), Err: batch.ErrUnmovable,
 				})
 			}
-			if err := eng.Registry().Register(batch.PayloadType(fmt.Sprint("something ", i)), "else", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+			if err := eng.Registry().Register(convert.Form{Type: batch.PayloadType(fmt.Sprint("something ", i)), Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
 				return nil, errors.New("it is not called")
 			}); err != nil {
 				t.Fatal(err)

@@ -411,7 +411,7 @@ func TestMoveEventOfARefusedForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := eng.Registry().Wrap(batch.HostImage, batch.GPUImage, func(inner convert.Func) convert.Func {
+	if err := eng.Registry().Wrap(convert.ImageIn(tier.Host), convert.ImageIn(tier.GPU), func(inner convert.Func) convert.Func {
 		return func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			return inner(ctx, other, r)
 		}

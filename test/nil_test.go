@@ -71,7 +71,7 @@ func TestNilArguments(t *testing.T) {
 		"TryIngest":                {func() error { _, err := m.TryIngest(ctx, nil, host); return err }, "record is nil"},
 		"Measure":                  {func() error { _, err := m.Measure(ctx, nil, 1); return err }, "record is nil"},
 		"Move":                     {func() error { return m.Move(ctx, nil, host) }, "batch is nil"},
-		"MoveAs":                   {func() error { return m.MoveAs(ctx, nil, host, batch.HostImage) }, "batch is nil"},
+		"MoveAs":                   {func() error { return m.MoveAs(ctx, nil, host, batch.PlainImage) }, "batch is nil"},
 		"Acquire":                  {func() error { _, err := m.Acquire(ctx, nil, host); return err }, "batch is nil"},
 		"AcquireIn":                {func() error { _, err := m.AcquireIn(ctx, nil, room); return err }, "batch is nil"},
 		"Consume":                  {func() error { _, err := m.Consume(ctx, nil, host); return err }, "batch is nil"},

@@ -444,7 +444,7 @@ func TestKilledProcessIsAdopted(t *testing.T) {
 		closePersistent(t, eng)
 		wantNothingIn(t, dir)
 	}
-	for _, form := range []batch.PayloadType{batch.DiskImage, batch.DiskPacked} {
+	for _, form := range []batch.PayloadType{batch.PlainImage, batch.CompressedImage} {
 		if forms[string(form)] == 0 || forms[string(form)+", dictionaries"] == 0 {
 			t.Errorf("of the forms there were only %v, of %d batches in %d rounds", forms, found, lives)
 		}

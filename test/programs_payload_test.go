@@ -28,6 +28,9 @@ func (p *asIs) Space() *tier.Space    { return p.buf.Space() }
 func (p *asIs) Bytes() int64          { return p.buf.Charge() }
 func (p *asIs) Release() error        { return p.buf.Release() }
 
+// asIsIn is the form of asIs in a tier.
+func asIsIn(k tier.Kind) convert.Form { return convert.Form{Type: "as-is", Kind: k} }
+
 // imageOf is the converter of asIs to an image in host memory.
 func imageOf(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 	l, err := convert.NewLayout(src.(*asIs).rec)
@@ -52,7 +55,7 @@ func imageOf(_ context.Context, src batch.Payload, r reservation.Reservation) (b
 func TestReaderOfAProgramsOwnForm(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 4<<20)
 	defer eng.Close()
-	if err := eng.Registry().Register("as-is", batch.HostImage, imageOf); err != nil {
+	if err := eng.Registry().Register(asIsIn(tier.Host), convert.ImageIn(tier.Host), imageOf); err != nil {
 		t.Fatal(err)
 	}
 	plan, err := eng.Plan("p")
@@ -160,7 +163,7 @@ func TestReaderOfABatchThatPanics(t *testing.T) {
 	for method, wantRead := range map[string]int{"Bytes": 0, "Release": 2} {
 		t.Run(method, func(t *testing.T) {
 			eng, _ := openSmall(t, 1<<20, 4<<20)
-			if err := eng.Registry().Register("panicky", batch.HostImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			if err := eng.Registry().Register(convert.Form{Type: "panicky", Kind: tier.Host}, convert.ImageIn(tier.Host), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 				return imageOf(ctx, src.(panickyRead).asIs, r)
 			}); err != nil {
 				t.Fatal(err)

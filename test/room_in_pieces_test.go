@@ -303,11 +303,11 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	}
 	reg := eng.Registry()
 	var calls atomic.Int64 // by the monitor, and by the allocating goroutine
-	toDisk, err := reg.Lookup(batch.HostImage, batch.DiskImage)
+	toDisk, err := reg.Lookup(convert.ImageIn(tier.Host), convert.ImageIn(tier.Disk))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = reg.Register("as-is", batch.DiskImage, func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	err = reg.Register(asIsIn(tier.Host), convert.ImageIn(tier.Disk), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 		calls.Add(1)
 		between := src.(*asIsSmall)
 		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), between.desc.Body, reservation.WithoutClearing())

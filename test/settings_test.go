@@ -428,7 +428,7 @@ var settings = []setting{
 	{field: "Codec", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Codec = convert.CodecS2
 		return func(eng *spillway.Engine) bool {
-			return putOn(t, eng, tier.Disk, 10_000).Info().Payload.Type() == batch.DiskPacked
+			return putOn(t, eng, tier.Disk, 10_000).Info().Payload.Type() == batch.CompressedImage
 		}
 	}},
 	{field: "Limits.Permits", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {

@@ -43,14 +43,15 @@ type SpaceConfig struct {
 //
 // A Space is safe for concurrent use.
 type Space struct {
-	cfg     SpaceConfig
-	books   *books.Books
-	lost    atomic.Pointer[LostError]
-	foreign atomic.Int64 // bytes that others hold on the device
-	held    atomic.Int64 // see Hold
-	evicted atomic.Int64 // see Evicted
-	clean   cleanImages
-	cancels []func() // end the subscriptions to the quota and to the loss of the pool
+	cfg      SpaceConfig
+	books    *books.Books
+	lost     atomic.Pointer[LostError]
+	whenLost chan struct{} // closed when the space is lost
+	foreign  atomic.Int64  // bytes that others hold on the device
+	held     atomic.Int64  // see Hold
+	evicted  atomic.Int64  // see Evicted
+	clean    cleanImages
+	cancels  []func() // end the subscriptions to the quota and to the loss of the pool
 
 	subscribers guard.List[bool]
 }
@@ -69,7 +70,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks)}
+	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks), whenLost: make(chan struct{})}
 	s.subscribers.Panics.Logger = cfg.Logger
 	if cfg.Quota != nil {
 		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
@@ -262,10 +263,14 @@ func (s *Space) Lost() error {
 func (s *Space) lose(why error) {
 	// The error is set first, so that a request which the limit refuses finds the reason.
 	if s.lost.CompareAndSwap(nil, &LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
+		close(s.whenLost)
 		s.books.SetMarks(books.Marks{})
 		s.fit()
 	}
 }
+
+// WhenLost returns a channel that is closed when the space is lost.
+func (s *Space) WhenLost() <-chan struct{} { return s.whenLost }
 
 // Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
 // pressed, used or foreign bytes rose, and the pressure is at the trigger or above it, or more is

@@ -297,11 +297,11 @@ func TestBandwidthSuits(t *testing.T) {
 
 // TestBandwidthNoConverter: such an edge is a row, in the document and in the table.
 func TestBandwidthNoConverter(t *testing.T) {
-	why := convert.NoConverterError{From: "gpu-image", To: "disk-image"}
+	why := convert.NoConverterError{From: convert.ImageIn(tier.GPU), To: convert.ImageIn(tier.Disk)}
 	doc := report.Bandwidth{Rows: []report.BandwidthRow{{From: "gpu:0", To: "disk:0", Error: why.Error()}}}
 	var text strings.Builder
 	must(report.Print(&text, report.Table, &doc, []string{"a note"}))
-	for _, want := range []string{"  gpu:0  disk:0  ", "convert: no converter from gpu-image to disk-image", "note: a note"} {
+	for _, want := range []string{"  gpu:0  disk:0  ", "convert: no converter from image in gpu to image in disk", "note: a note"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}

@@ -91,7 +91,7 @@ func TestNoBufferIsMissing(t *testing.T) {
 				tried++
 			}
 			for j, rec := range recs {
-				for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+				for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 					t.Run(fmt.Sprintf("%d %s/%d/%d/%s", i, dt.Name(), rows, j, form), func(t *testing.T) {
 						b := r.put(t, rec, form)
 						a, s := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
@@ -127,7 +127,7 @@ func TestNoRoomForZeros(t *testing.T) {
 	r := newRig(t, nil)
 	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 10_000)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	h := r.hold(t, b)
 	rest, err := r.gpu.Promise(r.gpu.Available())
@@ -169,7 +169,7 @@ func TestBufferThatIsNoPointer(t *testing.T) {
 	})
 	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 100)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	refused := 0
 	for err := errors.New("not yet"); err != nil; {

@@ -16,8 +16,8 @@ import (
 // their export by the number in private_data.
 var callbacks = sync.OnceValue(func() *releases {
 	r := new(releases)
-	r.array = purego.NewCallback(func(p uintptr) uintptr { r.releaseArray(p); return 0 })
-	r.schema = purego.NewCallback(func(p uintptr) uintptr { r.releaseSchema(p); return 0 })
+	r.array = purego.NewCallback(func(p uintptr) uintptr { r.release(p, arrayAt); return 0 })
+	r.schema = purego.NewCallback(func(p uintptr) uintptr { r.release(p, schemaAt); return 0 })
 	return r
 })
 
@@ -92,53 +92,51 @@ func (r *releases) open() int {
 	return len(r.mu.out)
 }
 
-// releaseArray is the release callback of arrays.
-func (r *releases) releaseArray(p uintptr) {
-	if p == 0 {
-		return
-	}
-	if a := at[Array](p); a.Release != 0 {
-		r.parts(a.Children, a.NChildren, a.Dictionary, func(p uintptr) uintptr { return at[Array](p).Release })
-		a.Release = 0
-		r.end(a.PrivateData)
-	}
+// tree is what the two structs have in common.
+type tree struct {
+	children, dictionary uintptr
+	n                    int64
+	private              uintptr
+	release              *uintptr
 }
 
-// releaseSchema is the release callback of schemas.
-func (r *releases) releaseSchema(p uintptr) {
-	if p == 0 {
-		return
-	}
-	if s := at[Schema](p); s.Release != 0 {
-		r.parts(s.Children, s.NChildren, s.Dictionary, func(p uintptr) uintptr { return at[Schema](p).Release })
-		s.Release = 0
-		r.end(s.PrivateData)
-	}
+func arrayAt(p uintptr) tree {
+	a := at[Array](p)
+	return tree{a.Children, a.Dictionary, a.NChildren, a.PrivateData, &a.Release}
 }
 
-// parts releases a struct's children and its dictionary, unless they were moved elsewhere. callback
-// returns the release callback of the struct at p.
-func (r *releases) parts(children uintptr, n int64, dictionary uintptr, callback func(p uintptr) uintptr) {
-	if children != 0 {
-		for _, c := range several[uintptr](children, n) {
-			r.call(c, callback(c))
+func schemaAt(p uintptr) tree {
+	s := at[Schema](p)
+	return tree{s.Children, s.Dictionary, s.NChildren, s.PrivateData, &s.Release}
+}
+
+// release releases the struct at p, which read reads, unless it is 0 or released. Its children and its
+// dictionary are released first, unless they were moved elsewhere.
+func (r *releases) release(p uintptr, read func(p uintptr) tree) {
+	if p == 0 || *read(p).release == 0 {
+		return
+	}
+	t := read(p)
+	if t.children != 0 {
+		for _, c := range several[uintptr](t.children, t.n) {
+			r.call(c, *read(c).release)
 		}
 	}
-	if dictionary != 0 {
-		r.call(dictionary, callback(dictionary))
+	if t.dictionary != 0 {
+		r.call(t.dictionary, *read(t.dictionary).release)
 	}
+	*t.release = 0
+	r.end(t.private)
 }
 
-// release calls a release callback, ours or another library's.
-func release(p, callback uintptr) { callbacks().call(p, callback) }
-
+// call calls a release callback, ours or another library's.
 func (r *releases) call(p, callback uintptr) {
 	switch callback {
 	case 0:
 	case r.array: // a way through C would only cost
-		r.releaseArray(p)
+		r.release(p, arrayAt)
 	case r.schema:
-		r.releaseSchema(p)
+		r.release(p, schemaAt)
 	default:
 		_, _, _ = purego.SyscallN(callback, p)
 	}
@@ -146,7 +144,7 @@ func (r *releases) call(p, callback uintptr) {
 
 // Release calls the array's release callback, if it is not released. What the callback frees
 // must not be used any more.
-func (a *DeviceArray) Release() { release(addressOf(&a.Array), a.Array.Release) }
+func (a *DeviceArray) Release() { callbacks().call(addressOf(&a.Array), a.Array.Release) }
 
 // Close calls the schema's release callback, if it is not released.
-func (s *Schema) Close() { release(addressOf(s), s.Release) }
+func (s *Schema) Close() { callbacks().call(addressOf(s), s.Release) }

@@ -63,7 +63,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 			if (i+k)%step != first {
 				continue
 			}
-			for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+			for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 				t.Run(fmt.Sprintf("%d %s/%d/%s", i, dt.Name(), rows, form), func(t *testing.T) {
 					rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int32), rows)
 					defer rec.Release()
@@ -166,7 +166,7 @@ func TestReleasedOnce(t *testing.T) {
 	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.PrimitiveTypes.Int64), 100)
 	defer rec.Release()
 	for _, away := range []bool{false, true} {
-		b := r.put(t, rec, batch.GPUImage)
+		b := r.put(t, rec, batch.PlainImage)
 		array, schema := r.export(t, b, Config{})
 		table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
 		if err != nil {
@@ -221,7 +221,7 @@ func TestExportOfExtension(t *testing.T) {
 		}
 		rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "d", Type: dt, Nullable: true}}, nil),
 			[]arrow.Array{array.NewDictionaryArray(dt, indices.NewArray(), values.NewArray())}, int64(n))
-		recs, all = append(recs, rec), append(all, r.put(t, rec, batch.GPUImage))
+		recs, all = append(recs, rec), append(all, r.put(t, rec, batch.PlainImage))
 	}
 	if n := len(all[3].Info().Descriptor.AllDictionaries()); n < 3 {
 		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
@@ -251,7 +251,7 @@ func TestExportOfExtension(t *testing.T) {
 func exportAnImport(t *testing.T, r *rig, rows int) {
 	rec := arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.Binary, arrow.FixedWidthTypes.Boolean), rows)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUTable)
+	b := r.put(t, rec, batch.ScatteredImage)
 	array, schema := r.export(t, b, Config{})
 	array.Release()
 	array.Release() // nothing happens
@@ -280,7 +280,7 @@ func TestExportRefuses(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.Ints(1, 10, 1)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	array, schema := new(DeviceArray), new(Schema)
 	h := r.hold(t, b)
@@ -315,8 +315,8 @@ func TestLayoutOfStructs(t *testing.T) {
 	}
 	var d DeviceArray
 	for name, got := range map[string][2]uintptr{
-		"schema":       {unsafe.Sizeof(Schema{}), schemaSize},
-		"array":        {unsafe.Sizeof(Array{}), arraySize},
+		"schema":       {unsafe.Sizeof(Schema{}), 72},
+		"array":        {unsafe.Sizeof(Array{}), 80},
 		"device array": {unsafe.Sizeof(d), 128},
 		"device_id":    {unsafe.Offsetof(d.DeviceID), 80},
 		"device_type":  {unsafe.Offsetof(d.DeviceType), 88},
@@ -342,7 +342,7 @@ func TestCUDA(t *testing.T) {
 	r := newRig(t, func(d tier.Device) tier.Device { return claimed{d} })
 	rec := arrowgen.New(2).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String), 50)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	array, schema := r.export(t, b, Config{ID: 3, Event: 77})
 	if array.DeviceType != CUDA || array.DeviceID != 3 || array.SyncEvent != 77 {
@@ -388,7 +388,7 @@ func TestPanicOfFailed(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.Ints(1, 10, 1)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	h := r.hold(t, b)
 	told := 0
 	array, schema := new(DeviceArray), new(Schema)
@@ -415,7 +415,7 @@ func TestOtherBackendNeedsAType(t *testing.T) {
 	r := newRig(t, func(d tier.Device) tier.Device { return struct{ tier.Device }{d} })
 	rec := arrowgen.Ints(1, 10, 1)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	h := r.hold(t, b)
 	if err := Export(h, new(DeviceArray), new(Schema), Config{}); !errors.Is(err, tier.ErrNotSupported) {

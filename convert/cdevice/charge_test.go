@@ -22,8 +22,8 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 		rows   int
 		forms  []batch.PayloadType
 	}{
-		{arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String), 400_000, []batch.PayloadType{batch.GPUImage}},
-		{arrowgen.Schema(dict, arrow.BinaryTypes.StringView, arrow.PrimitiveTypes.Int64), 5000, []batch.PayloadType{batch.GPUImage, batch.GPUTable}},
+		{arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String), 400_000, []batch.PayloadType{batch.PlainImage}},
+		{arrowgen.Schema(dict, arrow.BinaryTypes.StringView, arrow.PrimitiveTypes.Int64), 5000, []batch.PayloadType{batch.PlainImage, batch.ScatteredImage}},
 	} {
 		for _, form := range c.forms {
 			rec := arrowgen.New(2).Record(c.schema, c.rows)
@@ -65,7 +65,7 @@ func TestExportThatIsAnothers(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(2).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.BinaryTypes.String), 400_000)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	a, s := r.export(t, b, Config{})
 	call(lib.produce, a, nil)

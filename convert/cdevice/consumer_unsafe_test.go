@@ -195,7 +195,7 @@ func TestConsumerInC(t *testing.T) {
 		t.Fatal("the seed is not FNV's")
 	}
 	for _, rows := range []int{0, 1, 100, 5000} {
-		for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+		for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 			g := arrowgen.New(uint64(rows))
 			rec := g.Record(consumable(), rows)
 			b := r.put(t, rec, form)
@@ -227,7 +227,7 @@ func TestProducerInC(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(8).Record(consumable(), 500)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	released := func() int { n, _, _ := purego.SyscallN(lib.releases); return int(n) }
 	for i, away := range []bool{false, true} {
 		a, s := r.export(t, b, Config{})
@@ -258,7 +258,7 @@ func TestProducerInC(t *testing.T) {
 func TestConsumerInCIsLast(t *testing.T) {
 	lib := buildConsumer(t)
 	tiertest.NoLeaks(t)
-	for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+	for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 		r := newRig(t, nil)
 		rec := arrowgen.New(5).Record(consumable(), 3000)
 		defer rec.Release()

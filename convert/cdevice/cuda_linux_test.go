@@ -135,7 +135,7 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	r := newCUDARig(t)
 	c := r.others(t)
 	for _, rows := range []int{0, 1, 5000} {
-		for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+		for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 			rec := arrowgen.New(uint64(rows)).Record(consumable(), rows)
 			b := r.put(t, rec, form)
 			a, s := r.export(t, b, Config{})
@@ -154,7 +154,7 @@ func TestConsumerInCOfCUDA(t *testing.T) {
 	}
 	rec := arrowgen.New(3).Record(consumable(), 5000)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	part := r.slice(t, b, 13, 4000)
 	want := rec.NewSlice(13, 4000)
@@ -180,7 +180,7 @@ func TestConsumerInCOfCUDAIsLast(t *testing.T) {
 	c := r.others(t)
 	rec := arrowgen.New(3).Record(consumable(), 5000)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	work, err := r.device.NewStream()
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ func TestProducerInCOfCUDA(t *testing.T) {
 	released := func() int { n, _, _ := purego.SyscallN(c.releases); return int(n) }
 	rec := arrowgen.New(8).Record(consumable(), 500)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	for i, away := range []bool{false, true} {
 		a, s := r.export(t, b, Config{})
 		if err := call(c.produce, a, s); err != 0 {
@@ -263,7 +263,7 @@ func TestBuffersOfColumns(t *testing.T) {
 	const rows, from, to = 100, 13, 90
 	rec := arrowgen.Ints(1, rows, 2)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	part := r.slice(t, b, from, to)
 	s, err := r.device.NewStream()
 	if err != nil {
@@ -351,7 +351,7 @@ func TestRoundTripOfCUDA(t *testing.T) {
 		if nestedExtension(dt) || hasExtension(dt) {
 			continue
 		}
-		for _, form := range []batch.PayloadType{batch.GPUImage, batch.GPUTable} {
+		for _, form := range []batch.PayloadType{batch.PlainImage, batch.ScatteredImage} {
 			rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int32), 70)
 			b := r.put(t, rec, form)
 			where, outstanding, before := r.addresses(t, b), r.device.Outstanding(), copies()
@@ -382,7 +382,7 @@ func TestCUDARefusals(t *testing.T) {
 	r := newCUDARig(t)
 	rec := arrowgen.Ints(1, 100, 1)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	h := r.hold(t, b)
 	s := r.busy(t, b)
@@ -393,7 +393,7 @@ func TestCUDARefusals(t *testing.T) {
 		t.Error("exported with a stream that is not the device's")
 	}
 	simulated := newRig(t, nil)
-	sb := simulated.put(t, rec, batch.GPUImage)
+	sb := simulated.put(t, rec, batch.PlainImage)
 	sh := simulated.hold(t, sb)
 	if err := Export(sh, new(DeviceArray), new(Schema), Config{Stream: s}); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("a stream for the simulated device: %v", err)
@@ -454,7 +454,7 @@ func TestCUDAFails(t *testing.T) {
 	}
 	rec := bare(arrowgen.Schema(arrow.PrimitiveTypes.Int64, arrow.PrimitiveTypes.Float32), 100)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	work, err := r.device.NewStream()
 	if err != nil {

@@ -121,10 +121,7 @@ func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, 
 	if d.sharer == nil {
 		return 0, nil, unsupported(nil, "Config.Stream, for a device that has no events for others")
 	}
-	p, where, err := place[uintptr](mem, 1)
-	if err != nil {
-		return 0, nil, err
-	}
+	p, where := place[uintptr](mem, 1)
 	where[0], end, err = d.sharer.ShareEvent(s)
 	return p, end, err
 }

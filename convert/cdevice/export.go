@@ -28,7 +28,7 @@ import (
 // A table of others' arrays that are slices is exported where it lies, too: with the offsets that
 // say so (ArrowArray.offset), and children of which the first rows may be shown by no row of their
 // parent. A copy of such a table has only what the rows show, and may be tier.ErrNotSupported: as
-// an image (convert.Mover.MoveAs, batch.GPUImage) it can be exported.
+// an image (convert.Mover.MoveAs, batch.PlainImage) it can be exported.
 //
 // array and schema are written over, whatever they hold. They may be C's memory or Go's; in
 // Go's, the caller must keep them alive while C has their addresses.
@@ -54,19 +54,18 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	r := callbacks()
 	names := &exported{mem: new(memory)}
 	var endEvent func() error
-	var zeros *tier.Buffer
-	var w *arrayWriter
+	w := &arrayWriter{dev: dev, space: payload.Space()}
 	values := &exported{mem: new(memory), done: func() {
-		if err := errors.Join(endEvent(), zeros.Release(), w.release(), h.Close(), back()); err != nil && cfg.Failed != nil {
+		if err := errors.Join(endEvent(), w.release(), h.Close(), back()); err != nil && cfg.Failed != nil {
 			panics.Do("Config.Failed", func() { cfg.Failed(err) })
 		}
 	}}
-	w = &arrayWriter{mem: values.mem, dev: dev, id: r.add(values)}
+	w.mem, w.id = values.mem, r.add(values)
 	s := &schemaWriter{mem: names.mem, id: r.add(names)}
 	defer func() {
 		if err != nil {
 			r.drop(w.id, s.id)
-			err = errors.Join(err, zeros.Release(), w.release(), back())
+			err = errors.Join(err, w.release(), back())
 		}
 	}()
 	var outArray Array
@@ -82,14 +81,17 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if err := w.record(&outArray, desc); err != nil {
 		return err
 	}
-	if zeros, err = w.zeros(payload.Space()); err != nil {
+	if err := w.zeros(); err != nil {
 		return err
 	}
 	var event uintptr
 	if event, endEvent, err = dev.event(values.mem, cfg.Stream); err != nil {
 		return err
 	}
-	values.space, values.ranges = payload.Space(), charged(payload, append(w.taken, zeros))
+	if err = errors.Join(names.mem.err, values.mem.err); err != nil {
+		return errors.Join(err, endEvent())
+	}
+	values.space, values.ranges = payload.Space(), charged(payload, w.taken)
 	values.left.Store(w.count)
 	names.left.Store(s.count)
 	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event | event}

@@ -31,9 +31,9 @@ func inBody(d *batch.Descriptor, buf *tier.Buffer, at image.Path) (*body, error)
 	b.Path = at
 	begin := tier.Addr(0)
 	if buf != nil {
-		m, ok := buf.Memory().(tier.DeviceMemory)
-		if !ok {
-			return nil, unsupported(at, "memory of type %T, which is no device's", buf.Memory())
+		m, err := onDevice(at, buf)
+		if err != nil {
+			return nil, err
 		}
 		begin = m.Addr()
 	}
@@ -54,13 +54,14 @@ func (b *body) base(i int, how payload.Adjust) int64 {
 type arrayWriter struct {
 	mem    *memory
 	dev    device
+	space  *tier.Space
 	id     uintptr
 	count  int64
 	body   *body
 	shared []batch.Shared
 	at     lookup.Table[*batch.Descriptor] // of shared
 	absent []absent
-	taken  []*tier.Buffer // by assemble
+	taken  []*tier.Buffer // for the time of the export
 }
 
 // absent is a buffer that the batch does without and C has to have.
@@ -99,52 +100,64 @@ func isLent(p *payload.Image) bool {
 	return len(p.Buffers()) > 0
 }
 
-// zeros takes the memory that absent buffers need: they are only read, so one piece will do. It is
-// nil if there are none.
-func (w *arrayWriter) zeros(space *tier.Space) (_ *tier.Buffer, err error) {
-	n := int64(0)
-	for _, a := range w.absent {
-		n = max(n, a.n)
-	}
-	if n == 0 {
-		return nil, nil
-	}
-	buf, err := space.DrawNew(n)
+// draw takes n bytes of the device's memory for the time of the export, has them written by a function
+// on a stream, and returns where they are.
+func (w *arrayWriter) draw(
+	n int64, write func(dev tier.Device, s tier.Stream, at tier.Addr) error,
+) (*tier.Buffer, error) {
+	buf, err := w.space.DrawNew(n)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, buf.Release())
-		}
-	}()
-	m, ok := buf.Memory().(tier.DeviceMemory)
-	if !ok {
-		return nil, unsupported(nil, "memory of type %T, which is no device's", buf.Memory())
+	w.taken = append(w.taken, buf)
+	m, err := onDevice(w.body.Path, buf)
+	if err != nil {
+		return nil, err
 	}
 	s, err := m.Device().NewStream()
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(m.Device().Fill(s, m.Addr(), 0, n), s.Sync(), s.Close()); err != nil {
-		return nil, err
+	return buf, errors.Join(write(m.Device(), s, m.Addr()), s.Sync(), s.Close())
+}
+
+// onDevice returns the memory of a buffer, which must be a device's.
+func onDevice(at image.Path, buf *tier.Buffer) (tier.DeviceMemory, error) {
+	m, ok := buf.Memory().(tier.DeviceMemory)
+	if !ok {
+		return nil, unsupported(at, "memory of type %T, which is no device's", buf.Memory())
 	}
-	at, err := w.dev.pointer(m.Addr(), n)
+	return m, nil
+}
+
+// zeros takes the memory that absent buffers need: they are only read, so one piece will do.
+func (w *arrayWriter) zeros() error {
+	n := int64(0)
+	for _, a := range w.absent {
+		n = max(n, a.n)
+	}
+	if n == 0 {
+		return nil
+	}
+	var begin tier.Addr
+	_, err := w.draw(n, func(dev tier.Device, s tier.Stream, at tier.Addr) error {
+		begin = at
+		return dev.Fill(s, at, 0, n)
+	})
 	if err != nil {
-		return nil, err
+		return err
 	}
+	at, err := w.dev.pointer(begin, n)
 	for _, a := range w.absent {
 		*a.at = at
 	}
-	return buf, nil
+	return err
 }
 
 // record fills out with a struct of the columns.
 func (w *arrayWriter) record(out *Array, d *batch.Descriptor) error {
 	w.header(out, d.Rows, 0)
-	if err := w.buffers(out, []pointer{{}}); err != nil {
-		return err
-	}
+	w.buffers(out, []pointer{{}})
 	sh := shape.Record(d.Schema)
 	return w.children(out, &sh, 0)
 }
@@ -162,33 +175,20 @@ type pointer struct {
 	zeros int64
 }
 
-func (w *arrayWriter) buffers(out *Array, p []pointer) error {
-	at, to, err := place[uintptr](w.mem, len(p))
-	if err != nil {
-		return err
-	}
+func (w *arrayWriter) buffers(out *Array, p []pointer) {
+	at, to := place[uintptr](w.mem, len(p))
 	for i, x := range p {
 		if to[i] = x.at; x.zeros > 0 {
 			w.absent = append(w.absent, absent{&to[i], x.zeros})
 		}
 	}
 	out.Buffers, out.NBuffers = at, int64(len(p))
-	return nil
 }
 
 // children fills in the arrays of the children, each with front rows before the batch's.
-func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) (err error) {
-	if sh.NumChildren == 0 {
-		return nil
-	}
-	at, structs, err := place[Array](w.mem, sh.NumChildren)
-	if err != nil {
-		return err
-	}
-	if out.Children, err = pointers(w.mem, at, len(structs), arraySize); err != nil {
-		return err
-	}
-	out.NChildren = int64(len(structs))
+func (w *arrayWriter) children(out *Array, sh *shape.Shape, front int64) error {
+	at, structs := placeAll[Array](w.mem, sh.NumChildren)
+	out.Children, out.NChildren = at, int64(len(structs))
 	for i := range structs {
 		name, dt := sh.Child(i)
 		if err := w.array(&structs[i], name, dt, front); err != nil {
@@ -268,7 +268,7 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 			case s.Length <= 0:
 			case before > 0 && !b.whole:
 				return unsupported(b.Path, "the copy of a slice, which lacks what is before its first row"+
-					" (buffer %d of %d; batch.GPUImage, which Mover.MoveAs makes of it, can be exported)",
+					" (buffer %d of %d; batch.PlainImage, which Mover.MoveAs makes of it, can be exported)",
 					a.First+i, len(b.desc.Buffers))
 			default:
 				p.zeros = 0
@@ -283,18 +283,13 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 		}
 		if a.Views { // the last buffer has the lengths of the data buffers; it is there also if it has none
 			data := a.Spans[len(a.Buffers):]
-			at, sizes, err := place[int64](w.mem, max(1, len(data)))
-			if err != nil {
-				return err
-			}
+			at, sizes := place[int64](w.mem, max(1, len(data)))
 			for i, s := range data {
 				sizes[i] = max(0, s.Length)
 			}
 			bufs = append(bufs, pointer{at: at})
 		}
-		if err := w.buffers(out, bufs); err != nil {
-			return err
-		}
+		w.buffers(out, bufs)
 	}
 	switch a.Rows {
 	case shape.Times:
@@ -315,10 +310,7 @@ func (w *arrayWriter) array(out *Array, name string, dt arrow.DataType, front in
 }
 
 func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
-	at, dict, err := place[Array](w.mem, 1)
-	if err != nil {
-		return err
-	}
+	at, dict := place[Array](w.mem, 1)
 	out.Dictionary = at
 	outer := w.body
 	n, outside, err := outer.Outside()
@@ -327,17 +319,14 @@ func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 	}
 	if outside {
 		desc := outer.desc.Dictionaries[n]
-		i := w.at.Find(len(w.shared), func(i int) *batch.Descriptor { return w.shared[i].Descriptor() }, desc)
-		if i < 0 {
-			return errors.New("cdevice: a batch without a dictionary that it needs")
+		buf, err := w.memoryOf(desc)
+		if err == nil && desc.From != nil {
+			desc, buf, err = w.assemble(desc)
 		}
-		buf := w.shared[i].Buffer()
-		if desc.From != nil {
-			if desc, buf, err = w.assemble(desc, buf.Space()); err != nil {
-				return err
-			}
+		if err == nil {
+			w.body, err = inBody(desc, buf, outer.Path)
 		}
-		if w.body, err = inBody(desc, buf, outer.Path); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -346,43 +335,44 @@ func (w *arrayWriter) dictionary(out *Array, dt arrow.DataType) error {
 	return err
 }
 
-// assemble copies the array of a dictionary that extends others to one piece of memory, which the
-// export keeps until its release.
-func (w *arrayWriter) assemble(desc *batch.Descriptor, space *tier.Space) (*batch.Descriptor, *tier.Buffer, error) {
+// memoryOf returns the body of a dictionary that the batch shares.
+func (w *arrayWriter) memoryOf(desc *batch.Descriptor) (*tier.Buffer, error) {
+	i := w.at.Find(len(w.shared), func(i int) *batch.Descriptor { return w.shared[i].Descriptor() }, desc)
+	if i < 0 {
+		return nil, errors.New("cdevice: a batch without a dictionary that it needs")
+	}
+	return w.shared[i].Buffer(), nil
+}
+
+// assemble copies the array of a dictionary that extends others to one piece of memory.
+func (w *arrayWriter) assemble(desc *batch.Descriptor) (*batch.Descriptor, *tier.Buffer, error) {
 	whole := image.Whole(desc)
 	parts, err := image.ChainParts(desc, whole)
 	if err != nil {
 		return nil, nil, err
 	}
-	buf, err := space.DrawNew(whole.Body)
-	if err != nil {
-		return nil, nil, err
-	}
-	w.taken = append(w.taken, buf)
-	to, ok := buf.Memory().(tier.DeviceMemory)
-	if !ok {
-		return nil, nil, unsupported(w.body.Path, "memory of type %T, which is no device's", buf.Memory())
-	}
 	regions := make([]tier.Region, len(parts))
 	for i, p := range parts {
-		k := w.at.Find(len(w.shared), func(k int) *batch.Descriptor { return w.shared[k].Descriptor() }, p.Of)
-		if k < 0 {
-			return nil, nil, errors.New("cdevice: a batch without a dictionary that another one extends")
+		buf, err := w.memoryOf(p.Of)
+		if err != nil {
+			return nil, nil, err
 		}
-		from, ok := w.shared[k].Buffer().Memory().(tier.DeviceMemory)
-		if !ok {
-			return nil, nil, unsupported(w.body.Path, "memory of type %T, which is no device's", w.shared[k].Buffer().Memory())
+		from, err := onDevice(w.body.Path, buf)
+		if err != nil {
+			return nil, nil, err
 		}
-		regions[i] = tier.Region{Dst: to.Addr() + tier.Addr(p.To), Src: from.Addr() + tier.Addr(p.From), Size: p.N}
+		regions[i] = tier.Region{Dst: tier.Addr(p.To), Src: from.Addr() + tier.Addr(p.From), Size: p.N}
 	}
-	s, err := to.Device().NewStream()
-	if err != nil {
-		return nil, nil, err
-	}
-	return whole, buf, errors.Join(to.Device().CopyRegions(s, regions), s.Sync(), s.Close())
+	buf, err := w.draw(whole.Body, func(dev tier.Device, s tier.Stream, at tier.Addr) error {
+		for i := range regions {
+			regions[i].Dst += at
+		}
+		return dev.CopyRegions(s, regions)
+	})
+	return whole, buf, err
 }
 
-// release gives up the memory that assemble has taken.
+// release gives up the memory that draw has taken.
 func (w *arrayWriter) release() (err error) {
 	for _, b := range w.taken {
 		err = errors.Join(err, b.Release())

@@ -79,6 +79,11 @@ func format(dt arrow.DataType) (string, bool) {
 	return "", false
 }
 
+// decimals are the types of decimals by their bits.
+var decimals = map[int64]arrow.Type{
+	32: arrow.DECIMAL32, 64: arrow.DECIMAL64, 128: arrow.DECIMAL128, 256: arrow.DECIMAL256,
+}
+
 // typeOf makes the type of a format over its children's fields. Parameters that make no
 // type are a convert.InvalidError, and a format that is not known is tier.ErrNotSupported.
 func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (arrow.DataType, error) {
@@ -159,18 +164,13 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (arrow.
 			n = append(n, 128)
 		}
 		if len(n) == 3 {
-			precision, scale := int32(n[0]), int32(n[1])
-			switch n[2] {
-			case 32:
-				return &arrow.Decimal32Type{Precision: precision, Scale: scale}, nil
-			case 64:
-				return &arrow.Decimal64Type{Precision: precision, Scale: scale}, nil
-			case 128:
-				return &arrow.Decimal128Type{Precision: precision, Scale: scale}, nil
-			case 256:
-				return &arrow.Decimal256Type{Precision: precision, Scale: scale}, nil
+			id, ok := decimals[n[2]]
+			if !ok {
+				return nil, unsupported(p, "the format %q", f)
 			}
-			return nil, unsupported(p, "the format %q", f)
+			if t, err := arrow.NewDecimalType(id, int32(n[0]), int32(n[1])); err == nil {
+				return t, nil
+			}
 		}
 	default: // a union
 		codes := make([]arrow.UnionTypeCode, len(n))

@@ -25,27 +25,16 @@ func FuzzFormat(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, children int) {
 		mem := new(memory)
 		defer mem.free()
-		at, err := mem.text(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		at := mem.text(text)
 		fields := make([]Schema, children&3)
 		structs := make([]Schema, 1)
-		to, list, err := place[uintptr](mem, len(fields))
-		if err != nil {
-			t.Fatal(err)
+		to, kept := placeAll[Schema](mem, len(fields))
+		number := mem.text("i")
+		if mem.err != nil {
+			t.Fatal(mem.err)
 		}
-		where, kept, err := place[Schema](mem, len(fields))
-		if err != nil {
-			t.Fatal(err)
-		}
-		number, err := mem.text("i")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range list {
+		for i := range kept {
 			kept[i] = Schema{Format: number, Release: 1}
-			list[i] = where + uintptr(i)*schemaSize
 		}
 		structs[0] = Schema{Format: at, Release: 1, NChildren: int64(len(fields)), Children: to}
 		if _, err := new(schemaReader).record(&structs[0]); err != nil && !errors.Is(err, convert.ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {

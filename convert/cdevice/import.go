@@ -62,16 +62,16 @@ func Import(
 		}
 	}
 	mem := new(memory)
-	where, moved, err := place[Array](mem, 1)
-	if err != nil {
-		return nil, err
+	where, moved := place[Array](mem, 1)
+	if mem.err != nil {
+		return nil, mem.err
 	}
 	moved[0] = array.Array
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
 		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
 		Charged: callbacks().charged(&array.Array, space),
 		Release: func() {
-			release(where, moved[0].Release)
+			callbacks().call(where, moved[0].Release)
 			mem.free()
 		},
 	})

@@ -24,21 +24,9 @@ type broken struct {
 	t       *testing.T
 }
 
-func (b *broken) text(s string) uintptr {
-	p, err := b.mem.text(s)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return p
-}
+func (b *broken) text(s string) uintptr { return b.mem.text(s) }
 
-func (b *broken) pointers(n int) (uintptr, []uintptr) {
-	at, p, err := place[uintptr](b.mem, n)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return at, p
-}
+func (b *broken) pointers(n int) (uintptr, []uintptr) { return place[uintptr](b.mem, n) }
 
 // Whatever is wrong is a typed error, nothing crashes, and what was not imported stays the
 // caller's.
@@ -47,7 +35,7 @@ func TestImportRefusesNonsense(t *testing.T) {
 	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int32),
 		&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}, arrow.BinaryTypes.StringView), 60)
 	defer rec.Release()
-	held := r.put(t, rec, batch.GPUImage)
+	held := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, held)
 	for name, c := range map[string]struct {
 		do   func(*broken)
@@ -93,6 +81,7 @@ func TestImportRefusesNonsense(t *testing.T) {
 		"a format of the future":    {func(b *broken) { b.fields[0].Format = b.text("q") }, tier.ErrNotSupported},
 		"a nested one":              {func(b *broken) { b.fields[1].Format = b.text("+q") }, tier.ErrNotSupported},
 		"a wide decimal":            {func(b *broken) { b.fields[0].Format = b.text("d:3,1,512") }, tier.ErrNotSupported},
+		"a decimal too long":        {func(b *broken) { b.fields[0].Format = b.text("d:39,1") }, convert.ErrInvalid},
 		"a decimal without scale":   {func(b *broken) { b.fields[0].Format = b.text("d:3") }, convert.ErrInvalid},
 		"a width that is no number": {func(b *broken) { b.fields[0].Format = b.text("w:x") }, convert.ErrInvalid},
 		"a negative width":          {func(b *broken) { b.fields[0].Format = b.text("w:-4") }, convert.ErrInvalid},
@@ -168,7 +157,7 @@ func TestImportOfMuchFromLittle(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.StructOf(), arrow.BinaryTypes.StringView), 20)
 	defer rec.Release()
-	held := r.put(t, rec, batch.GPUImage)
+	held := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, held)
 	for name, do := range map[string]func(*broken){
 		"fields in fields": func(b *broken) {

@@ -71,23 +71,14 @@ func (l *letters) header(out *Array, length, offset, nulls int64) {
 }
 
 func (l *letters) pointers(p []uintptr) uintptr {
-	at, to, err := place[uintptr](l.mem, len(p))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	at, to := place[uintptr](l.mem, len(p))
 	copy(to, p)
 	return at
 }
 
 func (l *letters) children(out *Array, of []arrow.ArrayData) {
-	at, structs, err := place[Array](l.mem, len(of))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	if out.Children, err = pointers(l.mem, at, len(of), arraySize); err != nil {
-		l.t.Fatal(err)
-	}
-	out.NChildren = int64(len(of))
+	at, structs := placeAll[Array](l.mem, len(of))
+	out.Children, out.NChildren = at, int64(len(of))
 	for i, d := range of {
 		l.array(&structs[i], d)
 	}
@@ -124,20 +115,14 @@ func (l *letters) array(out *Array, d arrow.ArrayData) {
 		}
 	}
 	if _, views := d.DataType().(arrow.BinaryViewDataType); views {
-		where, to, err := place[int64](l.mem, max(1, len(sizes)))
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		where, to := place[int64](l.mem, max(1, len(sizes)))
 		copy(to, sizes)
 		at = append(at, where)
 	}
 	out.NBuffers, out.Buffers = int64(len(at)), l.pointers(at)
 	l.children(out, d.Children())
 	if dict := d.Dictionary(); dict != nil && d.DataType().ID() == arrow.DICTIONARY {
-		at, structs, err := place[Array](l.mem, 1)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		at, structs := place[Array](l.mem, 1)
 		out.Dictionary = at
 		l.array(&structs[0], dict)
 	}

@@ -15,7 +15,7 @@ func TestExportOfManyDictionaries(t *testing.T) {
 		r := newRig(t, nil)
 		rec := arrowgen.Coded(n)
 		defer rec.Release()
-		b := r.put(t, rec, batch.GPUImage)
+		b := r.put(t, rec, batch.PlainImage)
 		defer r.drop(t, b)
 		before := lookup.Steps()
 		array, schema := r.export(t, b, Config{})

@@ -8,28 +8,31 @@ import (
 )
 
 // memory is what C may point to for as long as it likes: mapped, so that neither Go's garbage
-// collector nor C's allocator knows of it. It is zero at first.
+// collector nor C's allocator knows of it. It is zero at first. If mapping fails, err is set, and what
+// is taken from then on is Go's: it can be written, and must not be given to C.
 type memory struct {
 	blocks [][]byte
 	rest   []byte
+	err    error
 }
 
 const blockSize = 16 << 10
 
 // take returns n bytes, aligned to 8.
-func (m *memory) take(n int) (uintptr, []byte, error) {
+func (m *memory) take(n int) (uintptr, []byte) {
 	n = (n + 7) &^ 7
 	if n > len(m.rest) {
 		size := (n + blockSize - 1) / blockSize * blockSize
 		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
-			return 0, nil, fmt.Errorf("cdevice: mapping %d bytes: %w", n, err)
+			m.err, m.rest = fmt.Errorf("cdevice: mapping %d bytes: %w", n, err), make([]byte, size)
+		} else {
+			m.blocks, m.rest = append(m.blocks, b), b
 		}
-		m.blocks, m.rest = append(m.blocks, b), b
 	}
 	b := m.rest[:n:n]
 	m.rest = m.rest[n:]
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b))), b, nil
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b))), b
 }
 
 // free gives everything back.
@@ -41,29 +44,36 @@ func (m *memory) free() {
 }
 
 // put copies p to memory of C's; 0 for no bytes.
-func (m *memory) put(p []byte) (uintptr, error) {
+func (m *memory) put(p []byte) uintptr {
 	if len(p) == 0 {
-		return 0, nil
+		return 0
 	}
-	a, b, err := m.take(len(p))
+	a, b := m.take(len(p))
 	copy(b, p)
-	return a, err
+	return a
 }
 
 // text puts a string that ends with 0.
-func (m *memory) text(s string) (uintptr, error) { return m.put(append([]byte(s), 0)) }
+func (m *memory) text(s string) uintptr { return m.put(append([]byte(s), 0)) }
 
 // place makes room for n values of a type without pointers.
-func place[T any](m *memory, n int) (uintptr, []T, error) {
+func place[T any](m *memory, n int) (uintptr, []T) {
 	if n == 0 {
-		return 0, nil, nil
+		return 0, nil
 	}
 	var t T
-	a, b, err := m.take(n * int(unsafe.Sizeof(t)))
-	if err != nil {
-		return 0, nil, err
+	a, b := m.take(n * int(unsafe.Sizeof(t)))
+	return a, unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
+}
+
+// placeAll makes room for n structs, and for their addresses, which C calls an array of pointers.
+func placeAll[T any](m *memory, n int) (pointers uintptr, structs []T) {
+	first, structs := place[T](m, n)
+	pointers, at := place[uintptr](m, n)
+	for i := range structs {
+		at[i] = first + uintptr(i)*unsafe.Sizeof(structs[i])
 	}
-	return a, unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n), nil
+	return pointers, structs
 }
 
 // at returns what is at p, which is not 0 and not in Go's heap, or else kept alive.

@@ -145,7 +145,7 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	inner := arrow.StructOf(arrow.Field{Name: "a", Type: arrow.ListOf(dict)}, arrow.Field{Name: "b", Type: arrow.PrimitiveTypes.Int8})
 	rec := arrowgen.New(4).Record(arrowgen.Schema(inner, arrow.PrimitiveTypes.Int64, dict), 100)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	for seed := range testseed.Each(t, 200) {
 		rng := rand.New(rand.NewPCG(seed, 9))
@@ -169,13 +169,13 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 		rng.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
 		var all sync.WaitGroup
 		for _, p := range pieces[1:] {
-			all.Go(func() { release(addressOf(p), p.Release) })
+			all.Go(func() { callbacks().call(addressOf(p), p.Release) })
 		}
 		all.Wait()
 		if b.Info().State == batch.Idle {
 			t.Error("the batch is free with a part of it out")
 		}
-		release(addressOf(pieces[0]), pieces[0].Release)
+		callbacks().call(addressOf(pieces[0]), pieces[0].Release)
 		if b.Info().State != batch.Idle || callbacks().open() != 0 {
 			t.Errorf("the batch is %s, and %d exports are out", b.Info().State, callbacks().open())
 		}

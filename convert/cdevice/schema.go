@@ -55,26 +55,14 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	if f.Nullable {
 		out.Flags |= flagNullable
 	}
-	var err error
-	if out.Format, err = w.mem.text(text); err != nil {
-		return err
-	}
-	if out.Name, err = w.mem.text(f.Name); err != nil {
-		return err
-	}
-	if out.Metadata, err = w.mem.put(encoded(meta)); err != nil {
-		return err
-	}
+	out.Format, out.Name, out.Metadata = w.mem.text(text), w.mem.text(f.Name), w.mem.put(encoded(meta))
 	out.Release, out.PrivateData = callbacks().schema, w.id
 	switch t := dt.(type) {
 	case *arrow.DictionaryType:
 		if t.Ordered {
 			out.Flags |= flagOrdered
 		}
-		at, dict, err := place[Schema](w.mem, 1)
-		if err != nil {
-			return err
-		}
+		at, dict := place[Schema](w.mem, 1)
 		out.Dictionary = at
 		return w.field(&dict[0], arrow.Field{Type: t.ValueType, Nullable: true})
 	case *arrow.MapType:
@@ -86,36 +74,14 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	if !ok {
 		return nil
 	}
-	fields := nested.Fields()
-	at, structs, err := place[Schema](w.mem, len(fields))
-	if err != nil {
-		return err
-	}
-	if out.Children, err = pointers(w.mem, at, len(fields), schemaSize); err != nil {
-		return err
-	}
-	out.NChildren = int64(len(fields))
-	for i, f := range fields {
+	at, structs := placeAll[Schema](w.mem, nested.NumFields())
+	out.Children, out.NChildren = at, int64(len(structs))
+	for i, f := range nested.Fields() {
 		if err := w.field(&structs[i], f); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// The sizes of the structs in bytes.
-const (
-	schemaSize = 72
-	arraySize  = 80
-)
-
-// pointers puts the addresses of n structs that lie one after the other.
-func pointers(m *memory, first uintptr, n int, size uintptr) (uintptr, error) {
-	at, p, err := place[uintptr](m, n)
-	for i := range p {
-		p[i] = first + uintptr(i)*size
-	}
-	return at, err
 }
 
 // schemaReader reads structs from outside the engine.

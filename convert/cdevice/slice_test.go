@@ -42,7 +42,7 @@ func TestSlicesOfEveryType(t *testing.T) {
 			continue
 		}
 		rec := arrowgen.New(uint64(i)).Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int32), 100)
-		b := r.put(t, rec, batch.GPUImage)
+		b := r.put(t, rec, batch.PlainImage)
 		for k, cut := range cuts {
 			if (i+k)%step != first {
 				continue
@@ -80,7 +80,7 @@ func TestConsumerInCOfSlices(t *testing.T) {
 	r := newRig(t, nil)
 	for seed := range testseed.Each(t, 20) {
 		rec := arrowgen.New(seed).Record(consumable(), 100)
-		b := r.put(t, rec, batch.GPUTable)
+		b := r.put(t, rec, batch.ScatteredImage)
 		for _, cut := range cuts {
 			c := r.slice(t, b, cut[0], cut[1])
 			want := rec.NewSlice(int64(cut[0]), int64(cut[1]))
@@ -103,7 +103,7 @@ func TestCopyOfASlice(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(1).Record(consumable(), 100)
 	defer rec.Release()
-	b := r.put(t, rec, batch.GPUImage)
+	b := r.put(t, rec, batch.PlainImage)
 	whole := r.slice(t, b, 3, 97)
 	of := whole.Info().Payload.(*batch.Image)
 	if len(of.Adjustments()) == 0 || !isLent(of) {
@@ -111,13 +111,13 @@ func TestCopyOfASlice(t *testing.T) {
 	}
 	copied := r.batch(t, payload.New(payload.Parts{Encoding: payload.Scattered, Descriptor: of.Descriptor(), Ranges: of.Ranges(), Adjustments: of.Adjustments(), Space: r.gpu}))
 	h := r.hold(t, copied)
-	if err := Export(h, new(DeviceArray), new(Schema), Config{}); !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "batch.GPUImage") {
+	if err := Export(h, new(DeviceArray), new(Schema), Config{}); !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "batch.PlainImage") {
 		t.Errorf("the copy of a slice: %v", err)
 	}
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := r.mover.MoveAs(t.Context(), copied, onGPU, batch.GPUImage); err != nil {
+	if err := r.mover.MoveAs(t.Context(), copied, onGPU, batch.PlainImage); err != nil {
 		t.Fatal(err)
 	}
 	want := rec.NewSlice(3, 97)

@@ -24,6 +24,24 @@ const (
 	Scattered
 )
 
+// Type returns the type of an image with the encoding.
+func (e Encoding) Type() Type { return [...]Type{PlainImage, CompressedImage, ScatteredImage}[e] }
+
+// Form is an encoding in a tier.
+type Form struct {
+	Kind     tier.Kind
+	Encoding Encoding
+}
+
+// Forms returns the forms that images have: only those on a device are scattered, and none there is
+// compressed.
+func Forms() []Form {
+	return []Form{
+		{tier.GPU, Plain}, {tier.GPU, Scattered}, {tier.Host, Plain}, {tier.Host, Compressed},
+		{tier.Disk, Plain}, {tier.Disk, Compressed},
+	}
+}
+
 const (
 	// RunSize is how many bytes of a body are in one Run. It is a request to the disk, before it is
 	// compressed.
@@ -104,6 +122,8 @@ type Parts struct {
 	// space. The image takes them over.
 	Shared   []Shared
 	Encoding Encoding
+	// Program is the type of the program's payload that the image was made of; "" if there was none.
+	Program Type
 }
 
 // Image is the built-in payload: the bytes of a batch in one space, and a reference to each
@@ -193,8 +213,15 @@ func (p *Parts) problem() string {
 	return ""
 }
 
-// Type returns the name of the form: by the tier of its space, and the encoding.
-func (p *Image) Type() Type { return TypeOf(p.parts.Space.Kind(), p.parts.Encoding) }
+// Type returns the type by the encoding.
+func (p *Image) Type() Type { return p.parts.Encoding.Type() }
+
+// Program returns the type of the program's payload that the image was made of, "" if there was none.
+// The batch gets it again where a converter to it is registered.
+func (p *Image) Program() Type { return p.parts.Program }
+
+// Remember sets what Program returns. It must be called before others see the image.
+func (p *Image) Remember(t Type) { p.parts.Program = t }
 
 // Encoding returns how the bytes are stored.
 func (p *Image) Encoding() Encoding { return p.parts.Encoding }

@@ -19,42 +19,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Type names a form that a batch's data can have; see batch.PayloadType.
+// Type names a type of payload; see batch.PayloadType.
 type Type string
 
-// The built-in forms. On a device none is compressed.
+// The types of an Image, by its encoding.
 const (
-	GPUImage   Type = "gpu-image"
-	HostImage  Type = "host-image"
-	DiskImage  Type = "disk-image"
-	HostPacked Type = "host-packed"
-	DiskPacked Type = "disk-packed"
-	GPUTable   Type = "gpu-table"
+	PlainImage      Type = "image"
+	CompressedImage Type = "compressed"
+	ScatteredImage  Type = "scattered"
 )
-
-// TypeOf returns the form of an image in tier k with an encoding, and "" if there is none.
-func TypeOf(k tier.Kind, e Encoding) Type {
-	return [...][Scattered + 1]Type{
-		tier.GPU:  {Plain: GPUImage, Scattered: GPUTable},
-		tier.Host: {Plain: HostImage, Compressed: HostPacked},
-		tier.Disk: {Plain: DiskImage, Compressed: DiskPacked},
-	}[k][e]
-}
-
-// Types returns all built-in forms.
-func Types() []Type { return []Type{GPUImage, GPUTable, HostImage, HostPacked, DiskImage, DiskPacked} }
-
-// FormOf is the inverse of TypeOf. ok is false for a type that is not built in.
-func FormOf(t Type) (k tier.Kind, e Encoding, ok bool) {
-	for k = tier.GPU; k <= tier.Disk; k++ {
-		for e = Plain; e <= Scattered; e++ {
-			if t != "" && TypeOf(k, e) == t {
-				return k, e, true
-			}
-		}
-	}
-	return 0, 0, false
-}
 
 // SumChunk is how many bytes of a body one checksum covers. What is read to get at one
 // column begins and ends at a multiple of it, so it is small compared with a column; shorter runs

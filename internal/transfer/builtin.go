@@ -48,60 +48,34 @@ func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
 	return image.NewLayoutInline(rec, inline)
 }
 
-// Adder registers a converter.
-type Adder func(
-	from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
-) error
+// Open prepares b for its first transfer.
+func (b *Builtin) Open() error {
+	b.reserve = make(chan struct{}, 1)
+	return b.NeedsPermits()
+}
 
-// Form returns the form that a move gives a payload in a space. On disk it is a compressed image if the
-// payload is already compressed or compressing should pay, and else a plain image. has reports whether
-// there is a converter between two forms.
-func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batch.PayloadType) bool) batch.PayloadType {
-	plain, compressed := payload.TypeOf(to.Kind(), payload.Plain), payload.TypeOf(to.Kind(), payload.Compressed)
+// Encoding returns the encoding that a move gives a payload in a space. On disk it is compressed if
+// the payload is already, or if compressing should pay, and else plain.
+func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || to.Kind() != tier.Disk || src.Type() == batch.DiskImage:
-		return plain
-	case from.Encoding() != payload.Compressed && !b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
-		return plain
-	case !has(src.Type(), compressed):
-		return plain
+	case !ok || to.Kind() != tier.Disk || from.Encoding() == payload.Plain && from.Space().Kind() == tier.Disk:
+		return payload.Plain
+	case from.Encoding() == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+		return payload.Compressed
 	}
-	return compressed
+	return payload.Plain
 }
 
-// Register adds the built-in converters, which are one: from every form of an image to every other.
-func (b *Builtin) Register(add Adder) error {
-	if err := b.NeedsPermits(); err != nil {
-		return err
-	}
-	b.reserve = make(chan struct{}, 1)
-	for _, from := range payload.Types() {
-		for _, to := range payload.Types() {
-			_, encoding, _ := payload.FormOf(to)
-			convert := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
-				return b.convert(ctx, src, encoding, r)
-			}
-			if err := add(from, to, convert); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// convert makes an image of src in the space of r, in an encoding, and copies the dictionaries that
+// Convert makes an image of src in the space of r, in an encoding, and copies the dictionaries that
 // the space does not have. The new image shares the descriptor of src, unless that has no checksums
 // yet. One permit covers the body and the dictionaries.
-func (b *Builtin) convert(
+func (b *Builtin) Convert(
 	ctx context.Context, src batch.Payload, encoding payload.Encoding, r reservation.Reservation,
 ) (_ batch.Payload, err error) {
 	from, ok := src.(*payload.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
-	}
-	if payload.TypeOf(r.Space().Kind(), encoding) == "" {
-		return nil, fmt.Errorf("convert: such an image in %s: %w", r.Space().ID(), tier.ErrNotSupported)
 	}
 	desc := from.Descriptor()
 	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}

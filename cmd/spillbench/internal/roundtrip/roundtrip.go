@@ -3,7 +3,7 @@
 //
 //	record ─▶ Put ─▶ [ from ─▶ to ─▶ compare ─▶ back ─▶ compare ]  for each edge  ─▶ drop
 //
-// An edge of the registry is a pair of payload types. Here it becomes an edge for each pair of spaces of
+// An edge of the registry is a pair of forms. Here it becomes an edge for each pair of spaces of
 // these tiers. If a tier has a single space, Run clones a batch to test the converter of a type to
 // itself.
 //
@@ -16,47 +16,42 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Edge is a pair of spaces and the forms that batches have in them.
+// Edge is a pair of spaces and the types of payload that batches have in them.
 type Edge struct {
 	From, To         *tier.Space
-	FromForm, ToForm batch.PayloadType
+	FromType, ToType batch.PayloadType
 }
 
 func (e Edge) String() string {
-	return fmt.Sprintf("%s (%s) to %s (%s)", e.From.ID(), e.FromForm, e.To.ID(), e.ToForm)
+	return fmt.Sprintf("%s (%s) to %s (%s)", e.From.ID(), e.FromType, e.To.ID(), e.ToType)
 }
 
-// Edges returns every pair of spaces for which the registry has a converter. unknown names the other
-// registered pairs: those with a type of which the tier is not known, as it is neither an image nor a
-// table.
+// Edges returns every pair of spaces for which the registry has a converter between images. unknown
+// names the other registered pairs: those of a program's own payloads.
 func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
-	kinds := make(map[batch.PayloadType]tier.Kind)
-	for _, form := range payload.Types() {
-		kinds[form], _, _ = payload.FormOf(form)
-	}
+	images := []batch.PayloadType{batch.PlainImage, batch.CompressedImage, batch.ScatteredImage}
 	spaces := eng.Reservations().Spaces()
 	for _, e := range eng.Registry().Edges() {
-		from, to := kinds[e.From], kinds[e.To]
-		if !from.Valid() || !to.Valid() {
+		if !slices.Contains(images, e.From.Type) || !slices.Contains(images, e.To.Type) {
 			unknown = append(unknown, fmt.Sprintf("%s to %s", e.From, e.To))
 			continue
 		}
-		for _, a := range spaces.InTier(from) {
-			for _, b := range spaces.InTier(to) {
-				if a != b || len(spaces.InTier(from)) == 1 {
-					edges = append(edges, Edge{a, b, e.From, e.To})
+		for _, a := range spaces.InTier(e.From.Kind) {
+			for _, b := range spaces.InTier(e.To.Kind) {
+				if a != b || len(spaces.InTier(e.From.Kind)) == 1 {
+					edges = append(edges, Edge{a, b, e.From.Type, e.To.Type})
 				}
 			}
 		}
@@ -166,10 +161,10 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 // edge moves the batch along an edge, there and back, and compares it after each move. An edge of a
 // space to itself is a clone.
 func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e Edge) error {
-	if err := w.bring(ctx, b, e.From, e.FromForm); err != nil {
+	if err := w.bring(ctx, b, e.From, e.FromType); err != nil {
 		return w.judge(err, e, "before")
 	}
-	if e.From == e.To && e.FromForm == e.ToForm {
+	if e.From == e.To && e.FromType == e.ToType {
 		c, err := w.eng.Mover().Clone(ctx, b, nil)
 		if err != nil {
 			return w.judge(err, e, "cloned")
@@ -178,11 +173,11 @@ func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch
 		return errors.Join(err, c.Discard(ctx))
 	}
 	for _, leg := range []struct {
-		way  string
-		to   *tier.Space
-		form batch.PayloadType
-	}{{"there", e.To, e.ToForm}, {"back", e.From, e.FromForm}} {
-		if err := w.bring(ctx, b, leg.to, leg.form); err != nil {
+		way string
+		to  *tier.Space
+		as  batch.PayloadType
+	}{{"there", e.To, e.ToType}, {"back", e.From, e.FromType}} {
+		if err := w.bring(ctx, b, leg.to, leg.as); err != nil {
 			return w.judge(err, e, leg.way)
 		}
 		if err := w.judge(w.compare(ctx, b, rec, leg.to), e, leg.way); err != nil {
@@ -192,18 +187,11 @@ func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch
 	return nil
 }
 
-// bring moves b, by way of an image if there is no direct converter: between tables and compressed
-// batches.
-func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, form batch.PayloadType) error {
-	mover, there := w.eng.Mover(), reservation.Specific(to.ID())
+// bring moves b, and its bytes: not onto a clean image.
+func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, as batch.PayloadType) error {
+	mover := w.eng.Mover()
 	mover.Inside().DropCopies()
-	err := mover.MoveAs(ctx, b, there, form)
-	if image := batch.ImageType(to.Kind()); errors.Is(err, convert.ErrNoConverter) && form != image {
-		if err = mover.MoveAs(ctx, b, there, image); err == nil {
-			err = mover.MoveAs(ctx, b, there, form)
-		}
-	}
-	return err
+	return mover.MoveAs(ctx, b, reservation.Specific(to.ID()), as)
 }
 
 // differs is the error of compare for a difference.

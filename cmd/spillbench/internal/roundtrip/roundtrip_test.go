@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -63,17 +64,17 @@ func TestEdges(t *testing.T) {
 	if edges, unknown := Edges(eng); len(edges) != 36 || len(unknown) != 0 {
 		t.Errorf("%v, %v", edges, unknown)
 	}
-	if err := eng.Registry().Unregister(batch.GPUImage, batch.DiskImage); err != nil {
+	if err := eng.Registry().Unregister(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Disk)); err != nil {
 		t.Fatal(err)
 	}
 	same := func(_ context.Context, p batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
 		return p, nil
 	}
-	if err := eng.Registry().Register("table", batch.HostImage, same); err != nil {
+	if err := eng.Registry().Register(convert.Form{Type: "own", Kind: tier.GPU}, convert.ImageIn(tier.Host), same); err != nil {
 		t.Fatal(err)
 	}
 	edges, unknown := Edges(eng)
-	if len(edges) != 35 || len(unknown) != 1 || unknown[0] != "table to host-image" {
+	if len(edges) != 35 || len(unknown) != 1 || unknown[0] != "own in gpu to image in host" {
 		t.Errorf("%v, %v", edges, unknown)
 	}
 }
@@ -103,7 +104,8 @@ func TestThereAndBack(t *testing.T) {
 	eng := engine(t)
 	edges, _ := Edges(eng)
 	i := slices.IndexFunc(edges, func(e Edge) bool {
-		return e.FromForm == batch.GPUImage && e.ToForm == batch.HostImage
+		return e.FromType == batch.PlainImage && e.ToType == batch.PlainImage &&
+			e.From.Kind() == tier.GPU && e.To.Kind() == tier.Host
 	})
 	if _, err := Run(t.Context(), eng, edges[i:i+1], "numbers", numbers(1)); err != nil {
 		t.Fatal(err)
@@ -124,12 +126,12 @@ func TestBrokenConverter(t *testing.T) {
 	eng := engine(t)
 	edges, _ := Edges(eng)
 	registry := eng.Registry()
-	if err := registry.Unregister(batch.GPUImage, batch.HostImage); err != nil {
+	if err := registry.Unregister(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Host)); err != nil {
 		t.Fatal(err)
 	}
 	err := registry.Register(
-		batch.GPUImage,
-		batch.HostImage,
+		convert.ImageIn(tier.GPU),
+		convert.ImageIn(tier.Host),
 		func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
 			img := src.(*batch.Image)
 			d := img.Descriptor()
