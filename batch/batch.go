@@ -115,22 +115,14 @@ const (
 	Released
 )
 
-// String returns "idle", "task-created", "processing", "in-transit" or
-// "released".
+var stateNames = [...]string{"idle", "task-created", "processing", "in-transit", "released"}
+
+// String returns "idle", "task-created", "processing", "in-transit" or "released".
 func (s State) String() string {
-	switch s {
-	case Idle:
-		return "idle"
-	case TaskCreated:
-		return "task-created"
-	case Processing:
-		return "processing"
-	case InTransit:
-		return "in-transit"
-	case Released:
-		return "released"
+	if int(s) >= len(stateNames) {
+		return "invalid"
 	}
-	return "invalid"
+	return stateNames[s]
 }
 
 // Status is why an operation on a batch failed.
@@ -144,20 +136,14 @@ const (
 	MissingData                      // the batch was dropped, or the payload offered lacks its data
 )
 
-// String returns "task-not-created", "invalid-state", "space-mismatch" or
-// "missing-data".
+var statusNames = [...]string{"unknown", "task-not-created", "invalid-state", "space-mismatch", "missing-data"}
+
+// String returns "task-not-created", "invalid-state", "space-mismatch" or "missing-data".
 func (s Status) String() string {
-	switch s {
-	case TaskNotCreated:
-		return "task-not-created"
-	case InvalidState:
-		return "invalid-state"
-	case SpaceMismatch:
-		return "space-mismatch"
-	case MissingData:
-		return "missing-data"
+	if int(s) >= len(statusNames) {
+		s = 0
 	}
-	return "unknown"
+	return statusNames[s]
 }
 
 // Errors to compare with errors.Is.
@@ -394,7 +380,7 @@ type Batch struct {
 	observer Observer
 	clock    func() int64
 	engine   engine     // the first of the observer and those that it wraps that is one; nil if none is
-	panics   *guard.Log // the engine's, or one to slog.Default
+	panics   *guard.Log // the engine's, or one to slog.Default; of methods of payloads
 	entry    atomic.Value
 
 	mu struct {
@@ -477,7 +463,7 @@ func New(o Options) (*Batch, error) {
 	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	}
-	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
 	traits, err := b.inspect(nil, o.Payload)
 	if o.Payload == nil {
 		err = fmt.Errorf("batch: the payload is nil: %w", err)
@@ -498,9 +484,19 @@ func New(o Options) (*Batch, error) {
 	} else {
 		b.panics = new(guard.Log)
 	}
+	if _, own := o.Observer.(engine); !own && o.Observer != nil {
+		b.observer = guarded{o.Observer, b.panics}
+	}
+	if o.Clock != nil {
+		b.clock = func() (now int64) {
+			now = time.Now().UnixNano() // if the clock panics
+			b.panics.Do("a clock of batches", func() { now = o.Clock() })
+			return now
+		}
+	}
 	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
 	b.mu.version = 1
-	b.mu.lastUse = b.now()
+	b.mu.lastUse = b.clock()
 	b.mu.why, b.mu.since = put, b.mu.lastUse
 	registrar, _ := o.Observer.(Registrar)
 	for {
@@ -515,7 +511,7 @@ func New(o Options) (*Batch, error) {
 				err = registrar.Register(b, now)
 			}()
 		case o.Observer != nil:
-			b.panics.Do("an observer of batches", func() { o.Observer.BatchChanged(b, now) })
+			b.observer.BatchChanged(b, now)
 		}
 		if err == nil {
 			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
@@ -543,12 +539,14 @@ func (b *Batch) leased(p Payload) (is bool) {
 	return is
 }
 
-func (b *Batch) now() int64 {
-	now := time.Now().UnixNano()
-	if b.clock != nil {
-		b.panics.Do("a clock of batches", func() { now = b.clock() })
-	}
-	return now
+// guarded is an observer of a program: its panics are logged.
+type guarded struct {
+	Observer
+	panics *guard.Log
+}
+
+func (g guarded) BatchChanged(b *Batch, now Info) {
+	g.panics.Do("an observer of batches", func() { g.Observer.BatchChanged(b, now) })
 }
 
 // ID returns the batch's id.
@@ -612,10 +610,12 @@ func (b *Batch) Changed() <-chan struct{} {
 	return b.mu.changed
 }
 
-// change is what a change entails: update does it without the lock, after the change.
+// change is what a change entails. update does it after the change.
 type change struct {
 	old     Payload           // to release; nil if there is none
-	clean   []cleanImage      // to drop
+	images  bool              // the current image is another, or there is a new clean one
+	made    *cleanImage       // the new one
+	stale   bool              // clean images have other bytes than the current one
 	ahead   func(events.Kind) // to call with outcome: the prefetch was useful or not; may be nil
 	outcome events.Kind       // AheadUsed or AheadWasted
 	event   events.Kind       // BatchUsed or BatchHinted; 0 for neither
@@ -624,23 +624,40 @@ type change struct {
 
 // update makes a change under the lock, counts it, and then, with no lock held, makes it known. It
 // frees what the batch has lost, calls the observers, the repository before the batch's own, emits
-// events and wakes waiters. An error of make means that it has changed nothing; others are those of
+// events and wakes waiters. An error of apply means that it has changed nothing; others are those of
 // a payload that was released.
 //
-// A batch that was dropped loses its clean images and, when no handle is open, its payload.
-func (b *Batch) update(apply func() (change, error)) error {
+// A batch has at most one image in each tier: a new clean image replaces the one in its tier, and the
+// current image makes one in its tier superfluous. A batch that was dropped loses its clean images
+// and, when no handle is open, its payload.
+func (b *Batch) update(apply func(*change) error) error {
+	var c change
 	b.mu.Lock()
 	was := b.mu.traits
-	c, err := apply()
-	if err != nil {
+	if err := apply(&c); err != nil {
 		b.mu.Unlock()
 		return err
 	}
 	b.mu.version++
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
-	b.mu.changed = nil
-	if b.mu.over = b.mu.released; b.mu.over {
-		c.clean, b.mu.clean = append(c.clean, b.mu.clean...), nil
+	b.mu.changed, b.mu.over = nil, b.mu.released
+	var superfluous, keep []cleanImage
+	if c.images || b.mu.released {
+		if c.made != nil {
+			keep = append(keep, *c.made)
+		}
+		for _, r := range b.mu.clean {
+			in := r.payload.Space().Kind()
+			if c.stale || in == b.mu.traits.space.Kind() || c.made != nil && in == c.made.payload.Space().Kind() {
+				superfluous = append(superfluous, r)
+			} else {
+				keep = append(keep, r)
+			}
+		}
+		b.mu.clean = keep
+	}
+	if b.mu.released {
+		superfluous, b.mu.clean = append(superfluous, keep...), nil
 		if b.mu.active == 0 {
 			c.old = b.mu.payload
 			b.mu.payload, b.mu.traits = nil, payloadTraits{}
@@ -650,15 +667,15 @@ func (b *Batch) update(apply func() (change, error)) error {
 	b.mu.Unlock()
 
 	lockrank.AssertNone("a batch's observers are called")
-	err = release(c.old)
-	for _, r := range c.clean {
+	err := release(c.old)
+	for _, r := range superfluous {
 		r.memory.Drop()
 	}
 	if !over { // the observers know nothing of a batch that was dropped
 		now.Leased = b.leased(now.Payload)
 		for _, o := range []Observer{store, b.observer} {
 			if o != nil {
-				b.panics.Do("an observer of batches", func() { o.BatchChanged(b, now) })
+				o.BatchChanged(b, now)
 			}
 		}
 	}
@@ -679,7 +696,7 @@ func (b *Batch) update(apply func() (change, error)) error {
 }
 
 // announce makes a change known that was made before.
-func (b *Batch) announce() { _ = b.update(func() (c change, err error) { return c, nil }) }
+func (b *Batch) announce() { _ = b.update(func(*change) error { return nil }) }
 
 // release releases p, which may be nil. A panic of a program's payload is an error, so that callers
 // can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
@@ -736,9 +753,9 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 // it. The returned function ends the subscription; calling it again does nothing.
 func (b *Batch) Subscribe() (cancel func()) {
 	add := func(n int) {
-		_ = b.update(func() (c change, err error) {
+		_ = b.update(func(c *change) error {
 			b.mu.subscribers += n
-			return c, nil
+			return nil
 		})
 	}
 	add(1)
@@ -752,12 +769,12 @@ func (b *Batch) Subscribe() (cancel func()) {
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
-	_ = b.update(func() (c change, err error) {
+	_ = b.update(func(c *change) error {
 		if b.mu.place == p {
-			return c, errUnchanged
+			return errUnchanged
 		}
 		b.mu.place = p
-		return c, nil
+		return nil
 	})
 }
 
@@ -771,12 +788,12 @@ func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.Tr
 
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	return b.update(func() (c change, err error) {
-		if err = b.barLocked("create task"); err != nil {
-			return c, err
+	return b.update(func(c *change) error {
+		if err := b.barLocked("create task"); err != nil {
+			return err
 		}
 		b.addTaskLocked()
-		return c, nil
+		return nil
 	})
 }
 
@@ -791,18 +808,18 @@ func (b *Batch) addTaskLocked() {
 // CancelTask takes one pending task back.
 func (b *Batch) CancelTask() error {
 	const op = "cancel task"
-	return b.update(func() (c change, err error) {
+	return b.update(func(c *change) error {
 		switch {
 		case b.mu.released:
-			return c, b.errorLocked(op, MissingData)
+			return b.errorLocked(op, MissingData)
 		case b.mu.pending == 0:
-			return c, b.errorLocked(op, TaskNotCreated)
+			return b.errorLocked(op, TaskNotCreated)
 		}
 		b.mu.pending-- // it may be any of them, so the oldest counts still
 		if b.mu.pending == 0 {
 			b.mu.task = 0
 		}
-		return c, nil
+		return nil
 	})
 }
 
@@ -831,16 +848,16 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 // TryTransit is Transit, but fails while another has the batch in transit.
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
-	err := b.update(func() (c change, err error) {
+	err := b.update(func(c *change) error {
 		switch b.infoLocked().State {
 		case Released:
-			return c, b.errorLocked("transit", MissingData)
+			return b.errorLocked("transit", MissingData)
 		case InTransit, Processing:
-			return c, b.errorLocked("transit", InvalidState)
+			return b.errorLocked("transit", InvalidState)
 		}
 		b.mu.moving = true
 		t.payload, t.desc = b.mu.payload, b.mu.desc
-		return c, nil
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -916,7 +933,7 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 		return nil, tier.ErrReleased
 	}
 	t.lost.Stop()
-	now := b.now()
+	now := b.clock()
 	if l, ok := p.(leased); ok {
 		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 	}
@@ -926,13 +943,13 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	if o.Retained != nil && !stale {
 		retained = retain(t.payload, traits.space.Kind(), o.Retained)
 	}
-	err = b.update(func() (c change, err error) {
+	err = b.update(func(c *change) error {
 		b.mu.payload, b.mu.traits, b.mu.moving = p, traits, false
 		b.mu.desc = cmp.Or(traits.desc, b.mu.desc)
 		if p != t.payload && retained == nil {
 			c.old = t.payload
 		}
-		b.setCleanLocked(&c, retained, stale)
+		c.images, c.made, c.stale = true, retained, stale
 		if o.Reason != "" {
 			b.mu.why, b.mu.since, b.mu.unread = o.Reason, now, b.mu.unread || o.Slower
 		}
@@ -946,11 +963,9 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 			b.addTaskLocked()
 		}
 		if o.Open {
-			h = b.pinLocked(&c, opening{
-				keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx),
-			}, now)
+			h = b.pinLocked(c, opening{keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx)}, now)
 		}
-		return c, nil
+		return nil
 	})
 	// The batch already has its new payload, and the caller must get the handle. So an error of the
 	// old one's release, which means that other code has released it or that it panicked, is none
@@ -977,9 +992,9 @@ func (t *Transit) Abort() error {
 		return tier.ErrReleased
 	}
 	t.lost.Stop()
-	return t.b.update(func() (c change, err error) {
+	return t.b.update(func(c *change) error {
 		t.b.mu.moving = false
-		return c, nil
+		return nil
 	})
 }
 
@@ -1007,27 +1022,6 @@ func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	return &cleanImage{p, memory, changed}
 }
 
-// setCleanLocked adds r, which may be nil, to the clean images. Those that the batch may not have
-// any more go to c: the ones in the tiers of r and of the current image, or all if stale is set.
-func (b *Batch) setCleanLocked(c *change, r *cleanImage, stale bool) {
-	if r == nil && len(b.mu.clean) == 0 {
-		return
-	}
-	var keep []cleanImage
-	if r != nil {
-		keep = append(keep, *r)
-	}
-	for _, old := range b.mu.clean {
-		in := old.payload.Space().Kind()
-		if stale || in == b.mu.traits.space.Kind() || r != nil && in == r.payload.Space().Kind() {
-			c.clean = append(c.clean, old)
-		} else {
-			keep = append(keep, old)
-		}
-	}
-	b.mu.clean = keep
-}
-
 // AddClean makes p a clean image of b, in place of one in the same tier; the state of b does not
 // matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether
 // it took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor
@@ -1037,12 +1031,12 @@ func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 	if r == nil {
 		return false
 	}
-	err := b.update(func() (c change, err error) {
+	err := b.update(func(c *change) error {
 		if b.mu.released || b.mu.desc != of || b.mu.traits.space.Kind() == p.Space().Kind() {
-			return c, errUnchanged
+			return errUnchanged
 		}
-		b.setCleanLocked(&c, r, false)
-		return c, nil
+		c.images, c.made = true, r
+		return nil
 	})
 	if err != nil {
 		r.memory.Drop()
@@ -1090,13 +1084,13 @@ func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
-	return b.update(func() (c change, err error) {
-		if err = b.barLocked("drop"); err != nil {
-			return c, err
+	return b.update(func(c *change) error {
+		if err := b.barLocked("drop"); err != nil {
+			return err
 		}
 		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
-		return c, nil
+		return nil
 	})
 }
 

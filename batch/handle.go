@@ -76,22 +76,21 @@ func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error)
 
 func (b *Batch) lock(o opening) (h *Handle, err error) {
 	const op = "lock"
-	now := b.now() // a callback, so before the lock is taken
-	err = b.update(func() (c change, err error) {
-		err = b.barLocked(op)
+	now := b.clock() // a callback, so before the lock is taken
+	err = b.update(func(c *change) error {
 		in := b.mu.traits.space
-		switch {
+		switch err := b.barLocked(op); {
 		case err != nil:
-			return c, err
+			return err
 		case b.mu.pending == 0 && !o.own:
-			return c, b.errorLocked(op, TaskNotCreated)
+			return b.errorLocked(op, TaskNotCreated)
 		case in.ID() != o.space && (o.space.Valid() || !o.own):
-			return c, &StateError{
+			return &StateError{
 				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
 			}
 		}
-		h = b.pinLocked(&c, o, now)
-		return c, nil
+		h = b.pinLocked(c, o, now)
+		return nil
 	})
 	return h, err
 }
@@ -206,11 +205,11 @@ func (h *Handle) Close() error {
 	h.lost.Stop()
 	h.hold.End()
 	b := h.b
-	now := b.now()
-	return b.update(func() (c change, err error) {
+	now := b.clock()
+	return b.update(func(c *change) error {
 		b.mu.active--
 		b.mu.lastUse = max(b.mu.lastUse, now)
-		return c, nil
+		return nil
 	})
 }
 
@@ -224,12 +223,12 @@ const (
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
-	_ = b.update(func() (c change, err error) {
+	_ = b.update(func(c *change) error {
 		if b.mu.hint == next || b.mu.released {
-			return c, errUnchanged
+			return errUnchanged
 		}
 		b.mu.hint = next
 		c.event, c.hint = events.BatchHinted, next
-		return c, nil
+		return nil
 	})
 }
