@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -129,12 +130,20 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)
 		if e.cfg.Events != nil {
-			var ended func(error)
-			ctx, ended = e.tellTask(ctx, owner, in.batches, time.Since(waiting))
+			var origin events.Origin
+			if len(in.batches) > 0 {
+				origin = ofPlace(in.batches[0].Info().Place)
+			}
+			origin.Task, origin.TaskID = owner.Name(), e.tasks.Add(1)
+			ctx = events.With(ctx, origin)
+			begun := time.Now()
+			e.cfg.Events(Event{Kind: events.TaskBegun, Context: ctx, Origin: origin, Took: begun.Sub(waiting)})
 			err = errPanicked // until it returns something
 			defer func() {
-				ended(err)
 				waiting = time.Now() // for the next attempt
+				e.cfg.Events(Event{
+					Kind: events.TaskEnded, Context: ctx, Origin: origin, Took: waiting.Sub(begun), Err: err,
+				})
 			}()
 		}
 		defer func() { // also after a panic

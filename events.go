@@ -7,11 +7,9 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -34,38 +32,8 @@ func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 // warning level a move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
 
-// say calls Config.Events, which is not nil. A panic is logged.
-func (e *Engine) say(ev Event) {
-	if ev.At.IsZero() {
-		ev.At = time.Now()
-	}
-	if ev.Context == nil {
-		ev.Context = context.Background()
-	}
-	e.panics.Do("Config.Events", func() { e.cfg.Events(ev) })
-}
-
-// sayer is say, or nil if nobody listens.
-func (e *Engine) sayer() func(Event) {
-	if e.cfg.Events == nil {
-		return nil
-	}
-	return e.say
-}
-
-// codecChosen says that what goes to a disk is compressed otherwise from now on.
-func (e *Engine) codecChosen(disk tier.ID, k convert.Codec, cost float64) {
-	e.say(
-		Event{
-			Kind: events.CodecChosen,
-			To:   disk,
-			Text: fmt.Sprintf("%s, which should cost %.2f of what bytes cost as they are", k, cost),
-		},
-	)
-}
-
-// monitorEvents are the monitor's as Config.Events has them, and that a lost GPU is warned of at once.
-// Moves are the mover's to tell.
+// monitorEvents passes the monitor's events on to Config.Events, and logs a lost GPU at once. The mover
+// emits those of moves.
 func (e *Engine) monitorEvents() monitor.Events {
 	lost := func(monitor.Lost) { e.logWarnings() }
 	if e.cfg.Events == nil {
@@ -74,41 +42,30 @@ func (e *Engine) monitorEvents() monitor.Events {
 	return monitor.Events{
 		Lost: func(l monitor.Lost) {
 			lost(l)
-			e.say(Event{Kind: events.Lost, To: l.Space, Err: l.Err})
+			e.cfg.Events(Event{Kind: events.Lost, To: l.Space, Err: l.Err})
 		},
 		Pressure: func(p monitor.Pressure) {
 			ev := Event{Kind: events.PressureFell, To: p.Space, Bytes: p.Bytes}
 			if p.Above {
 				ev.Kind = events.PressureRose
+				if p.Lowest {
+					ev.Text = "there is no slower tier"
+				}
 			}
-			if p.Above && p.Lowest {
-				ev.Text = "there is no slower tier"
-			}
-			e.say(ev)
+			e.cfg.Events(ev)
 		},
 		Stuck: func(s monitor.Stuck) {
-			text := fmt.Sprintf(
-				"%d wait, %d bytes are used of %d, %d of them in batches at rest",
-				s.Waiters,
-				s.Used,
-				s.Limit,
-				s.Resting,
-			)
+			text := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest",
+				s.Waiters, s.Used, s.Limit, s.Resting)
 			for _, r := range s.Below {
 				text += fmt.Sprintf(", %s has %d", r.Space, r.Available)
 			}
-			e.say(Event{Kind: events.Stuck, To: s.Space, Bytes: s.Need, Reason: s.Reason, Text: text})
+			e.cfg.Events(Event{Kind: events.Stuck, To: s.Space, Bytes: s.Need, Reason: s.Reason, Text: text})
 		},
 		Unmovable: func(u monitor.Unmovable) {
-			e.say(Event{
-				Kind:   events.Unmovable,
-				Origin: ofPlace(u.Place),
-				Batch:  uint64(u.Batch),
-				From:   u.Space,
-				To:     u.To,
-				Bytes:  u.Bytes,
-				Text:   string(u.Form),
-				Err:    u.Err,
+			e.cfg.Events(Event{
+				Kind: events.Unmovable, Origin: ofPlace(u.Place), Batch: uint64(u.Batch), From: u.Space, To: u.To,
+				Bytes: u.Bytes, Text: string(u.Form), Err: u.Err,
 			})
 		},
 	}
@@ -120,12 +77,12 @@ func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {
 	e.cfg.Logger.Warn("spillway: more GPU memory is in use than its quota allows; batches move down until it is not",
 		"quota", o.Quota, "used", o.Used, "limit", o.Limit)
 	if e.cfg.Events != nil {
-		e.say(Event{Kind: events.QuotaExceeded, To: to, Bytes: o.Used, Limit: o.Limit, Text: o.Quota})
+		e.cfg.Events(Event{Kind: events.QuotaExceeded, To: to, Bytes: o.Used, Limit: o.Limit, Text: o.Quota})
 	}
 }
 
-// watchDisks has the volumes say whether their file systems have room, if somebody listens, until
-// ctx ends.
+// watchDisks has the volumes emit whether their file systems have room, until ctx ends. Without
+// Config.Events there is nothing to do.
 func (e *Engine) watchDisks(ctx context.Context) {
 	if e.cfg.Events == nil {
 		return
@@ -146,27 +103,7 @@ func (e *Engine) watchDisks(ctx context.Context) {
 	}
 }
 
-// tellTask says that a task has begun, and returns what says that it has ended. Config.Events is not
-// nil. What is done with the context is the task's.
-func (e *Engine) tellTask(
-	ctx context.Context,
-	owner *reservation.Owner,
-	inputs []*batch.Batch,
-	waited time.Duration,
-) (_ context.Context, ended func(error)) {
-	var o events.Origin
-	if len(inputs) > 0 {
-		o = ofPlace(inputs[0].Info().Place)
-	}
-	o.Task, o.TaskID = owner.Name(), e.tasks.Add(1)
-	begun, ctx := time.Now(), events.With(ctx, o)
-	e.say(Event{Kind: events.TaskBegun, At: begun, Context: ctx, Origin: o, Took: waited})
-	return ctx, func(err error) {
-		e.say(Event{Kind: events.TaskEnded, Context: ctx, Origin: o, Took: time.Since(begun), Err: err})
-	}
-}
-
-// ofPlace is the origin of what is done for a batch by no task.
+// ofPlace is the origin of work on a batch that no task does.
 func ofPlace(p batch.Place) events.Origin {
 	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }
