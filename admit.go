@@ -112,7 +112,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		in.batches = append(in.batches, c.Batches()...)
 	}
 	for _, b := range in.batches {
-		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
+		if s := b.Space(); s != nil && s.Lost() != nil {
 			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
 		}
 	}
@@ -194,7 +194,7 @@ func (n nearestGPU) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []
 	var from tier.ID
 	largest := int64(-1)
 	for _, b := range n.in.batches {
-		if now := b.Inside().Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
+		if now := b.Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
 			from, largest = now.Space, now.Bytes
 		}
 	}
@@ -256,7 +256,7 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
 		// It fails if the batch is elsewhere, being moved, or was dropped.
-		if h, err := b.Inside().TryRead(g.Reservation().Space().ID()); err == nil {
+		if h, err := b.TryRead(g.Reservation().Space().ID()); err == nil {
 			h.SetOwner(in.owner)
 			in.handles[i] = h
 		}

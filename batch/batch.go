@@ -385,28 +385,15 @@ type Batch struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload       // the current resident; nil when it is gone
-		traits      payloadTraits // of the payload; zero when it is gone
-		clean       []cleanImage  // some may be gone; copied on write
-		desc        *Descriptor   // of the last payload that had one
-		version     uint64        // changes so far
-		store       Observer      // the repository that holds the batch; nil if none does
-		place       Place
-		subscribers int
-		changed     chan struct{} // closed at the next change; nil without waiters
-
-		// From these the state is derived.
-		pending  int    // tasks that have not begun
-		task     uint64 // number of the oldest of them; 0 if there is none
-		active   int    // open handles
-		moving   bool   // a Transit is open
-		released bool   // dropped
-		over     bool   // the observers know that, and get no further call
-
-		uses    uint8 // see Info.Uses
-		lastUse int64
-		gap     int64 // between uses, on average; 0 before the second
-		hint    int64 // 0 if there is none
+		Info                   // see infoLocked: State and Leased are not set, and NextUse is the hint
+		space    *tier.Space   // of the current resident; nil when it is gone
+		clean    []cleanImage  // some may be gone; copied on write
+		store    Observer      // the repository that holds the batch; nil if none does
+		changed  chan struct{} // closed at the next change; nil without waiters
+		moving   bool          // a Transit is open
+		released bool          // dropped
+		over     bool          // the observers know that, and get no further call
+		gap      int64         // between uses, on average; 0 before the second
 
 		why    string            // see Arrival
 		since  int64             // see Arrival
@@ -415,18 +402,30 @@ type Batch struct {
 	}
 }
 
-// payloadTraits is what the methods of a payload have returned. They do not change.
-type payloadTraits struct {
+// traits is what the methods of a payload have returned. They do not change.
+type traits struct {
 	form  PayloadType
 	space *tier.Space
 	bytes int64
 	desc  *Descriptor // nil if the payload has none
 }
 
+// setPayloadLocked makes p, which has the traits t, the current resident; nil: it is gone.
+func (b *Batch) setPayloadLocked(p Payload, t traits) {
+	now := &b.mu.Info
+	now.Payload, now.Form, now.Bytes, now.Space, b.mu.space = p, t.form, t.bytes, tier.ID{}, t.space
+	if t.space != nil {
+		now.Space = t.space.ID()
+	}
+	if t.desc != nil {
+		now.Descriptor, now.Rows = t.desc, t.desc.Rows
+	}
+}
+
 // inspect calls the methods of a payload that is offered to New, or to a commit of t, before
 // anything changes. A panic is an error, and a payload without data, or with another number of rows
 // than the batch, is a StateError.
-func (b *Batch) inspect(t *Transit, p Payload) (s payloadTraits, err error) {
+func (b *Batch) inspect(t *Transit, p Payload) (s traits, err error) {
 	defer guard.Error(&err, "a method of a payload")
 	if p != nil {
 		if d, ok := p.(interface{ Descriptor() *Descriptor }); ok {
@@ -464,7 +463,7 @@ func New(o Options) (*Batch, error) {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	}
 	b := &Batch{id: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
-	traits, err := b.inspect(nil, o.Payload)
+	has, err := b.inspect(nil, o.Payload)
 	if o.Payload == nil {
 		err = fmt.Errorf("batch: the payload is nil: %w", err)
 	}
@@ -494,10 +493,10 @@ func New(o Options) (*Batch, error) {
 			return now
 		}
 	}
-	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
-	b.mu.version = 1
-	b.mu.lastUse = b.clock()
-	b.mu.why, b.mu.since = put, b.mu.lastUse
+	b.setPayloadLocked(o.Payload, has) // no other goroutine has b
+	b.mu.Place, b.mu.Version = o.Place, 1
+	b.mu.LastUse = b.clock()
+	b.mu.why, b.mu.since = put, b.mu.LastUse
 	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
@@ -555,46 +554,37 @@ func (b *Batch) ID() ID { return b.id }
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
 func (b *Batch) Info() Info {
-	now := b.Inside().Cut()
+	now := b.Cut()
 	now.Leased = b.leased(now.Payload)
 	return now
 }
 
+// infoLocked returns what the batch is like now: its state is derived from released, moving, and the
+// counts of open handles and pending tasks.
 func (b *Batch) infoLocked() Info {
-	info := Info{
-		ID: b.id, Version: b.mu.version,
-		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
-		Pending: b.mu.pending, Task: b.mu.task, Active: b.mu.active,
-		Subscribers: b.mu.subscribers, Place: b.mu.place,
-		LastUse: b.mu.lastUse, NextUse: b.mu.hint, Uses: b.mu.uses,
-	}
+	now := b.mu.Info
+	now.ID = b.id
 	switch {
 	case b.mu.released:
-		info.State = Released
+		now.State = Released
 	case b.mu.moving:
-		info.State = InTransit
-	case b.mu.active > 0:
-		info.State = Processing
-	case b.mu.pending > 0:
-		info.State = TaskCreated
+		now.State = InTransit
+	case now.Active > 0:
+		now.State = Processing
+	case now.Pending > 0:
+		now.State = TaskCreated
 	}
-	if b.mu.hint == 0 && b.mu.gap > 0 {
-		info.NextUse = min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
+	if now.NextUse == 0 && b.mu.gap > 0 {
+		now.NextUse = min(now.LastUse, Never-1-b.mu.gap) + b.mu.gap
 	}
-	if s := b.mu.traits.space; s != nil {
-		info.Space = s.ID()
-	}
-	if b.mu.desc != nil {
-		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
-	}
-	return info
+	return now
 }
 
 // Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move
 // there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
 // needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
-	b.Inside().EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
+	b.EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
 	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Compare(a.Kind, b.Kind) })
 	return in
 }
@@ -633,12 +623,12 @@ type change struct {
 func (b *Batch) update(apply func(*change) error) error {
 	var c change
 	b.mu.Lock()
-	was := b.mu.traits
+	was := b.mu.Info
 	if err := apply(&c); err != nil {
 		b.mu.Unlock()
 		return err
 	}
-	b.mu.version++
+	b.mu.Version++
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
 	b.mu.changed, b.mu.over = nil, b.mu.released
 	var superfluous, keep []cleanImage
@@ -648,7 +638,7 @@ func (b *Batch) update(apply func(*change) error) error {
 		}
 		for _, r := range b.mu.clean {
 			in := r.payload.Space().Kind()
-			if c.stale || in == b.mu.traits.space.Kind() || c.made != nil && in == c.made.payload.Space().Kind() {
+			if c.stale || in == b.mu.space.Kind() || c.made != nil && in == c.made.payload.Space().Kind() {
 				superfluous = append(superfluous, r)
 			} else {
 				keep = append(keep, r)
@@ -658,9 +648,9 @@ func (b *Batch) update(apply func(*change) error) error {
 	}
 	if b.mu.released {
 		superfluous, b.mu.clean = append(superfluous, keep...), nil
-		if b.mu.active == 0 {
-			c.old = b.mu.payload
-			b.mu.payload, b.mu.traits = nil, payloadTraits{}
+		if b.mu.Active == 0 {
+			c.old = b.mu.Payload
+			b.setPayloadLocked(nil, traits{})
 		}
 	}
 	now := b.infoLocked()
@@ -686,7 +676,7 @@ func (b *Batch) update(apply func(*change) error) error {
 		b.engine.EmitEvent(c.event, now, c.hint)
 	}
 	if b.engine != nil && now.State == Released && !over {
-		now.Space, now.Bytes = was.space.ID(), was.bytes
+		now.Space, now.Bytes = was.Space, was.Bytes
 		b.engine.EmitEvent(events.BatchDropped, now, 0)
 	}
 	if waiting != nil {
@@ -754,7 +744,7 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 func (b *Batch) Subscribe() (cancel func()) {
 	add := func(n int) {
 		_ = b.update(func(c *change) error {
-			b.mu.subscribers += n
+			b.mu.Subscribers += n
 			return nil
 		})
 	}
@@ -770,10 +760,10 @@ func (b *Batch) Subscribe() (cancel func()) {
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
 	_ = b.update(func(c *change) error {
-		if b.mu.place == p {
+		if b.mu.Place == p {
 			return errUnchanged
 		}
-		b.mu.place = p
+		b.mu.Place = p
 		return nil
 	})
 }
@@ -799,10 +789,10 @@ func (b *Batch) TryCreateTask() error {
 
 func (b *Batch) addTaskLocked() {
 	made := created.Add(1)
-	if b.mu.pending == 0 {
-		b.mu.task = made
+	if b.mu.Pending == 0 {
+		b.mu.Task = made
 	}
-	b.mu.pending++
+	b.mu.Pending++
 }
 
 // CancelTask takes one pending task back.
@@ -812,12 +802,12 @@ func (b *Batch) CancelTask() error {
 		switch {
 		case b.mu.released:
 			return b.errorLocked(op, MissingData)
-		case b.mu.pending == 0:
+		case b.mu.Pending == 0:
 			return b.errorLocked(op, TaskNotCreated)
 		}
-		b.mu.pending-- // it may be any of them, so the oldest counts still
-		if b.mu.pending == 0 {
-			b.mu.task = 0
+		b.mu.Pending-- // it may be any of them, so the oldest counts still
+		if b.mu.Pending == 0 {
+			b.mu.Task = 0
 		}
 		return nil
 	})
@@ -856,7 +846,7 @@ func (b *Batch) TryTransit() (*Transit, error) {
 			return b.errorLocked("transit", InvalidState)
 		}
 		b.mu.moving = true
-		t.payload, t.desc = b.mu.payload, b.mu.desc
+		t.payload, t.desc = b.mu.Payload, b.mu.Descriptor
 		return nil
 	})
 	if err != nil {
@@ -886,14 +876,14 @@ func (t *Transit) Payload() Payload {
 // transit that has ended is tier.ErrReleased. Committing the batch's present payload is allowed and
 // releases nothing.
 func (t *Transit) Commit(p Payload, createTask bool) error {
-	_, err := t.b.Inside().Commit(context.Background(), t, p, CommitOptions{CreateTask: createTask})
+	_, err := t.b.Commit(context.Background(), t, p, CommitOptions{CreateTask: createTask})
 	return err
 }
 
 // CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
 // the batch. So the monitor never sees the batch at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
-	return t.b.Inside().Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
+	return t.b.Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
 }
 
 // CommitOptions is what a commit does besides making a payload current.
@@ -921,11 +911,11 @@ type CommitOptions struct {
 }
 
 // Commit is Transit.Commit or CommitOpen of a transit of b, with all its options.
-func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
+func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
 	if t.ended.Load() {
 		return nil, tier.ErrReleased
 	}
-	traits, err := b.inspect(t, p)
+	has, err := b.inspect(t, p)
 	if err != nil {
 		return nil, err
 	}
@@ -938,14 +928,14 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 	}
 	// With another descriptor the bytes may differ, and clean images have the old ones.
-	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
+	stale := has.desc != nil && t.desc != nil && has.desc != t.desc
 	var retained *cleanImage
 	if o.Retained != nil && !stale {
-		retained = retain(t.payload, traits.space.Kind(), o.Retained)
+		retained = retain(t.payload, has.space.Kind(), o.Retained)
 	}
 	err = b.update(func(c *change) error {
-		b.mu.payload, b.mu.traits, b.mu.moving = p, traits, false
-		b.mu.desc = cmp.Or(traits.desc, b.mu.desc)
+		b.setPayloadLocked(p, has)
+		b.mu.moving = false
 		if p != t.payload && retained == nil {
 			c.old = t.payload
 		}
@@ -980,7 +970,7 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 }
 
 // Fits returns the error that a commit of a transit of b would return for p, and changes nothing.
-func (b inside) Fits(t *Transit, p Payload) error {
+func (b *Batch) Fits(t *Transit, p Payload) error {
 	_, err := b.inspect(t, p)
 	return err
 }
@@ -1026,13 +1016,13 @@ func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 // matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether
 // it took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor
 // or is current in p's tier, p is freed at once.
-func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
+func (b *Batch) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
 	r := retain(p, tier.GPU, changed)
 	if r == nil {
 		return false
 	}
 	err := b.update(func(c *change) error {
-		if b.mu.released || b.mu.desc != of || b.mu.traits.space.Kind() == p.Space().Kind() {
+		if b.mu.released || b.mu.Descriptor != of || b.mu.space.Kind() == p.Space().Kind() {
 			return errUnchanged
 		}
 		c.images, c.made = true, r
@@ -1046,7 +1036,7 @@ func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 
 // EachClean calls f with each clean image, with no lock held. It may be freed at any moment, so f
 // may use its memory only under leases.
-func (b inside) EachClean(f func(Payload)) {
+func (b *Batch) EachClean(f func(Payload)) {
 	b.mu.Lock()
 	all := b.mu.clean
 	b.mu.Unlock()
@@ -1061,7 +1051,7 @@ func (b inside) EachClean(f func(Payload)) {
 // there copies no bytes. b must be in transit. The clean image must have the given form, unless
 // that is "". The caller must commit or release the payload. Promote returns nil if there is none,
 // or if r does not have the room.
-func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
+func (b *Batch) Promote(form PayloadType, r reservation.Reservation) Payload {
 	b.mu.Lock()
 	all := b.mu.clean
 	b.mu.Unlock()
@@ -1088,7 +1078,7 @@ func (b *Batch) Drop() error {
 		if err := b.barLocked("drop"); err != nil {
 			return err
 		}
-		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
+		b.mu.released, b.mu.Pending, b.mu.Task = true, 0, 0
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
 		return nil
 	})
@@ -1098,16 +1088,16 @@ func (b *Batch) Drop() error {
 // or ctx, ends.
 func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
-// inside has the methods of a Batch that only this module's packages call: repositories, the mover,
-// the monitor, and lists of holders. Callers keep the rules that its methods name.
-type inside struct{ *Batch }
+// The methods below, and Read, TryRead, Commit, Fits, AddClean, EachClean and Promote, are for this
+// module's packages: repositories, the mover, the monitor, and lists of holders. Programs have no use
+// for them. Callers must keep the rules in their comments.
 
-// Inside returns what only this module's packages do with a batch. Programs have no use for it.
-func (b *Batch) Inside() inside { return inside{b} }
+// Inside returns b. It is for callers that have not been changed yet.
+func (b *Batch) Inside() *Batch { return b }
 
 // Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
 // no method of the payload, so Leased is false.
-func (b inside) Cut() Info {
+func (b *Batch) Cut() Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.infoLocked()
@@ -1115,21 +1105,21 @@ func (b inside) Cut() Info {
 
 // Space returns the space that holds the batch, nil if it is gone. It calls no method of a
 // program's payload.
-func (b inside) Space() *tier.Space {
+func (b *Batch) Space() *tier.Space {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.mu.traits.space
+	return b.mu.space
 }
 
 // Entry returns where an index of batches stores its record of the batch, so that it need not
 // search for it at each change. All records must have the same type.
-func (b inside) Entry() *atomic.Value { return &b.entry }
+func (b *Batch) Entry() *atomic.Value { return &b.entry }
 
 // Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
 // that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.
 // From then on the batch calls store at each change after now, before its own observer. The caller
 // may hold its own lock, and must call announce with no lock held.
-func (b inside) Store(store Observer, p Place) (now Info, announce func(), err error) {
+func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -1139,27 +1129,27 @@ func (b inside) Store(store Observer, p Place) (now Info, announce func(), err e
 		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store, announce = store, func() {}
-	if b.mu.place != p {
-		b.mu.place, announce = p, b.announce
+	if b.mu.Place != p {
+		b.mu.Place, announce = p, b.announce
 	}
 	return b.infoLocked(), announce, nil
 }
 
 // StoreAt changes the place of a batch that store still holds. No observer is called before
 // announce is: store may hold its own lock here, and must call announce with no lock held.
-func (b inside) StoreAt(store Observer, p Place) (announce func()) {
+func (b *Batch) StoreAt(store Observer, p Place) (announce func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.store != store || b.mu.place == p {
+	if b.mu.store != store || b.mu.Place == p {
 		return func() {}
 	}
-	b.mu.place = p
+	b.mu.Place = p
 	return b.announce
 }
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b inside) Unstore(store Observer) {
+func (b *Batch) Unstore(store Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store == store {
@@ -1169,14 +1159,14 @@ func (b inside) Unstore(store Observer) {
 
 // Arrival returns the reason of the batch's last move, "put" if it has not moved, and the time of
 // its arrival by Options.Clock. unread is whether it has moved to a slower tier since it was used.
-func (b inside) Arrival() (why string, since int64, unread bool) {
+func (b *Batch) Arrival() (why string, since int64, unread bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.why, b.mu.since, b.mu.unread
 }
 
 // Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.
-func (b inside) Describe(h *tier.Holding) {
+func (b *Batch) Describe(h *tier.Holding) {
 	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name
 	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
