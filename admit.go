@@ -132,7 +132,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		if e.cfg.Events != nil {
 			var origin events.Origin
 			if len(in.batches) > 0 {
-				origin = ofPlace(in.batches[0].Info().Place)
+				origin = in.batches[0].Info().Place.Origin()
 			}
 			origin.Task, origin.TaskID = owner.Name(), e.tasks.Add(1)
 			ctx = events.With(ctx, origin)

@@ -267,27 +267,15 @@ func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.mover.Inside().BatchChanged(b, now)
 }
 
-// EmitEvent is called by a batch, with no lock held, when it is used, hinted or dropped.
-func (o observer) EmitEvent(kind events.Kind, now batch.Info, hint int64) {
-	o.emit(Event{Kind: kind, Hint: hint}, now)
+// Engine returns what gets the events of batches, and the log of panics of their observers and
+// payloads.
+func (o observer) Engine() (emit func(Event), panics *guard.Log) {
+	return o.e.cfg.Events, &o.e.batchPanics
 }
-
-// emit emits an event of a batch if Config.Events is set.
-func (o observer) emit(ev Event, now batch.Info) {
-	if o.e.cfg.Events != nil {
-		ev.Origin, ev.Batch, ev.To, ev.Bytes = ofPlace(now.Place), uint64(now.ID), now.Space, now.Bytes
-		o.e.cfg.Events(ev)
-	}
-}
-
-// Panics is where the engine's batches log panics of observers and payloads.
-func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch, now batch.Info) error {
-	// The monitor can move the batch as soon as it is registered there.
-	put := Event{Kind: events.BatchPut, At: time.Now()}
 	if o.record != nil {
 		o.e.recorder.Know(b, o.record)
 	}
@@ -296,7 +284,6 @@ func (o observer) Register(b *batch.Batch, now batch.Info) error {
 		return err
 	}
 	o.e.recorder.BatchChanged(b)
-	o.emit(put, now)
 	return nil
 }
 

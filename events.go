@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
@@ -64,7 +63,7 @@ func (e *Engine) monitorEvents() monitor.Events {
 		},
 		Unmovable: func(u monitor.Unmovable) {
 			e.cfg.Events(Event{
-				Kind: events.Unmovable, Origin: ofPlace(u.Place), Batch: uint64(u.Batch), From: u.Space, To: u.To,
+				Kind: events.Unmovable, Origin: u.Place.Origin(), Batch: uint64(u.Batch), From: u.Space, To: u.To,
 				Bytes: u.Bytes, Text: string(u.Form), Err: u.Err,
 			})
 		},
@@ -101,9 +100,4 @@ func (e *Engine) watchDisks(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
-}
-
-// ofPlace is the origin of work on a batch that no task does.
-func ofPlace(p batch.Place) events.Origin {
-	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }

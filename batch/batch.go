@@ -301,11 +301,11 @@ type Registrar interface {
 	Knows(b *Batch) bool
 }
 
-// engine is an observer that emits events of batches, and logs panics of observers, clocks and
-// payloads. It is called with no lock held.
+// engine is the observer of an engine. Engine returns the function that gets the events of batches,
+// nil if there is none, and the log of panics of observers, clocks and payloads. The function is called
+// with no lock held.
 type engine interface {
-	EmitEvent(kind events.Kind, now Info, hint int64)
-	Panics() *guard.Log
+	Engine() (emit func(events.Event), panics *guard.Log)
 }
 
 // Place is a batch's position in a plan. The repository that holds it sets it; the monitor orders
@@ -321,6 +321,11 @@ type Place struct {
 	Operator  string
 	Port      int
 	Partition int
+}
+
+// Origin returns the origin of events about work on a batch there that no task does.
+func (p Place) Origin() events.Origin {
+	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }
 
 // Options is what New needs: Payload, and either ID or IDs.
@@ -379,8 +384,8 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	engine   engine     // the first of the observer and those that it wraps that is one; nil if none is
-	panics   *guard.Log // the engine's, or one to slog.Default; of methods of payloads
+	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
+	panics   *guard.Log         // the engine's, or one to slog.Default
 	entry    atomic.Value
 
 	mu struct {
@@ -470,17 +475,17 @@ func New(o Options) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	for of := o.Observer; of != nil && b.engine == nil; {
-		b.engine, _ = of.(engine)
+	for of := o.Observer; of != nil && b.panics == nil; {
+		if e, ok := of.(engine); ok {
+			b.emit, b.panics = e.Engine()
+		}
 		wrapper, ok := of.(interface{ Unwrap() Observer })
 		if !ok {
 			break
 		}
 		of = wrapper.Unwrap()
 	}
-	if b.engine != nil {
-		b.panics = b.engine.Panics()
-	} else {
+	if b.panics == nil {
 		b.panics = new(guard.Log)
 	}
 	if _, own := o.Observer.(engine); !own && o.Observer != nil {
@@ -502,7 +507,7 @@ func New(o Options) (*Batch, error) {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
-		now := b.Info()
+		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
 		switch {
 		case registrar != nil:
 			func() {
@@ -513,6 +518,12 @@ func New(o Options) (*Batch, error) {
 			b.observer.BatchChanged(b, now)
 		}
 		if err == nil {
+			if b.emit != nil && registrar != nil {
+				b.emit(events.Event{
+					Kind: events.BatchPut, At: made, Origin: now.Place.Origin(), Batch: uint64(b.id),
+					To: now.Space, Bytes: now.Bytes,
+				})
+			}
 			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
 				b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 			}
@@ -672,12 +683,16 @@ func (b *Batch) update(apply func(*change) error) error {
 	if c.ahead != nil {
 		c.ahead(c.outcome)
 	}
-	if b.engine != nil && c.event != 0 {
-		b.engine.EmitEvent(c.event, now, c.hint)
-	}
-	if b.engine != nil && now.State == Released && !over {
-		now.Space, now.Bytes = was.Space, was.Bytes
-		b.engine.EmitEvent(events.BatchDropped, now, 0)
+	if b.emit != nil {
+		ev := events.Event{Origin: now.Place.Origin(), Batch: uint64(b.id), To: now.Space, Bytes: now.Bytes}
+		if c.event != 0 {
+			ev.Kind, ev.Hint = c.event, c.hint
+			b.emit(ev)
+		}
+		if now.State == Released && !over {
+			ev.Kind, ev.Hint, ev.To, ev.Bytes = events.BatchDropped, 0, was.Space, was.Bytes
+			b.emit(ev)
+		}
 	}
 	if waiting != nil {
 		close(waiting)
