@@ -120,7 +120,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if in.ahead = len(in.batches); t.ReadAhead != 0 {
 		in.ahead = min(in.ahead, max(0, t.ReadAhead))
 	}
-	e.ahead.wait(in)
+	e.ahead.change(func() { e.ahead.waiting = append(e.ahead.waiting, in) })
 	defer e.ahead.leave(in)
 	waiting := time.Now()
 	estimate := Estimate{
@@ -155,13 +155,16 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return err
 		}
 		g.InputsHere()
-		if err := e.ahead.work(func() error {
-			leave() // so that Close does not wait for f
+		e.ahead.change(func() { e.ahead.working++ })
+		leave() // so that Close does not wait for f
+		err = func() error {
 			defer func() {
 				inside = e.calls.Enter() // false after Close: the call goes on without
+				e.ahead.change(func() { e.ahead.working-- })
 			}()
 			return f(ctx, g, slices.Clone(in.handles))
-		}); err != nil {
+		}()
+		if err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -83,21 +82,11 @@ func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {
 // watchDisks has the volumes emit whether their file systems have room, until ctx ends. Without
 // Config.Events there is nothing to do.
 func (e *Engine) watchDisks(ctx context.Context) {
-	if e.cfg.Events == nil {
-		return
-	}
-	tick := time.NewTicker(watchPeriod)
-	defer tick.Stop()
-	for {
+	every(ctx, e.cfg.Events != nil, func() {
 		for _, s := range e.spaces {
 			if v, ok := s.Pool().(*volumes.Volume); ok {
 				v.LookAtRoom()
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	})
 }

@@ -270,13 +270,8 @@ const watchPeriod = time.Second
 // tried again that a device refused, until ctx ends. It has a goroutine of its own, because a
 // driver may take its time to answer.
 func (e *Engine) watchGPUs(ctx context.Context) {
-	gpus := e.gpuSpaces()
-	if len(gpus) == 0 {
-		return
-	}
-	tick := time.NewTicker(watchPeriod)
-	defer tick.Stop()
-	for {
+	gpus := e.reservations.Spaces().InTier(tier.GPU) // by number, as e.wrapped
+	every(ctx, len(gpus) > 0, func() {
 		for i, s := range gpus {
 			var n int64
 			var ok bool
@@ -286,21 +281,22 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 			}
 			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
 		}
+	})
+}
+
+// every calls look now and once in each watchPeriod until ctx ends, if there is anything to look at.
+func every(ctx context.Context, anything bool, look func()) {
+	if !anything {
+		return
+	}
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	for {
+		look()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
-}
-
-// gpuSpaces returns the GPU spaces, by number.
-func (e *Engine) gpuSpaces() []*tier.Space {
-	var gpus []*tier.Space
-	for _, s := range e.spaces {
-		if s.Kind() == tier.GPU {
-			gpus = append(gpus, s)
-		}
-	}
-	return gpus
 }
