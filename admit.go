@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
@@ -111,7 +112,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		in.batches = append(in.batches, c.Batches()...)
 	}
 	for _, b := range in.batches {
-		if s := b.Inside().Space(); s != nil && s.Lost() != nil {
+		if s := b.Space(); s != nil && s.Lost() != nil {
 			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
 		}
 	}
@@ -119,7 +120,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	if in.ahead = len(in.batches); t.ReadAhead != 0 {
 		in.ahead = min(in.ahead, max(0, t.ReadAhead))
 	}
-	e.ahead.wait(in)
+	e.ahead.change(func() { e.ahead.waiting = append(e.ahead.waiting, in) })
 	defer e.ahead.leave(in)
 	waiting := time.Now()
 	estimate := Estimate{
@@ -129,12 +130,20 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	return e.admitter.Run(ctx, estimate, func(ctx context.Context, g *Grant) (err error) {
 		e.ahead.leave(in)
 		if e.cfg.Events != nil {
-			var ended func(error)
-			ctx, ended = e.tellTask(ctx, owner, in.batches, time.Since(waiting))
+			var origin events.Origin
+			if len(in.batches) > 0 {
+				origin = in.batches[0].Info().Place.Origin()
+			}
+			origin.Task, origin.TaskID = owner.Name(), e.tasks.Add(1)
+			ctx = events.With(ctx, origin)
+			begun := time.Now()
+			e.cfg.Events(Event{Kind: events.TaskBegun, Context: ctx, Origin: origin, Took: begun.Sub(waiting)})
 			err = errPanicked // until it returns something
 			defer func() {
-				ended(err)
 				waiting = time.Now() // for the next attempt
+				e.cfg.Events(Event{
+					Kind: events.TaskEnded, Context: ctx, Origin: origin, Took: waiting.Sub(begun), Err: err,
+				})
 			}()
 		}
 		defer func() { // also after a panic
@@ -146,13 +155,16 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return err
 		}
 		g.InputsHere()
-		if err := e.ahead.work(func() error {
-			leave() // so that Close does not wait for f
+		e.ahead.change(func() { e.ahead.working++ })
+		leave() // so that Close does not wait for f
+		err = func() error {
 			defer func() {
 				inside = e.calls.Enter() // false after Close: the call goes on without
+				e.ahead.change(func() { e.ahead.working-- })
 			}()
 			return f(ctx, g, slices.Clone(in.handles))
-		}); err != nil {
+		}()
+		if err != nil {
 			return err
 		}
 		// Now, so that the next task finds the room; and whatever goes wrong, the task is
@@ -185,7 +197,7 @@ func (n nearestGPU) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []
 	var from tier.ID
 	largest := int64(-1)
 	for _, b := range n.in.batches {
-		if now := b.Inside().Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
+		if now := b.Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
 			from, largest = now.Space, now.Bytes
 		}
 	}
@@ -247,7 +259,7 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
 		// It fails if the batch is elsewhere, being moved, or was dropped.
-		if h, err := b.Inside().TryRead(g.Reservation().Space().ID()); err == nil {
+		if h, err := b.TryRead(g.Reservation().Space().ID()); err == nil {
 			h.SetOwner(in.owner)
 			in.handles[i] = h
 		}

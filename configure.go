@@ -50,11 +50,20 @@ type machine struct {
 }
 
 func newMachine(top *topology.Topology) machine {
-	m := machine{top: top, memory: 1 << 30, nodes: memoryNodes(top)}
+	m := machine{top: top, memory: 1 << 30}
 	for _, n := range [...]int64{top.Memory.TotalBytes, top.Limits.MemoryBytes} {
 		if n > 0 {
 			m.memory, m.known = n, true
 		}
+	}
+	allowed := top.Limits.MemoryNodes
+	for _, n := range top.Nodes {
+		if n.MemoryBytes > 0 && (len(allowed) == 0 || allowed.Contains(n.ID)) {
+			m.nodes = append(m.nodes, n.ID)
+		}
+	}
+	if len(m.nodes) == 0 {
+		m.nodes = []int{top.Nodes[0].ID}
 	}
 	return m
 }
@@ -106,13 +115,15 @@ func (m machine) together(cfg *Config, simulated func(gpu int) bool) error {
 		}
 		n := m.simulatedBytes(cfg, g)
 		if n < tier.Page { // else Validate would have refused it
-			return fmt.Errorf("host memory of %d bytes leaves nothing for a simulated GPU of the %d bytes that the process may use (make it smaller): %w",
+			return fmt.Errorf("host memory of %d bytes leaves nothing for a simulated GPU "+
+				"of the %d bytes that the process may use (make it smaller): %w",
 				host, m.memory, tier.ErrNoSpace)
 		}
 		gpus += min(n, math.MaxInt64-gpus)
 	}
 	if host > m.memory || gpus > m.memory-host {
-		return fmt.Errorf("host memory of %d bytes and simulated GPU memory of %d are more than the %d bytes that the process may use (make them smaller): %w",
+		return fmt.Errorf("host memory of %d bytes and simulated GPU memory of %d are more "+
+			"than the %d bytes that the process may use (make them smaller): %w",
 			host, gpus, m.memory, tier.ErrNoSpace)
 	}
 	return nil
@@ -163,27 +174,48 @@ func shown(all []topology.GPU) []topology.GPU {
 
 // gpus makes a space on each of the GPUs, or on those of which the fewest bytes are in use; on a
 // simulated one if there are none.
-func (m machine) gpus(cfg Config, all []topology.GPU) ([]GPUConfig, error) {
-	var gpus []GPUConfig
-	for _, g := range leastUsed(all, cfg.MostGPUs) {
-		memory, err := gpuMemoryOf(g, cfg.GPUMemory)
-		if err != nil {
-			return nil, err
+func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err error) {
+	inUse := func(g topology.GPU) load {
+		return load{bytes: usedOn([]topology.GPU{g}, idOf(g), g.PCIAddress), name: idOf(g)}
+	}
+	size := cfg.GPUMemory
+	for _, g := range leastLoaded(all, cfg.MostGPUs, inUse) {
+		total := g.MemoryBytes
+		if g.MIGEnabled && len(g.MIG) > 0 {
+			total = g.MIG[0].MemoryBytes // CUDA works on one instance, the first
+		}
+		memory, err := size.Of(total)
+		memory = memory / tier.Page * tier.Page
+		switch {
+		case size.IsZero():
+			memory = 0 // Open decides
+		case total == 0 && size.Share != 0:
+			return nil, fmt.Errorf("GPUMemory: a share of GPU %d, whose memory is not known "+
+				"(give it in bytes, or see the topology's warnings)", g.Index)
+		case total > 0 && size.Bytes > total:
+			return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that GPU %d has", size.Bytes, total,
+				g.Index)
+		case err != nil || memory < tier.Page:
+			return nil, fmt.Errorf("GPUMemory: %s of GPU %d are %d bytes: want at least %d", size, g.Index, memory,
+				tier.Page)
 		}
 		node := nodeOf(g)
-		gpus = append(gpus, GPUConfig{ID: idOf(g), Memory: memory, Node: &node})
+		gpus = append(gpus, GPUConfig{ID: idOf(g), Memory: Amount{Bytes: memory}, Node: &node})
 	}
 	if len(gpus) > 0 {
 		return gpus, nil
 	}
-	memory, err := cfg.GPUMemory.Of(m.memory)
+	memory, err := size.Of(m.memory)
 	switch memory = memory / tier.Page * tier.Page; {
 	case err != nil:
 		return nil, fmt.Errorf("GPUMemory: %w", err)
 	case memory > m.memory && m.known:
-		return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that the process may use, and the GPU is simulated: %w", memory, m.memory, tier.ErrNoSpace)
-	case memory < tier.Page && !cfg.GPUMemory.IsZero():
-		return nil, fmt.Errorf("GPUMemory: %s of the process's memory is less than the least, %d bytes", cfg.GPUMemory, tier.Page)
+		return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that the process may use, "+
+			"and the GPU is simulated: %w",
+			memory, m.memory, tier.ErrNoSpace)
+	case memory < tier.Page && !size.IsZero():
+		return nil, fmt.Errorf("GPUMemory: %s of the process's memory is less than the least, %d bytes", size,
+			tier.Page)
 	}
 	return []GPUConfig{{Memory: Amount{Bytes: memory}, Node: &m.nodes[0]}}, nil
 }
@@ -208,75 +240,61 @@ func idOf(g topology.GPU) string {
 	return g.PCIAddress
 }
 
-// gpuMemoryOf returns the size of the space on g; zero leaves it to Open.
-func gpuMemoryOf(g topology.GPU, a Amount) (Amount, error) {
-	total := g.MemoryBytes
-	if g.MIGEnabled && len(g.MIG) > 0 {
-		total = g.MIG[0].MemoryBytes // CUDA works on one instance, the first
-	}
-	switch {
-	case a.IsZero():
-		return a, nil
-	case total == 0 && a.Share != 0:
-		return a, fmt.Errorf("GPUMemory: a share of GPU %d, whose memory is not known (give it in bytes, or see the topology's warnings)", g.Index)
-	case total > 0 && a.Bytes > total:
-		return a, fmt.Errorf("GPUMemory: %d bytes are more than the %d that GPU %d has", a.Bytes, total, g.Index)
-	}
-	memory, err := a.Of(total)
-	if memory = memory / tier.Page * tier.Page; err != nil || memory < tier.Page {
-		return a, fmt.Errorf("GPUMemory: %s of GPU %d are %d bytes: want at least %d", a, g.Index, memory, tier.Page)
-	}
-	return Amount{Bytes: memory}, nil
-}
-
-// hosts divides the host's memory.
-func (m machine) hosts(cfg Config) ([]HostConfig, error) {
+// hosts divides the host's memory: each node has a part as large as its memory is of all nodes', so
+// that none is filled before the others; or each GPU has an equal part on the node that is nearest to
+// it and has memory. A default size is made to fit onto the nodes; any other that does not is refused.
+func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	total, err := cfg.HostMemory.Of(m.memory)
+	isDefault := cfg.HostMemory.IsZero()
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("HostMemory: %w", err)
 	case total > m.memory && m.known:
-		return nil, fmt.Errorf("HostMemory: %d bytes are more than the %d that the process may use: %w", total, m.memory, tier.ErrNoSpace)
-	case cfg.HostMemory.IsZero():
+		return nil, fmt.Errorf("HostMemory: %d bytes are more than the %d that the process may use: %w", total,
+			m.memory, tier.ErrNoSpace)
+	case isDefault:
 		total = m.memory / defaultHostShare
 	}
-	var hosts []HostConfig
 	if cfg.HostPerGPU {
-		hosts = m.perGPU(total, cfg.GPUs)
+		for i, g := range cfg.GPUs {
+			part := total / int64(len(cfg.GPUs))
+			hosts = append(hosts, HostConfig{Node: m.top.MemoryNode(m.nodeOf(i, g)), GPUs: []int{i},
+				Memory: wholePages(part)})
+		}
 	} else {
-		hosts = m.perNode(total)
-	}
-	return hosts, m.fit(hosts, cfg.HostMemory)
-}
-
-// perNode gives each node a part as large as its memory is of all nodes', so that none is
-// filled before the others.
-func (m machine) perNode(total int64) []HostConfig {
-	sum := uint64(0) // or the largest number, if it is more
-	for _, id := range m.nodes {
-		sum += min(uint64(m.memoryOn(id)), math.MaxUint64-sum)
-	}
-	hosts := make([]HostConfig, len(m.nodes))
-	for i, id := range m.nodes {
-		part := uint64(total) / uint64(len(m.nodes))
-		if sum > 0 {
-			high, low := bits.Mul64(uint64(total), uint64(m.memoryOn(id)))
-			part, _ = bits.Div64(high, low, sum) // no more than total
+		sum := uint64(0) // or the largest number, if it is more
+		for _, id := range m.nodes {
+			sum += min(uint64(m.memoryOn(id)), math.MaxUint64-sum)
 		}
-		hosts[i] = HostConfig{Node: id, Memory: wholePages(int64(part))}
-	}
-	return hosts
-}
-
-// perGPU gives each GPU an equal part on the node that is nearest to it and has memory.
-func (m machine) perGPU(total int64, gpus []GPUConfig) []HostConfig {
-	hosts := make([]HostConfig, len(gpus))
-	for i, g := range gpus {
-		hosts[i] = HostConfig{
-			Node: m.top.MemoryNode(m.nodeOf(i, g)), GPUs: []int{i}, Memory: wholePages(total / int64(len(gpus))),
+		for _, id := range m.nodes {
+			part := uint64(total) / uint64(len(m.nodes))
+			if sum > 0 {
+				high, low := bits.Mul64(uint64(total), uint64(m.memoryOn(id)))
+				part, _ = bits.Div64(high, low, sum) // no more than total
+			}
+			hosts = append(hosts, HostConfig{Node: id, Memory: wholePages(int64(part))})
 		}
 	}
-	return hosts
+	on := map[int]int64{}
+	for _, h := range hosts {
+		on[h.Node]++
+	}
+	for i := range hosts {
+		h := &hosts[i]
+		switch has := m.memoryOn(h.Node); {
+		case has == 0: // of no node in particular, or not known
+		case isDefault:
+			h.Memory = wholePages(min(h.Memory.Bytes, has/2/on[h.Node]))
+		case h.Memory.Bytes > has/on[h.Node]:
+			return nil, fmt.Errorf("HostMemory: %d spaces of %d bytes on NUMA node %d, which has %d: "+
+				"want less, or spaces on other nodes: %w", on[h.Node], h.Memory.Bytes, h.Node, has, tier.ErrNoSpace)
+		}
+		if h.Memory.Bytes < smallestHostSpace {
+			return nil, fmt.Errorf("HostMemory: it leaves %d bytes for host:%d: want at least %d for each of %d spaces",
+				h.Memory.Bytes, i, int64(smallestHostSpace), len(hosts))
+		}
+	}
+	return hosts, nil
 }
 
 // nodeOf returns the NUMA node that the GPU space i will be nearest to, as far as the topology
@@ -291,7 +309,14 @@ func (m machine) nodeOf(i int, g GPUConfig) int {
 	if found, ok := lookUp(m.top.GPUs, g.ID, g.ID); ok {
 		return nodeOf(found)
 	}
-	if named := begins(m.top.GPUs, g.ID); len(named) == 1 {
+	var named []topology.GPU // by the beginning of their UUID, or that of an instance
+	for _, t := range m.top.GPUs {
+		begins := func(m topology.MIGInstance) bool { return gpuid.BeginsUUID(g.ID, m.UUID) }
+		if gpuid.BeginsUUID(g.ID, t.UUID) || slices.ContainsFunc(t.MIG, begins) {
+			named = append(named, t)
+		}
+	}
+	if len(named) == 1 {
 		return nodeOf(named[0])
 	}
 	return m.nodes[i%len(m.nodes)] // as a simulated one
@@ -309,43 +334,7 @@ func lookUp(gpus []topology.GPU, uuid, address string) (topology.GPU, bool) {
 	return gpus[i], true
 }
 
-// begins returns the GPUs of whose UUID, or that of an instance, id is the beginning.
-func begins(gpus []topology.GPU, id string) (found []topology.GPU) {
-	for _, g := range gpus {
-		if gpuid.BeginsUUID(id, g.UUID) ||
-			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return gpuid.BeginsUUID(id, m.UUID) }) {
-			found = append(found, g)
-		}
-	}
-	return found
-}
-
 func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }
-
-// fit makes spaces of a default size fit onto their nodes, and refuses those of any
-// other size that do not.
-func (m machine) fit(hosts []HostConfig, wanted Amount) error {
-	on := map[int]int64{}
-	for _, h := range hosts {
-		on[h.Node]++
-	}
-	for i := range hosts {
-		h := &hosts[i]
-		has := m.memoryOn(h.Node)
-		switch {
-		case has == 0: // of no node in particular, or not known
-		case wanted.IsZero():
-			h.Memory = wholePages(min(h.Memory.Bytes, has/2/on[h.Node]))
-		case h.Memory.Bytes > has/on[h.Node]:
-			return fmt.Errorf("HostMemory: %d spaces of %d bytes on NUMA node %d, which has %d: want less, or spaces on other nodes: %w",
-				on[h.Node], h.Memory.Bytes, h.Node, has, tier.ErrNoSpace)
-		}
-		if h.Memory.Bytes < smallestHostSpace {
-			return fmt.Errorf("HostMemory: it leaves %d bytes for host:%d: want at least %d for each of %d spaces", h.Memory.Bytes, i, int64(smallestHostSpace), len(hosts))
-		}
-	}
-	return nil
-}
 
 // memoryOn returns the bytes of a node; 0 if they are not known.
 func (m machine) memoryOn(id int) int64 {
@@ -400,18 +389,3 @@ func (m machine) disks(disks []DiskConfig) ([]DiskConfig, error) {
 // defaultHostShare is the part of the memory that host spaces take: 1/4 leaves room for
 // the program, and for the page cache of what it reads.
 const defaultHostShare = 4
-
-// memoryNodes lists the NUMA nodes whose memory a process may use.
-func memoryNodes(top *topology.Topology) []int {
-	var ids []int
-	allowed := top.Limits.MemoryNodes
-	for _, n := range top.Nodes {
-		if n.MemoryBytes > 0 && (len(allowed) == 0 || allowed.Contains(n.ID)) {
-			ids = append(ids, n.ID)
-		}
-	}
-	if len(ids) == 0 {
-		ids = []int{top.Nodes[0].ID}
-	}
-	return ids
-}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,7 @@ import (
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -42,7 +44,7 @@ type Engine struct {
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	driver  *driver               // nil: nothing has asked for it
-	gpus    []chosen              // what serves each GPU space
+	gpus    []*cuda.DeviceInfo    // of the driver, by GPU space; nil: it has none
 	devices []tier.Device         // the engine's own, to be closed
 	bare    []tier.Device         // of the GPU spaces, as GPUConfig.Wrap returned them
 	wrapped []tier.Device         // those under the budgets
@@ -96,6 +98,17 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	e.ahead = aheadOfTasks{e: e, poke: make(chan struct{}, 1)}
 	e.cfg.Logger = guard.Logger(cfg.Logger) // it is called from everywhere
 	e.panics.Logger, e.batchPanics.Logger = e.cfg.Logger, e.cfg.Logger
+	if cfg.Events != nil { // all parts of the engine call it
+		e.cfg.Events = func(ev Event) {
+			if ev.At.IsZero() {
+				ev.At = time.Now()
+			}
+			if ev.Context == nil {
+				ev.Context = context.Background()
+			}
+			e.panics.Do("Config.Events", func() { cfg.Events(ev) })
+		}
+	}
 	e.recorder, e.found = persist.NewRecorder(e.cfg.Logger), persist.NewFound()
 	defer func() {
 		if err != nil {
@@ -121,11 +134,15 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		},
 		Headroom:     func(id tier.ID, need int64) int64 { return e.monitor.Headroom(id, need) },
 		StallTimeout: e.cfg.StallTimeout,
-		Clear:        e.clear,
-		LongWait:     e.warnOfWait,
-		Holders:      e.Holders,
-		Events:       e.cfg.Events,
-		Logger:       e.cfg.Logger,
+		Clear: func(id tier.ID, enough func() bool) {
+			if e.monitor != nil { // there are no batches before
+				e.monitor.Clear(context.Background(), id, enough)
+			}
+		},
+		LongWait: e.warnOfWait,
+		Holders:  e.Holders,
+		Events:   e.cfg.Events,
+		Logger:   e.cfg.Logger,
 	}); err != nil {
 		return nil, err
 	}
@@ -137,9 +154,20 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 			return nil, err
 		}
 	}
-	e.builtin = &transfer.Builtin{Streams: e.streamPool, Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec}
+	e.builtin = &transfer.Builtin{
+		Streams: func(id tier.ID) (*devpool.Streams, error) {
+			if p := e.streams[id]; p != nil {
+				return p, nil
+			}
+			return nil, fmt.Errorf("spillway: %s has no streams: %w", id, tier.ErrNotSupported)
+		},
+		Staging: e.stagingNear, Permits: e.permits, Codec: e.cfg.Codec,
+	}
 	if e.cfg.Events != nil {
-		e.builtin.Choose.Chosen = e.codecChosen
+		e.builtin.Choose.Chosen = func(disk tier.ID, k convert.Codec, cost float64) {
+			text := fmt.Sprintf("%s, which should cost %.2f of what bytes cost as they are", k, cost)
+			e.cfg.Events(Event{Kind: events.CodecChosen, To: disk, Text: text})
+		}
 	}
 	e.mover, err = convert.NewMover(convert.MoverConfig{
 		Reservations: e.reservations,
@@ -176,37 +204,31 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	); err != nil {
 		return nil, err
 	}
-	e.start()
-	return e, nil
-}
 
-// start starts the monitor, and what samples foreign bytes.
-func (e *Engine) start() {
+	// Start the monitor, and what watches GPUs and disks, each by itself: a driver or a file system
+	// that does not answer must not keep the others waiting.
 	watch, stop := context.WithCancelCause(context.Background())
 	e.stop, e.watching = stop, make(chan struct{})
-	foreign := make(chan struct{})
-	go func() {
+	var others sync.WaitGroup
+	others.Go(func() {
 		labels.WatchGPUs.Set()
-		defer close(foreign)
 		e.watchGPUs(watch)
-	}()
-	disks := make(chan struct{})
-	go func() { // by itself: a file system that does not answer must not keep others from being looked at
+	})
+	others.Go(func() {
 		labels.WatchDisks.Set()
-		defer close(disks)
 		e.watchDisks(watch)
-	}()
+	})
 	go func() {
 		labels.Monitor.Set()
 		defer func() {
-			<-foreign
-			<-disks
+			others.Wait()
 			close(e.watching)
 		}()
 		if err := e.monitor.Run(watch); err != nil && !errors.Is(err, tier.ErrClosed) {
 			e.cfg.Logger.Error("spillway: the monitor ended", "error", err)
 		}
 	}()
+	return e, nil
 }
 
 // NewBatch returns an idle batch that owns p, a payload in a space of this engine, such
@@ -216,11 +238,8 @@ func (e *Engine) start() {
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
 	if p != nil && !slices.Contains(e.spaces, p.Space()) {
-		return nil, fmt.Errorf(
-			"spillway: a batch of a payload in another engine's %s: %w",
-			p.Space().ID(),
-			tier.ErrNotSupported,
-		)
+		return nil, fmt.Errorf("spillway: a batch of a payload in another engine's %s: %w", p.Space().ID(),
+			tier.ErrNotSupported)
 	}
 	return e.newBatch(p, nil)
 }
@@ -242,40 +261,21 @@ type observer struct {
 	record *persist.Record // of what a new batch is made of
 }
 
-var (
-	_ batch.Registrar = observer{}
-)
-
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b)
 	o.e.mover.Inside().BatchChanged(b, now)
 }
 
-// EmitEvent is called by a batch, with no lock held, when it is used, hinted or dropped.
-func (o observer) EmitEvent(kind events.Kind, now batch.Info, hint int64) {
-	o.emit(Event{Kind: kind, Hint: hint}, now)
+// Engine returns what gets the events of batches, and the log of panics of their observers and
+// payloads.
+func (o observer) Engine() (emit func(Event), panics *guard.Log) {
+	return o.e.cfg.Events, &o.e.batchPanics
 }
-
-// emit emits an event of a batch if Config.Events is set.
-func (o observer) emit(ev Event, now batch.Info) {
-	if o.e.cfg.Events != nil {
-		ev.Origin, ev.Batch, ev.To, ev.Bytes = ofPlace(now.Place), uint64(now.ID), now.Space, now.Bytes
-		o.e.say(ev)
-	}
-}
-
-// Panics is where the engine's batches log panics of observers and payloads.
-func (o observer) Panics() *guard.Log { return &o.e.batchPanics }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }
 
 func (o observer) Register(b *batch.Batch, now batch.Info) error {
-	// The monitor can move the batch as soon as it is registered there.
-	put := Event{Kind: events.BatchPut}
-	if o.e.cfg.Events != nil {
-		put.At = time.Now()
-	}
 	if o.record != nil {
 		o.e.recorder.Know(b, o.record)
 	}
@@ -284,40 +284,17 @@ func (o observer) Register(b *batch.Batch, now batch.Info) error {
 		return err
 	}
 	o.e.recorder.BatchChanged(b)
-	o.emit(put, now)
 	return nil
 }
 
-// clear moves batches out of a space for an allocation that needs room in one piece. The end of the
-// mover ends it.
-func (e *Engine) clear(id tier.ID, enough func() bool) {
-	if e.monitor != nil { // there are no batches before
-		e.monitor.Clear(context.Background(), id, enough)
-	}
-}
-
-func (e *Engine) streamPool(id tier.ID) (*devpool.Streams, error) {
-	if p := e.streams[id]; p != nil {
-		return p, nil
-	}
-	return nil, fmt.Errorf("spillway: %s has no streams: %w", id, tier.ErrNotSupported)
-}
-
-// stagingNear returns the pinned chunks on a node, or those of the nearest node
-// that has some.
+// stagingNear returns the pinned chunks on a node, or those of the nearest node that has some.
 func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
-	var best *host.Staging
-	bestNode := 0
-	for n, s := range e.staging {
-		if best == nil || e.topo.Distance(node, n) < e.topo.Distance(node, bestNode) ||
-			(e.topo.Distance(node, n) == e.topo.Distance(node, bestNode) && n < bestNode) {
-			best, bestNode = s, n
-		}
-	}
-	if best == nil {
+	nodes := slices.Sorted(maps.Keys(e.staging))
+	if len(nodes) == 0 {
 		return nil, fmt.Errorf("spillway: moving between device and disk needs host memory: %w", tier.ErrNotSupported)
 	}
-	return best, nil
+	nearest := slices.MinFunc(nodes, func(a, b int) int { return e.topo.Distance(node, a) - e.topo.Distance(node, b) })
+	return e.staging[nearest], nil
 }
 
 // Reserve waits for a promise of bytes in a space of the strategy. The caller
@@ -356,12 +333,10 @@ func (e *Engine) Topology() *topology.Topology { return e.topo }
 // program that keeps an idle engine open. It ends early with ctx's error. A failing volume does not
 // keep the others from being trimmed.
 func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
-	e.mu.Lock()
-	closed := e.closed
-	e.mu.Unlock()
-	if closed {
+	if !e.calls.Enter() {
 		return 0, fmt.Errorf("spillway: %w", tier.ErrClosed)
 	}
+	defer e.calls.Leave()
 	for _, s := range e.spaces {
 		e.dropCopies(s)
 		if pool, ok := s.Pool().(interface {
@@ -381,22 +356,6 @@ func (e *Engine) dropCopies(s *tier.Space) {
 	}
 }
 
-func sortedIDs[V any](m map[tier.ID]V) []tier.ID {
-	ids := make([]tier.ID, 0, len(m))
-	for id := range m {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, compareIDs)
-	return ids
-}
-
-func compareIDs(a, b tier.ID) int {
-	if a.Kind != b.Kind {
-		return int(a.Kind) - int(b.Kind)
-	}
-	return a.Ordinal - b.Ordinal
-}
-
 // Close ends the monitor, wakes all waiters with tier.ErrClosed, drops all batches, and closes
 // devices, arenas and volumes. No goroutine and no file of the engine is left. Buffers that are
 // still held, by handles, a program's transits, reservations or records opened in place, are
@@ -413,10 +372,7 @@ func (e *Engine) Close() error {
 		return fmt.Errorf("spillway: %w", tier.ErrClosed)
 	}
 	e.closed = true
-	plans := make([]*Plan, 0, len(e.plans))
-	for _, p := range e.plans {
-		plans = append(plans, p)
-	}
+	plans := slices.Collect(maps.Values(e.plans))
 	e.mu.Unlock()
 
 	e.calls.Shut()

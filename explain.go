@@ -51,7 +51,7 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		return Explanation{State: batch.Released}
 	}
 	now := b.Info()
-	why, since, _ := b.Inside().Arrival()
+	why, since, _ := b.Arrival()
 	x := Explanation{
 		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes,
 		Why: why, Since: time.Unix(0, since),
@@ -61,7 +61,7 @@ func (e *Engine) Explain(b *Batch) Explanation {
 	if !now.Space.Valid() {
 		return x
 	}
-	if s := b.Inside().Space(); s != nil && !slices.Contains(e.spaces, s) {
+	if s := b.Space(); s != nil && !slices.Contains(e.spaces, s) {
 		x.Foreign = true
 		return x
 	}

@@ -1,9 +1,11 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
@@ -29,7 +32,8 @@ type AmbiguousGPUError struct {
 }
 
 func (e *AmbiguousGPUError) Error() string {
-	return fmt.Sprintf("the ID of a GPU space is the beginning of several GPUs' UUIDs: %s may be each of %s: write more of the one that is meant", e.ID, strings.Join(e.UUIDs, ", "))
+	return fmt.Sprintf("the ID of a GPU space is the beginning of several GPUs' UUIDs: "+
+		"%s may be each of %s: write more of the one that is meant", e.ID, strings.Join(e.UUIDs, ", "))
 }
 
 // driver is NVIDIA's, with the GPUs that it shows to the process.
@@ -53,39 +57,34 @@ func (e *Engine) loadDriver() *driver {
 
 // shownByDriver returns the GPUs that the driver shows, Config.MostGPUs at most, with what the
 // topology knows of them. If there is no driver, chooseGPUs warns of that.
-func (e *Engine) shownByDriver() []topology.GPU {
-	shown := e.loadDriver().gpus
-	if most := e.cfg.MostGPUs; most > 0 && most < len(shown) {
-		shown = e.leastLoaded(shown)[:most]
-		slices.SortFunc(shown, func(a, b cuda.DeviceInfo) int { return a.Ordinal - b.Ordinal })
-	}
-	gpus := make([]topology.GPU, len(shown))
-	for i, g := range shown {
-		gpus[i] = topology.GPU{Index: g.Ordinal, UUID: g.UUID, PCIAddress: g.PCI, MemoryBytes: g.Memory, Node: e.nodeOfGPU(g)}
-		gpus[i].MemoryNode = gpus[i].Node
+func (e *Engine) shownByDriver() (gpus []topology.GPU) {
+	for _, g := range leastLoaded(e.loadDriver().gpus, e.cfg.MostGPUs, e.loads()) {
+		node := e.nodeOfGPU(g)
+		gpus = append(gpus, topology.GPU{
+			Index: g.Ordinal, UUID: g.UUID, PCIAddress: g.PCI, MemoryBytes: g.Memory, Node: node, MemoryNode: node,
+		})
 	}
 	return gpus
 }
 
-// chosen is what serves a GPU space: a GPU of the driver, or what the configuration has, or a
-// simulated one.
-type chosen struct {
-	real bool
-	gpu  cuda.DeviceInfo // if it is real
-}
-
-// chooseGPUs decides that for each space, before anything is opened. Those with an ID come first:
-// the others have what is left, the least loaded first.
+// chooseGPUs decides which GPU of the driver serves each space, before anything is opened. Spaces with
+// an ID come first: the others have what is left, the least loaded first. A simulated GPU replaces one
+// that is not to be had, unless the configuration wants no other.
 func (e *Engine) chooseGPUs() error {
-	e.gpus = make([]chosen, len(e.cfg.GPUs))
+	e.gpus = make([]*cuda.DeviceInfo, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
+	made := func(g GPUConfig) bool { return g.Device != nil || g.Open != nil }
 	var left []cuda.DeviceInfo
-	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return g.Device == nil && g.Open == nil && g.Backend != Sim }) {
-		left = slices.Clone(e.leastLoaded(e.loadDriver().gpus))
+	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return !made(g) && g.Backend != Sim }) {
+		all := e.loadDriver().gpus
+		for _, i := range byLoad(all, e.loads()) {
+			left = append(left, all[i])
+		}
 	}
 	for _, named := range []bool{true, false} {
-		for i, g := range e.cfg.GPUs {
-			if g.Device != nil || g.Open != nil || (g.ID != "") != named {
+		for i := range e.cfg.GPUs {
+			g := &e.cfg.GPUs[i]
+			if made(*g) || (g.ID != "") != named {
 				continue
 			}
 			at, err := 0, errSimulated
@@ -94,17 +93,24 @@ func (e *Engine) chooseGPUs() error {
 					at, err = pick(e.driver.gpus, left, g.ID)
 				}
 			}
-			if err == nil {
-				e.gpus[i] = chosen{real: true, gpu: left[at]}
+			_, ambiguous := errors.AsType[*AmbiguousGPUError](err)
+			space := tier.ID{Kind: tier.GPU, Ordinal: i}
+			switch {
+			case err == nil:
+				gpu := left[at]
+				e.gpus[i], left = &gpu, slices.Delete(left, at, at+1)
 				if g.Memory.Share != 0 {
-					n, _ := g.Memory.Of(left[at].Memory) // if that is less than a byte, a page
-					e.cfg.GPUs[i].Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
+					n, _ := g.Memory.Of(gpu.Memory) // if that is less than a byte, a page
+					g.Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
 				}
-				left = slices.Delete(left, at, at+1)
-				continue
-			}
-			if err := e.standIn(tier.ID{Kind: tier.GPU, Ordinal: i}, g, err); err != nil {
-				return err
+			case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
+				return fmt.Errorf("%s: %w", space, err)
+			case g.Memory.Share != 0:
+				return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, err)
+			case g.Backend == Auto:
+				w := causes.Warn(causes.Simulated, "a simulated GPU replaces a real one: %v", err)
+				w.Space = space.String()
+				e.warn(w)
 			}
 		}
 	}
@@ -114,24 +120,8 @@ func (e *Engine) chooseGPUs() error {
 // errSimulated is why a space is simulated that is meant to be.
 var errSimulated = errors.New("it was asked for")
 
-// standIn reports whether a simulated GPU may serve a space for which no other can be had.
-func (e *Engine) standIn(space tier.ID, g GPUConfig, why error) error {
-	_, ambiguous := errors.AsType[*AmbiguousGPUError](why)
-	switch {
-	case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
-		return fmt.Errorf("%s: %w", space, why)
-	case g.Memory.Share != 0:
-		return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, why)
-	case g.Backend == Auto:
-		w := causes.Warn(causes.Simulated, "a simulated GPU replaces a real one: %v", why)
-		w.Space = space.String()
-		e.warn(w)
-	}
-	return nil
-}
-
-// pick returns which of the GPUs that are left has an ID, of all that there are; the first, without
-// one.
+// pick returns which of the GPUs that are left has an ID, of all that there are: a UUID, a PCI
+// address, or the beginning of one UUID only. Without an ID it is the first.
 func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
 	if id == "" {
 		if len(left) == 0 {
@@ -139,51 +129,31 @@ func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
 		}
 		return 0, nil
 	}
-	named, err := find(all, id)
-	if err != nil {
-		return 0, err
+	named := func(g cuda.DeviceInfo) bool { return gpuid.SameUUID(id, g.UUID) || gpuid.SameAddress(id, g.PCI) }
+	found := slices.IndexFunc(all, named)
+	if found < 0 {
+		var begin []string
+		for i, g := range all {
+			if gpuid.BeginsUUID(id, g.UUID) {
+				begin, found = append(begin, g.UUID), i
+			}
+		}
+		if len(begin) > 1 {
+			return 0, &AmbiguousGPUError{ID: id, UUIDs: begin}
+		}
 	}
 	for i, g := range left {
-		if named != nil && g.Ordinal == named.Ordinal {
+		if found >= 0 && g.Ordinal == all[found].Ordinal {
 			return i, nil
 		}
 	}
 	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
 }
 
-// find returns the GPU that id names: by its UUID, its PCI address, or the beginning of one UUID
-// only. Nil: there is none.
-func find(all []cuda.DeviceInfo, id string) (*cuda.DeviceInfo, error) {
-	var begin []string
-	var found *cuda.DeviceInfo
-	for i, g := range all {
-		if gpuid.SameUUID(id, g.UUID) || gpuid.SameAddress(id, g.PCI) {
-			return &all[i], nil
-		}
-		if gpuid.BeginsUUID(id, g.UUID) {
-			begin, found = append(begin, g.UUID), &all[i]
-		}
-	}
-	if len(begin) > 1 {
-		return nil, &AmbiguousGPUError{ID: id, UUIDs: begin}
-	}
-	return found, nil
-}
-
 // simulated reports whether the engine makes a simulated GPU for the space.
 func (e *Engine) simulated(i int) bool {
 	g := e.cfg.GPUs[i]
-	return g.Device == nil && g.Open == nil && !e.gpus[i].real
-}
-
-// openCUDA opens the GPU of a space.
-func (e *Engine) openCUDA(i int, g GPUConfig) (tier.Device, error) {
-	gpu := e.gpus[i].gpu
-	dev, err := e.driver.Open(cuda.Config{Ordinal: gpu.Ordinal, Node: e.nodeOfGPU(gpu), Memory: g.Memory.Bytes})
-	if err != nil {
-		return nil, err
-	}
-	return dev, nil
+	return g.Device == nil && g.Open == nil && e.gpus[i] == nil
 }
 
 // nodeOfGPU returns the NUMA node that a GPU is on, as far as it is known.
@@ -194,27 +164,82 @@ func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
 	return topology.Unknown
 }
 
-// checkPeers has GPUs that are said to reach each other's memory prove it, before their
-// memory is given out. Those that do not copy through pinned host memory.
-func (e *Engine) checkPeers() {
-	cuda.CheckPeers(e.wrapped, func(from, to int, why error) {
-		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %v: copies between them go through pinned host memory, which is slower", from, to, why))
-	})
+// load is how much of a GPU is in use, or promised by the node's ledger if that is more.
+type load struct {
+	bytes   int64
+	holders int // processes
+	name    string
 }
 
-// pinners lists what wants host memory pinned, one for each GPU: devices of one driver do
-// it once for all.
-func (e *Engine) pinners() (list []tier.Pinner) {
-	for _, d := range e.wrapped {
-		if p, ok := tier.As[tier.Pinner](d); ok {
-			list = append(list, p)
+// byLoad returns the indexes of GPUs that may replace each other, the least loaded first: by bytes,
+// by holders, by name. So processes that start one after the other do not all take the first.
+func byLoad[T any](gpus []T, of func(T) load) []int {
+	order, loads := make([]int, len(gpus)), make([]load, len(gpus))
+	for i, g := range gpus {
+		order[i], loads[i] = i, of(g)
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		x, y := loads[a], loads[b]
+		return cmp.Or(cmp.Compare(x.bytes, y.bytes), x.holders-y.holders, cmp.Compare(x.name, y.name))
+	})
+	return order
+}
+
+// leastLoaded returns the n least loaded GPUs in the order given, or all if n is 0.
+func leastLoaded[T any](gpus []T, n int, of func(T) load) []T {
+	if n <= 0 || n >= len(gpus) {
+		return gpus
+	}
+	order := byLoad(gpus, of)[:n]
+	slices.Sort(order)
+	least := make([]T, n)
+	for i, at := range order {
+		least[i] = gpus[at]
+	}
+	return least
+}
+
+// loads returns the loads of the driver's GPUs, by the topology and by the node's ledger.
+func (e *Engine) loads() func(cuda.DeviceInfo) load {
+	var held []leases.Holder
+	if dir := e.limits.settings.Ledger; dir != "" {
+		var err error
+		if held, err = leases.Holders(dir); err != nil { // which joining the ledger returns, if it lasts
+			held = nil
+			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", slog.Any("error", err))
 		}
 	}
-	return list
+	return func(g cuda.DeviceInfo) load {
+		l := load{name: cmp.Or(g.UUID, g.PCI)} // as the ledger has it, see limited
+		for _, h := range held {
+			if gpuid.SameUUID(h.Device, l.name) {
+				l.bytes += h.Live
+				l.holders++
+			}
+		}
+		l.bytes = max(l.bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI))
+		return l
+	}
+}
+
+// usedOn returns how many bytes of a GPU, or of its instance, all processes use; 0 if that is not
+// known.
+func usedOn(gpus []topology.GPU, uuid, pci string) int64 {
+	for _, g := range gpus {
+		for _, m := range g.MIG {
+			if gpuid.SameUUID(m.UUID, uuid) {
+				return max(0, m.MemoryBytes-m.FreeBytes)
+			}
+		}
+		if gpuid.SameUUID(g.UUID, uuid) || gpuid.SameAddress(g.PCIAddress, pci) {
+			return max(0, g.MemoryBytes-g.FreeBytes)
+		}
+	}
+	return 0
 }
 
 // pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but
-// slowly, and the memory is locked as it is where there is no GPU.
+// slowly, and the memory is locked as it is if there is no GPU.
 func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 	pinned := false
 	for _, p := range pinners {
@@ -227,7 +252,8 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 		if errors.Is(err, tier.ErrNotSupported) {
 			cause = causes.System
 		}
-		w := causes.Warn(cause, "the driver does not pin the %d bytes of host memory: %v: what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
+		w := causes.Warn(cause, "the driver does not pin the %d bytes of host memory: %v: "+
+			"what GPUs copy goes by way of other memory, which is slower", arena.Stats().Capacity, err)
 		w.Space = id.String()
 		e.warn(w)
 	}
@@ -244,13 +270,8 @@ const watchPeriod = time.Second
 // tried again that a device refused, until ctx ends. It has a goroutine of its own, because a
 // driver may take its time to answer.
 func (e *Engine) watchGPUs(ctx context.Context) {
-	gpus := e.gpuSpaces()
-	if len(gpus) == 0 {
-		return
-	}
-	tick := time.NewTicker(watchPeriod)
-	defer tick.Stop()
-	for {
+	gpus := e.reservations.Spaces().InTier(tier.GPU) // by number, as e.wrapped
+	every(ctx, len(gpus) > 0, func() {
 		for i, s := range gpus {
 			var n int64
 			var ok bool
@@ -260,21 +281,22 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 			}
 			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
 		}
+	})
+}
+
+// every calls look now and once in each watchPeriod until ctx ends, if there is anything to look at.
+func every(ctx context.Context, anything bool, look func()) {
+	if !anything {
+		return
+	}
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	for {
+		look()
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
-}
-
-// gpuSpaces returns the GPU spaces, by number.
-func (e *Engine) gpuSpaces() []*tier.Space {
-	var gpus []*tier.Space
-	for _, s := range e.spaces {
-		if s.Kind() == tier.GPU {
-			gpus = append(gpus, s)
-		}
-	}
-	return gpus
 }

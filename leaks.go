@@ -1,8 +1,11 @@
 package spillway
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/books"
@@ -19,92 +22,80 @@ type LeakError struct{ Leaks []tier.Leak }
 const maxLeaksListed = 16
 
 func (e *LeakError) Error() string {
-	sums := make(map[tier.ID]*leakSum)
+	type sum struct{ promised, other, handles, records int64 }
+	sums := make(map[tier.ID]*sum)
 	for _, l := range e.Leaks {
-		if sums[l.Space] == nil {
-			sums[l.Space] = new(leakSum)
+		s := sums[l.Space]
+		if s == nil {
+			s = new(sum)
+			sums[l.Space] = s
 		}
-		sums[l.Space].add(l)
+		if l.Promise {
+			s.promised += l.Bytes
+			continue
+		}
+		s.other += l.Bytes
+		for _, h := range l.Holders {
+			switch h.Kind {
+			case books.Handle:
+				s.handles++
+			case books.Record:
+				s.records++
+			}
+		}
 	}
-	var parts []string
-	for _, id := range sortedIDs(sums) {
-		parts = append(parts, fmt.Sprintf("in %s %s", id, sums[id]))
+	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Ordinal-b.Ordinal) }
+	var spaces []string
+	for _, id := range slices.SortedFunc(maps.Keys(sums), byID) {
+		s := sums[id]
+		var parts, by []string
+		if s.handles > 0 {
+			by = append(by, count(s.handles, "open handle"))
+		}
+		if s.records > 0 {
+			by = append(by, count(s.records, "open record"))
+		}
+		if s.other > 0 {
+			part := count(s.other, "byte") + " of buffers"
+			if len(by) > 0 {
+				part += " (kept by " + strings.Join(by, " and ") + ")"
+			}
+			parts = append(parts, part)
+		}
+		if s.promised > 0 {
+			parts = append(parts, count(s.promised, "byte")+" of reservations")
+		}
+		spaces = append(spaces, fmt.Sprintf("in %s %s", id, strings.Join(parts, " and ")))
 	}
 	var b strings.Builder
-	b.WriteString("spillway: not released at Close: " + strings.Join(parts, "; "))
+	b.WriteString("spillway: not released at Close: " + strings.Join(spaces, "; "))
 	for i, l := range e.Leaks {
 		if i == maxLeaksListed {
 			fmt.Fprintf(&b, "\nand %d more", len(e.Leaks)-i)
 			break
 		}
-		writeLeak(&b, l)
+		if len(l.Holders) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n%d bytes in %s: ", l.Bytes, l.Space)
+		for j, h := range l.Holders {
+			if j > 0 {
+				b.WriteString(", ")
+			}
+			if j == maxLeaksListed {
+				fmt.Fprintf(&b, "and %d more", len(l.Holders)-j)
+				break
+			}
+			b.WriteString(h.String())
+			if h.Stack != "" {
+				fmt.Fprintf(&b, ", taken at\n%s", h.Stack)
+			}
+		}
+		if l.Stack != "" {
+			fmt.Fprintf(&b, ", taken at\n%s", l.Stack)
+		}
 	}
 	return b.String()
-}
-
-func writeLeak(b *strings.Builder, l tier.Leak) {
-	if len(l.Holders) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%d bytes in %s", l.Bytes, l.Space)
-	sep := ": "
-	for i, h := range l.Holders {
-		if i == maxLeaksListed {
-			fmt.Fprintf(b, ", and %d more", len(l.Holders)-i)
-			break
-		}
-		b.WriteString(sep + h.String())
-		sep = ", "
-		if h.Stack != "" {
-			fmt.Fprintf(b, ", taken at\n%s", h.Stack)
-		}
-	}
-	if l.Stack != "" {
-		fmt.Fprintf(b, ", taken at\n%s", l.Stack)
-	}
-}
-
-// leakSum is the leaks of a space.
-type leakSum struct {
-	promised, other  int64 // bytes
-	handles, records int64
-}
-
-func (s *leakSum) add(l tier.Leak) {
-	if l.Promise {
-		s.promised += l.Bytes
-		return
-	}
-	s.other += l.Bytes
-	for _, h := range l.Holders {
-		switch h.Kind {
-		case books.Handle:
-			s.handles++
-		case books.Record:
-			s.records++
-		}
-	}
-}
-
-func (s *leakSum) String() string {
-	var parts, by []string
-	if s.handles > 0 {
-		by = append(by, count(s.handles, "open handle"))
-	}
-	if s.records > 0 {
-		by = append(by, count(s.records, "open record"))
-	}
-	if s.other > 0 {
-		part := count(s.other, "byte") + " of buffers"
-		if len(by) > 0 {
-			part += " (kept by " + strings.Join(by, " and ") + ")"
-		}
-		parts = append(parts, part)
-	}
-	if s.promised > 0 {
-		parts = append(parts, count(s.promised, "byte")+" of reservations")
-	}
-	return strings.Join(parts, " and ")
 }
 
 // count returns "1 buffer" or "3 buffers".

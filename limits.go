@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -57,40 +58,34 @@ type Limits struct {
 }
 
 func (l *Limits) check() error {
-	errs := []error{l.checkPermits(), l.Admission.Validate()}
+	errs := []error{l.Permits.Validate(), l.Admission.Validate()}
+	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool {
+		return b.Name == permit.Host
+	})
+	if l.PermitPool != nil {
+		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
+			errs[0] = errors.New("permits: there are both a pool and a configuration of one")
+		} else if nothing, err := l.PermitPool.TryAcquire(permit.Request{}); err != nil { // it is closed
+			errs[0] = fmt.Errorf("permits: %w", err)
+		} else {
+			errs[0] = nothing.Release()
+		}
+		_, host = l.PermitPool.Total(permit.Host)
+	}
+	if !host && errs[0] == nil { // no transfer with a disk could begin
+		errs[0] = fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
+	}
 	if l.Quota != nil {
 		errs = append(errs, l.Quota.Validate())
 		if l.SharedQuota != nil && (!l.Quota.Limit.IsZero() || l.Quota.Ratio != nil) {
-			errs = append(errs, errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
+			errs = append(errs,
+				errors.New("quota: there are both a quota that is shared and a limit of the engine's own"))
 		}
 	}
 	if i := slices.Index(l.Budgets, nil); i >= 0 {
 		errs = append(errs, fmt.Errorf("limits: Budgets[%d] is nil", i))
 	}
 	return errors.Join(errs...)
-}
-
-// checkPermits refuses a pool with which no transfer with a disk could begin.
-func (l *Limits) checkPermits() error {
-	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool {
-		return b.Name == permit.Host
-	})
-	if l.PermitPool != nil {
-		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
-			return errors.New("permits: there are both a pool and a configuration of one")
-		}
-		nothing, err := l.PermitPool.TryAcquire(permit.Request{})
-		if err := errors.Join(err, nothing.Release()); err != nil { // it is closed
-			return fmt.Errorf("permits: %w", err)
-		}
-		_, host = l.PermitPool.Total(permit.Host)
-	} else if err := l.Permits.Validate(); err != nil {
-		return err
-	}
-	if !host {
-		return fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	}
-	return nil
 }
 
 // limits are the quotas and budgets of the GPU spaces.
@@ -124,59 +119,55 @@ func (l *limits) physical(dev tier.Device) int64 {
 }
 
 // setLimit makes the quota once the memory of all GPUs is known, and watches it.
-func (e *Engine) setLimit() error {
+func (e *Engine) setLimit() (err error) {
 	l := &e.limits
 	if l.quota = e.cfg.Limits.SharedQuota; l.quota == nil && len(e.bare) > 0 {
-		if err := e.makeQuota(); err != nil {
+		if l.quota, err = e.ownQuota(); err != nil {
 			return err
 		}
 	}
-	if l.quota != nil {
-		var only tier.ID // the GPU, if there is a single one
-		if len(e.bare) == 1 {
-			only = tier.ID{Kind: tier.GPU}
-		}
-		l.unwatch = l.quota.OnOver(func(o quota.Over) { e.quotaExceeded(only, o) })
+	if l.quota == nil {
+		return nil
 	}
+	var only tier.ID // the GPU, if there is a single one
+	if len(e.bare) == 1 {
+		only = tier.ID{Kind: tier.GPU}
+	}
+	l.unwatch = l.quota.OnOver(func(o quota.Over) { e.quotaExceeded(only, o) })
 	return nil
 }
 
-// makeQuota makes the engine's own quota if the settings limit the GPUs.
-func (e *Engine) makeQuota() (err error) {
-	l := &e.limits
+// ownQuota returns the engine's own quota if the settings limit the GPUs, and else nil.
+func (e *Engine) ownQuota() (*quota.Quota, error) {
+	s := &e.limits.settings
 	physical, advertised := int64(0), int64(0)
 	for _, dev := range e.bare {
-		p := l.physical(dev)
-		a, err := leases.Advertised(p, l.settings.Ratio)
+		p := e.limits.physical(dev)
+		a, err := leases.Advertised(p, s.Ratio)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if physical += p; a > 1<<62-advertised {
-			return fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(e.bare))
+			return nil, fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(e.bare))
 		}
 		advertised += a
 	}
-	limit, err := l.settings.Limit.Of(physical)
-	if err != nil {
-		return fmt.Errorf("quota: %s: %w", l.settings.Source, err)
-	}
-	name := l.settings.Source
-	if name == "" {
-		name = "Limits.Quota"
-	}
+	limit, err := s.Limit.Of(physical)
+	name := cmp.Or(s.Source, "Limits.Quota")
 	switch {
+	case err != nil:
+		return nil, fmt.Errorf("quota: %s: %w", s.Source, err)
 	case limit == 0 && advertised < physical: // some of each GPU is to stay free
 		limit, name = advertised, "what is advertised of the GPUs"
 	case limit == 0:
-		return nil
-	case l.settings.Ratio != nil && limit > advertised:
-		return fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
+		return nil, nil
+	case s.Ratio != nil && limit > advertised:
+		return nil, fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
 			Budget:    "what is advertised of the GPUs, for " + name + ",",
 			Requested: limit, Remaining: advertised, Limit: advertised,
 		})
 	}
-	l.quota, err = quota.New(quota.Config{Limit: limit, Name: name})
-	return err
+	return quota.New(quota.Config{Limit: limit, Name: name})
 }
 
 // limited returns the device of space i under all quotas that there are for it.
@@ -186,16 +177,37 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 	if l.quota != nil {
 		over = append(over, l.quota.Member())
 	}
-	if l.settings.Ledger != "" {
-		lease, err := e.join(i)
+	if s := &l.settings; s.Ledger != "" {
+		id, bare := tier.ID{Kind: tier.GPU, Ordinal: i}, e.bare[i]
+		info := bare.Info()
+		name := cmp.Or(info.UUID, info.PCI, fmt.Sprintf("%s-%d", info.Backend, i)) // the same in all processes
+		broken := causes.Warn(causes.Ledger, "files of the ledger in %s were removed while processes use it: "+
+			"for a moment they did not see each other, and may hold more of %s than they should", s.Ledger, name)
+		t := leases.Terms{
+			Dir: s.Ledger, Device: name, Group: s.Group, Physical: l.physical(bare),
+			OnBroken: func() {
+				w := broken
+				w.Space = id.String()
+				e.logWarning(w)
+			},
+			OnOver: func(o quota.Over) { e.quotaExceeded(id, o) },
+		}
+		var err error
+		if t.Advertised, err = leases.Advertised(t.Physical, s.Ratio); err != nil {
+			return nil, err
+		}
+		if l.quota != nil {
+			t.Quota = min(l.quota.Stats().Limit, t.Advertised) // it may be for several GPUs together
+		}
+		lease, err := leases.Join(t)
 		if err != nil {
 			return nil, err
 		}
-		e.warnFor(tier.ID{Kind: tier.GPU, Ordinal: i}, func() []diag.Warning {
+		e.warnFor(id, func() []diag.Warning {
 			if lease.Lost() == 0 {
 				return nil
 			}
-			return []diag.Warning{e.ledgerWarning(i)}
+			return []diag.Warning{broken}
 		})
 		l.leases = append(l.leases, lease)
 		over = append(over, lease)
@@ -204,58 +216,6 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 		return dev, nil
 	}
 	return quota.Under(dev, over...), nil
-}
-
-// join takes a lease of a device in the node's ledger.
-func (e *Engine) join(i int) (*leases.Lease, error) {
-	s, dev := &e.limits.settings, e.bare[i]
-	t := leases.Terms{
-		Dir: s.Ledger, Device: deviceName(dev, i), Group: s.Group, Physical: e.limits.physical(dev),
-		OnBroken: func() {
-			w := e.ledgerWarning(i)
-			w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
-			e.logWarning(w)
-		},
-		OnOver: func(o quota.Over) { e.quotaExceeded(tier.ID{Kind: tier.GPU, Ordinal: i}, o) },
-	}
-	var err error
-	if t.Advertised, err = leases.Advertised(t.Physical, s.Ratio); err != nil {
-		return nil, err
-	}
-	if e.limits.quota != nil {
-		t.Quota = min(e.limits.quota.Stats().Limit, t.Advertised) // it may be for several GPUs together
-	}
-	return leases.Join(t)
-}
-
-// ledgerWarning returns the same warning each time that this engine's file for a device is removed from
-// the ledger.
-func (e *Engine) ledgerWarning(i int) diag.Warning {
-	return causes.Warn(causes.Ledger, "files of the ledger in %s were removed while processes use it: "+
-		"for a moment they did not see each other, and may hold more of %s than they should",
-		e.limits.settings.Ledger, deviceName(e.bare[i], i))
-}
-
-// deviceName is what a ledger calls a device: the same in all processes.
-func deviceName(dev tier.Device, i int) string {
-	info := dev.Info()
-	switch {
-	case info.UUID != "":
-		return info.UUID
-	case info.PCI != "":
-		return info.PCI
-	}
-	return fmt.Sprintf("%s-%d", info.Backend, i)
-}
-
-// underBudgets returns the device under all of Limits.Budgets, the first outermost.
-func (e *Engine) underBudgets(dev tier.Device) (_ tier.Device, err error) {
-	for _, b := range slices.Backward(e.cfg.Limits.Budgets) {
-		if dev, err = b.Wrap(dev); err != nil {
-			return nil, err
-		}
-	}
-	return dev, nil
 }
 
 func (l *limits) close() error {

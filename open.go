@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
@@ -32,7 +33,9 @@ const (
 
 func (e *Engine) openSpaces(ctx context.Context) error {
 	for _, step := range [...]func() error{
-		e.readLimits, e.configure, e.chooseGPUs, e.fitsMemory,
+		e.readLimits, e.configure, e.chooseGPUs,
+		// Refuse sizes that the machine does not have, for the GPUs that turned out to be simulated.
+		func() error { return e.machine.together(&e.cfg, e.simulated) },
 		func() error { return e.openGPUs(ctx) },
 		e.openHost,
 	} {
@@ -40,16 +43,13 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 			return fmt.Errorf("spillway: %w", err)
 		}
 	}
+	var opened []*volumes.Volume
 	for i, d := range e.cfg.Disks {
-		if err := e.openDisk(ctx, i, d); err != nil {
+		v, err := e.openDisk(ctx, i, d)
+		if err != nil {
 			return fmt.Errorf("spillway: disk:%d: %w", i, err)
 		}
-	}
-	var opened []*volumes.Volume
-	for _, s := range e.spaces {
-		if v, ok := s.Pool().(*volumes.Volume); ok {
-			opened = append(opened, v)
-		}
+		opened = append(opened, v)
 	}
 	volumes.WarnOfOthers(opened...)
 	e.warnOfMemory()
@@ -70,30 +70,27 @@ func (e *Engine) configure() (err error) {
 	return err
 }
 
-// fitsMemory refuses sizes that the machine does not have, for the GPUs that turned out to be
-// simulated.
-func (e *Engine) fitsMemory() error { return e.machine.together(&e.cfg, e.simulated) }
-
-// gpuMemory is how much a simulated GPU has.
-func (e *Engine) gpuMemory(g GPUConfig) int64 { return e.machine.simulatedBytes(&e.cfg, g) }
-
-// openGPUs opens all devices and then the spaces on them: a limit may be a share of
-// what they have together.
+// openGPUs opens all devices and then the spaces on them: a limit may be a share of what they have
+// together.
 func (e *Engine) openGPUs(ctx context.Context) error {
-	devices := make([]tier.Device, len(e.cfg.GPUs))
 	for i, g := range e.cfg.GPUs {
-		var err error
-		if devices[i], err = e.openDevice(ctx, i, g); err != nil {
+		dev, err := e.openDevice(ctx, i, g)
+		if err != nil {
 			return fmt.Errorf("gpu:%d: %w", i, err)
 		}
+		e.wrapped = append(e.wrapped, dev)
 	}
-	e.wrapped = devices
-	e.checkPeers()
+	// GPUs that are said to reach each other's memory prove it before their memory is given out.
+	// Those that do not copy through pinned host memory.
+	cuda.CheckPeers(e.wrapped, func(from, to int, why error) {
+		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %v: "+
+			"copies between them go through pinned host memory, which is slower", from, to, why))
+	})
 	if err := e.setLimit(); err != nil {
 		return err
 	}
 	for i, g := range e.cfg.GPUs {
-		if err := e.openGPU(devices[i], i, g); err != nil {
+		if err := e.openGPU(e.wrapped[i], i, g); err != nil {
 			return fmt.Errorf("gpu:%d: %w", i, err)
 		}
 	}
@@ -106,16 +103,34 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	if err != nil {
 		return err
 	}
-	memory, err := e.spaceOn(dev, free, i, g)
-	if err != nil {
-		return err
+	// The space gets at most what the device, its budgets and its quota have. A larger one would
+	// promise memory that it cannot give, and would never reach its marks.
+	id := tier.ID{Kind: tier.GPU, Ordinal: i}
+	total, memory := e.limits.physical(dev), g.Memory.Bytes
+	switch {
+	case e.simulated(i):
+		if memory = e.machine.simulatedBytes(&e.cfg, g); memory != g.Memory.Bytes { // not the program's choice
+			memory = min(memory, total)
+		}
+	case memory == 0:
+		memory = min(free, total)
+	}
+	// Devices round their memory to pages or to their granule: less than that is no loss.
+	if memory-total >= max(tier.Page, dev.Charge(1)) {
+		w := causes.Warn(causes.GPUSize, "%d bytes were asked for, more than its device, its budget or its quota has: "+
+			"the space has %d bytes", memory, total)
+		w.Space = id.String()
+		e.warn(w)
+	}
+	if memory = min(memory, total); memory < tier.Page {
+		return fmt.Errorf("%s has no memory free for a page of %d bytes, of %d bytes: %w",
+			dev.Info().Name, tier.Page, total, tier.ErrNoSpace)
 	}
 	pool, err := devpool.NewMemory(dev)
 	if err != nil {
 		return err
 	}
 	pool.Panics.Logger = e.cfg.Logger
-	id := tier.ID{Kind: tier.GPU, Ordinal: i}
 	quota, hint := tier.QuotaOf(dev), "a larger GPU memory would help"
 	switch {
 	case e.limits.quota != nil:
@@ -123,15 +138,13 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	case quota != nil:
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}
-	space, err := tier.NewSpace(tier.SpaceConfig{
+	space, err := e.addSpace(tier.SpaceConfig{
 		ID: id, Capacity: memory, Fractions: marks(g.Marks, e.cfg.GPUMarks), Node: nodeOr(g.Node, dev.Info().Node),
-		Backend: dev.Info().Backend, Pool: pool, Hint: hint,
-		Quota: quota, Logger: e.cfg.Logger,
+		Backend: dev.Info().Backend, Pool: pool, Hint: hint, Quota: quota,
 	})
 	if err != nil {
-		return errors.Join(err, pool.Close())
+		return err
 	}
-	e.spaces = append(e.spaces, space)
 	e.warnFor(id, func() []diag.Warning { return lossOf(space) })
 	streams, err := devpool.NewStreams(dev, defaultStreams)
 	if err != nil {
@@ -141,121 +154,93 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	return nil
 }
 
-// openDevice returns the device of a GPU space with all that is to stand over it.
-// What the engine is to close is in its list, also if this fails.
+// addSpace makes a space of the engine's, which closes the pool from then on, also after an error.
+func (e *Engine) addSpace(c tier.SpaceConfig) (*tier.Space, error) {
+	c.Logger = e.cfg.Logger
+	space, err := tier.NewSpace(c)
+	if err != nil {
+		return nil, errors.Join(err, c.Pool.Close())
+	}
+	e.spaces = append(e.spaces, space)
+	return space, nil
+}
+
+// openDevice returns the device of a GPU space with all that is to stand over it. Devices that the
+// engine is to close are in its list, also if this fails.
 func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.Device, err error) {
-	own := g.Own
-	switch {
+	switch gpu := e.gpus[i]; {
 	case g.Device != nil:
 		dev = g.Device
 	case g.Open != nil:
-		dev, err = openWith(ctx, g)
-		if err == nil && dev == nil {
-			err = errors.New("the factory returned neither a device nor an error")
-		}
-		own = true
-	case e.gpus[i].real:
-		dev, err = e.openCUDA(i, g)
-		own = true
-	default:
-		dev, err = sim.New(sim.Config{Memory: e.gpuMemory(g), Node: e.nodeOf(i), Touch: true})
-		own = true
+		dev, err = deviceOf("GPUConfig.Open", func() (tier.Device, error) { return g.Open(ctx, g.Memory.Bytes) })
+	case gpu != nil:
+		dev, err = e.driver.Open(cuda.Config{Ordinal: gpu.Ordinal, Node: e.nodeOfGPU(*gpu), Memory: g.Memory.Bytes})
+	default: // spread over the nodes, as GPUs are on real machines
+		memory, nodes := e.machine.simulatedBytes(&e.cfg, g), e.machine.nodes
+		dev, err = sim.New(sim.Config{Memory: memory, Node: nodes[i%len(nodes)], Touch: true})
 	}
 	if err != nil {
 		return nil, err
 	}
+	own := g.Own || g.Device == nil
 	if own {
 		e.devices = append(e.devices, dev)
 	}
 	if g.Wrap != nil {
-		wrapped, err := wrapWith(g, dev)
-		if err == nil && wrapped == nil {
-			err = errors.New("the decorator returned neither a device nor an error")
-		}
-		if err != nil {
+		inner := dev
+		if dev, err = deviceOf("GPUConfig.Wrap", func() (tier.Device, error) { return g.Wrap(inner) }); err != nil {
 			return nil, err
 		}
-		dev = wrapped
 	}
 	e.bare = append(e.bare, dev)
-	if dev, err = e.underBudgets(dev); err == nil && own {
+	for _, b := range slices.Backward(e.cfg.Limits.Budgets) { // the first is outermost
+		if dev, err = b.Wrap(dev); err != nil {
+			return nil, err
+		}
+	}
+	if own {
 		e.devices[len(e.devices)-1] = dev
+	}
+	return dev, nil
+}
+
+// deviceOf calls a function of the configuration that makes a device.
+func deviceOf(what string, f func() (tier.Device, error)) (dev tier.Device, err error) {
+	defer guard.Error(&err, what)
+	if dev, err = f(); err == nil && dev == nil {
+		err = fmt.Errorf("%s returned neither a device nor an error", what)
 	}
 	return dev, err
 }
 
-// openWith calls the factory of a device, and makes its panic an error.
-func openWith(ctx context.Context, g GPUConfig) (dev tier.Device, err error) {
-	defer guard.Error(&err, "GPUConfig.Open")
-	return g.Open(ctx, g.Memory.Bytes)
-}
-
-// wrapWith calls the decorator of a device, and makes its panic an error.
-func wrapWith(g GPUConfig, dev tier.Device) (wrapped tier.Device, err error) {
-	defer guard.Error(&err, "GPUConfig.Wrap")
-	return g.Wrap(dev)
-}
-
-// spaceOn returns the size of the space on a device: at most what the device, its budgets and its
-// quota have. A larger space would promise memory that it cannot give, and would never reach its
-// marks. spaceOn warns if the space gets less than was asked for. It does not warn of less than a
-// page or the device's granule: devices round their memory to those.
-func (e *Engine) spaceOn(dev tier.Device, free int64, i int, g GPUConfig) (int64, error) {
-	total := e.limits.physical(dev)
-	size := g.Memory.Bytes
-	switch {
-	case e.simulated(i):
-		if size = e.gpuMemory(g); size != g.Memory.Bytes { // the program did not ask for this size
-			size = min(size, total)
-		}
-	case size == 0:
-		size = min(free, total)
-	}
-	if size-total >= max(tier.Page, dev.Charge(1)) {
-		w := causes.Warn(causes.GPUSize, "%d bytes were asked for, more than its device, its budget or its quota has: "+
-			"the space has %d bytes", size, total)
-		w.Space = tier.ID{Kind: tier.GPU, Ordinal: i}.String()
-		e.warn(w)
-	}
-	size = min(size, total)
-	if size < tier.Page {
-		return 0, fmt.Errorf(
-			"%s has no memory free for a page of %d bytes, of %d bytes: %w",
-			dev.Info().Name,
-			tier.Page,
-			total,
-			tier.ErrNoSpace,
-		)
-	}
-	return size, nil
-}
-
 // openHost opens the pinned host spaces.
 func (e *Engine) openHost() error {
-	pinners := e.pinners()
+	var pinners []tier.Pinner // one for each GPU: devices of one driver pin memory once for all
+	for _, d := range e.wrapped {
+		if p, ok := tier.As[tier.Pinner](d); ok {
+			pinners = append(pinners, p)
+		}
+	}
 	for i, h := range e.cfg.Hosts {
 		bind := h.Node
 		if len(e.machine.nodes) == 1 {
 			bind = -1
 		}
-		capacity := h.Memory.Bytes / tier.Page * tier.Page
+		id, capacity := tier.ID{Kind: tier.Host, Ordinal: i}, h.Memory.Bytes/tier.Page*tier.Page
 		arena, err := host.NewArena(
 			host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true},
 		)
 		if err != nil {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
-		id := tier.ID{Kind: tier.Host, Ordinal: i}
 		e.pin(id, arena, pinners)
 		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Warnings()) })
-		space, err := tier.NewSpace(tier.SpaceConfig{
+		if _, err := e.addSpace(tier.SpaceConfig{
 			ID: id, Capacity: capacity, Fractions: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
-			Backend: "host", Pool: arena, Hint: "more host memory would help", Logger: e.cfg.Logger,
-		})
-		if err != nil {
-			return errors.Join(err, arena.Close())
+			Backend: "host", Pool: arena, Hint: "more host memory would help",
+		}); err != nil {
+			return err
 		}
-		e.spaces = append(e.spaces, space)
 	}
 	return nil
 }
@@ -277,70 +262,43 @@ func nodeOr(configured *int, other int) int {
 	return other
 }
 
-func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) error {
+func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) (*volumes.Volume, error) {
 	capacity := d.Capacity.Bytes
 	if capacity == 0 {
 		free, err := e.freeFor(ctx, i)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		share := d.Capacity
 		if share.IsZero() {
 			share.Share = defaultDiskShare
 		}
-		if capacity = pagesOf(free-d.Reserve, share); capacity == 0 {
-			return fmt.Errorf("%s has %d bytes free and a reserve of %d: %s of the rest is less than %d bytes: %w",
+		n, _ := share.Of(free - d.Reserve) // an error is less than a byte
+		if capacity = n / tier.Page * tier.Page; capacity == 0 {
+			return nil, fmt.Errorf("%s has %d bytes free and a reserve of %d: %s of the rest is less than %d bytes: %w",
 				d.Dir, free, d.Reserve, share, tier.Page, tier.ErrNoSpace)
 		}
 	}
+	id := tier.ID{Kind: tier.Disk, Ordinal: i}
 	volume, err := volumes.Open(volumes.Config{
-		Dir:      d.Dir,
-		Capacity: capacity,
-		Reserve:  d.Reserve,
-		FS:       d.FS,
-		Encrypt:  d.Encrypt,
-		Key:      d.Key,
-		Persist:  d.Persist,
-		Space:    tier.ID{Kind: tier.Disk, Ordinal: i},
-		Stripe:   &e.stripe,
-		Events:   e.sayer(),
+		Dir: d.Dir, Capacity: capacity, Reserve: d.Reserve, FS: d.FS, Encrypt: d.Encrypt,
+		Key: d.Key, Persist: d.Persist,
+		Space: id, Stripe: &e.stripe, Events: e.cfg.Events,
 	})
 	e.cfg.Disks[i].Key = nil // the caller's, and not to be kept
 	if err != nil {
-		return err
+		return nil, err
 	}
-	e.warnFor(tier.ID{Kind: tier.Disk, Ordinal: i}, volume.Warnings)
-	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{
-			Kind:    tier.Disk,
-			Ordinal: i,
-		},
-		Capacity:  capacity,
-		Fractions: marks(d.Marks, e.cfg.DiskMarks),
-		Node:      nodeOr(d.Node, topology.Unknown),
-		Backend:   "disk",
-		Pool:      volume,
-		Hint:      fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
-		Logger:    e.cfg.Logger,
+	e.warnFor(id, volume.Warnings)
+	space, err := e.addSpace(tier.SpaceConfig{
+		ID: id, Capacity: capacity, Fractions: marks(d.Marks, e.cfg.DiskMarks), Node: nodeOr(d.Node, topology.Unknown),
+		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
 	})
-	if err != nil {
-		return errors.Join(err, volume.Close())
-	}
-	e.spaces = append(e.spaces, space)
-	if !d.Persist {
-		return nil
+	if err != nil || !d.Persist {
+		return volume, err
 	}
 	e.recorder.Add(space)
-	return e.found.Add(space)
-}
-
-// pagesOf returns a share of n bytes in whole pages; 0 if there is not one.
-func pagesOf(n int64, share Amount) int64 {
-	part, err := share.Of(n)
-	if err != nil { // less than a byte
-		return 0
-	}
-	return part / tier.Page * tier.Page
+	return volume, e.found.Add(space)
 }
 
 // freeFor returns how many bytes disk i may count as free. Disks on one file system, which are those
@@ -348,6 +306,20 @@ func pagesOf(n int64, share Amount) int64 {
 // bytes of other disks there.
 func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
 	defer guard.Error(&err, "DiskConfig.FS")
+	d := e.cfg.Disks[i]
+	if d.FS != nil { // the topology knows only the machine's own file systems
+		u, err := d.FS.Usage(d.Dir)
+		if err != nil {
+			return 0, err
+		}
+		free = u.Free
+	} else {
+		where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
+		if err != nil {
+			return 0, err
+		}
+		free = where.FreeBytes
+	}
 	device := func(d DiskConfig) (id uint64, known bool) {
 		files := d.FS
 		if files == nil {
@@ -358,10 +330,6 @@ func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
 			return 0, false // to open the disk will fail
 		}
 		return fsinfo.Device(info)
-	}
-	d := e.cfg.Disks[i]
-	if free, err = freeIn(ctx, d); err != nil {
-		return 0, err
 	}
 	mine, known := device(d)
 	sharers := int64(1)
@@ -374,20 +342,6 @@ func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
 		}
 	}
 	return max(0, free) / sharers, nil
-}
-
-// freeIn returns how many bytes are free where d's files are to lie.
-func freeIn(ctx context.Context, d DiskConfig) (free int64, err error) {
-	defer guard.Error(&err, "DiskConfig.FS")
-	if d.FS != nil { // what topology knows is the machine's own
-		u, err := d.FS.Usage(d.Dir)
-		return u.Free, err
-	}
-	where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
-	if err != nil {
-		return 0, err
-	}
-	return where.FreeBytes, nil
 }
 
 // openStaging takes the pinned chunks, through which transfers between device
@@ -413,7 +367,3 @@ func (e *Engine) openStaging() error {
 	}
 	return nil
 }
-
-// nodeOf returns the NUMA node of the simulated GPU i: spread over the nodes,
-// as GPUs are on real machines.
-func (e *Engine) nodeOf(i int) int { return e.machine.nodes[i%len(e.machine.nodes)] }

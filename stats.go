@@ -73,30 +73,20 @@ func (e *Engine) Stats() Stats {
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
-		s.Spaces = append(s.Spaces, statsOf(space))
-	}
-	return s
-}
-
-func statsOf(space *tier.Space) SpaceStats {
-	s := SpaceStats{
-		ID:       space.ID(),
-		Backend:  space.Backend(),
-		Capacity: space.Capacity(),
-		Limit:    space.Limit(),
-		Trigger:  space.Trigger(),
-		Stop:     space.Stop(),
-		Foreign:  space.Foreign(),
-		Lost:     space.Lost() != nil,
-		Usage:    space.Usage(),
-	}
-	switch pool := space.Pool().(type) {
-	case *host.Arena:
-		arena := pool.Stats()
-		s.Host = &arena
-	case *volumes.Volume:
-		volume := pool.Stats()
-		s.Disk = &volume
+		one := SpaceStats{
+			ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
+			Limit: space.Limit(), Trigger: space.Trigger(), Stop: space.Stop(),
+			Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage(),
+		}
+		switch pool := space.Pool().(type) {
+		case *host.Arena:
+			arena := pool.Stats()
+			one.Host = &arena
+		case *volumes.Volume:
+			volume := pool.Stats()
+			one.Disk = &volume
+		}
+		s.Spaces = append(s.Spaces, one)
 	}
 	return s
 }
@@ -122,16 +112,8 @@ func (s Stats) String() string {
 	}
 	next("space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign")
 	for _, p := range s.Spaces {
-		row(
-			p.ID,
-			p.Backend,
-			size.Approx(p.Capacity),
-			size.Approx(p.Used()),
-			size.Approx(p.Reserved),
-			size.Approx(p.Cached),
-			size.Approx(p.Peak),
-			size.Approx(p.Foreign),
-		)
+		row(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved),
+			size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.Foreign))
 	}
 	if len(s.Edges) > 0 {
 		next("from", "to", ">batches", ">bytes", ">GiB/s", ">half within", ">99 % within", ">longest", "reasons")
@@ -140,17 +122,8 @@ func (s Stats) String() string {
 			if e.Busy > 0 {
 				rate = fmt.Sprintf("%.2f", float64(e.Bytes)/(1<<30)/e.Busy.Seconds())
 			}
-			row(
-				e.From,
-				e.To,
-				e.Batches,
-				size.Approx(e.Bytes),
-				rate,
-				rounded(e.P50),
-				rounded(e.P99),
-				rounded(e.Longest),
-				reasons(e.ByReason),
-			)
+			row(e.From, e.To, e.Batches, size.Approx(e.Bytes), rate,
+				rounded(e.P50), rounded(e.P99), rounded(e.Longest), reasons(e.ByReason))
 		}
 	}
 	if len(s.Work) > 0 {
@@ -160,27 +133,15 @@ func (s Stats) String() string {
 			if w.Operator != "" {
 				operator = fmt.Sprintf("%s:%d", named.Plain(w.Operator), w.Port)
 			}
-			row(
-				cmp.Or(named.Plain(w.Plan), "-"),
-				operator,
-				size.Approx(w.Down.Bytes),
-				size.Approx(w.Up.Bytes),
-				size.Approx(w.Unread),
-				reasons(w.ByReason),
-			)
+			row(cmp.Or(named.Plain(w.Plan), "-"), operator, size.Approx(w.Down.Bytes), size.Approx(w.Up.Bytes),
+				size.Approx(w.Unread), reasons(w.ByReason))
 		}
 	}
 	if len(s.Blocked) > 0 {
 		next("task", ">waits", ">waited", ">longest", ">waiting now", ">so far")
 		for _, o := range s.Blocked {
-			row(
-				cmp.Or(named.Plain(o.Owner), "-"),
-				o.Waits,
-				rounded(o.Total),
-				rounded(o.Longest),
-				o.Waiting,
-				rounded(o.SoFar),
-			)
+			row(cmp.Or(named.Plain(o.Owner), "-"), o.Waits, rounded(o.Total), rounded(o.Longest), o.Waiting,
+				rounded(o.SoFar))
 		}
 	}
 	writeTable(&b, rows)
@@ -189,33 +150,17 @@ func (s Stats) String() string {
 	if w := s.Waits; w.Waiting > 0 {
 		fmt.Fprintf(&b, "waiting for room now: %d, the oldest for %s\n", w.Waiting, rounded(w.Oldest))
 	}
-	fmt.Fprintf(
-		&b,
-		"tasks: %d running, %d waiting, %d admitted, %d tried again\n",
-		s.Admission.Running,
-		s.Admission.Waiting,
-		s.Admission.Admitted,
-		s.Admission.Retried,
-	)
+	fmt.Fprintf(&b, "tasks: %d running, %d waiting, %d admitted, %d tried again\n",
+		s.Admission.Running, s.Admission.Waiting, s.Admission.Admitted, s.Admission.Retried)
 	fmt.Fprintf(&b, "monitor: %d moves of %s, %d found no room, %d failed, %d waiters refused\n",
 		s.Monitor.Moves, size.Approx(s.Monitor.Bytes), s.Monitor.NoRoom, s.Monitor.Failed, s.Monitor.Refused)
 	if o := s.HeapOverflow; o.Peak > 0 {
-		fmt.Fprintf(
-			&b,
-			"operators: %s on the Go heap beyond their Works, %s at the peak\n",
-			size.Approx(o.Bytes),
-			size.Approx(o.Peak),
-		)
+		fmt.Fprintf(&b, "operators: %s on the Go heap beyond their Works, %s at the peak\n", size.Approx(o.Bytes),
+			size.Approx(o.Peak))
 	}
 	if q := s.Quota; q != nil {
-		fmt.Fprintf(
-			&b,
-			"quota %s: %s of %s used, %s at the peak\n",
-			named.Plain(q.Name),
-			size.Approx(q.Used),
-			size.Approx(q.Limit),
-			size.Approx(q.Peak),
-		)
+		fmt.Fprintf(&b, "quota %s: %s of %s used, %s at the peak\n",
+			named.Plain(q.Name), size.Approx(q.Used), size.Approx(q.Limit), size.Approx(q.Peak))
 	}
 	return b.String()
 }
@@ -255,12 +200,9 @@ func writeTable(b *strings.Builder, rows [][]string) {
 
 // reasons returns the bytes by reason, the most first.
 func reasons(by map[string]int64) string {
-	names := slices.SortedFunc(
-		maps.Keys(by),
-		func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) },
-	)
+	most := func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) }
 	var parts []string
-	for _, n := range names {
+	for _, n := range slices.SortedFunc(maps.Keys(by), most) {
 		if by[n] > 0 {
 			parts = append(parts, n+" "+size.Approx(by[n]))
 		}

@@ -13,19 +13,19 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// tasksAhead is of how many tasks that wait to be admitted the inputs are brought ahead at least.
+// tasksAhead is how many waiting tasks have their inputs prefetched at least.
 const tasksAhead = 2
 
-// aheadAgain is after how long what found no room is tried again: then the quiet period of
+// aheadAgain is after how long a fetch that found no room is tried again: then the quiet period of
 // convert.Mover is over.
 const aheadAgain = 100 * time.Millisecond
 
-// aheadOfTasks brings the inputs of tasks that wait to be admitted, those of the oldest first,
-// while other tasks work. One goroutine brings one batch after the other, so that demand never
-// waits for more than one of them. It ends when no task waits, or none works.
+// aheadOfTasks prefetches the inputs of tasks that wait to be admitted, those of the oldest first,
+// while other tasks work. One goroutine fetches one batch after the other, so that demand never waits
+// for more than one of them. It ends when no task waits, or none works.
 type aheadOfTasks struct {
 	e    *Engine
-	poke chan struct{} // there is something new
+	poke chan struct{} // something has changed
 
 	mu      sync.Mutex
 	waiting []*taskInputs // in the order in which they came
@@ -33,40 +33,10 @@ type aheadOfTasks struct {
 	running bool          // the goroutine
 }
 
-// wait notes that a task waits; it is called once for each.
-func (a *aheadOfTasks) wait(in *taskInputs) {
+// change applies a change to waiting or working, and starts the goroutine or has it look at once.
+func (a *aheadOfTasks) change(apply func()) {
 	a.mu.Lock()
-	a.waiting = append(a.waiting, in)
-	a.mu.Unlock()
-	a.look()
-}
-
-// leave notes that a task waits no more, if it did, for the first time.
-func (a *aheadOfTasks) leave(in *taskInputs) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if i := slices.Index(a.waiting, in); i >= 0 {
-		a.waiting = slices.Delete(a.waiting, i, i+1)
-	}
-}
-
-// work runs the work of a task, which is no more waiting.
-func (a *aheadOfTasks) work(f func() error) error {
-	a.mu.Lock()
-	a.working++
-	a.mu.Unlock()
-	defer func() {
-		a.mu.Lock()
-		a.working--
-		a.mu.Unlock()
-	}()
-	a.look()
-	return f()
-}
-
-// look starts the goroutine, or has it look at once.
-func (a *aheadOfTasks) look() {
-	a.mu.Lock()
+	apply()
 	start := !a.running && a.working > 0 && len(a.waiting) > 0 && a.e.calls.Enter()
 	a.running = a.running || start
 	a.mu.Unlock()
@@ -85,27 +55,37 @@ func (a *aheadOfTasks) look() {
 	}()
 }
 
-// pass tries to bring what comes next, once each, and waits if nothing came. It returns false when
-// there is nothing more to do.
+// leave removes a task from those that wait; it may be gone.
+func (a *aheadOfTasks) leave(in *taskInputs) {
+	a.change(func() { a.waiting = slices.DeleteFunc(a.waiting, func(w *taskInputs) bool { return w == in }) })
+}
+
+// pass tries to fetch what comes next, once each: the inputs of as many waiting tasks as work, and of
+// tasksAhead at least. If it fetched nothing it waits for a while. It returns false when there is
+// nothing more to do.
 func (a *aheadOfTasks) pass() bool {
 	ctx := a.e.mover.Inside().Ended()
-	next := a.next()
-	if next == nil || ctx.Err() != nil {
+	a.mu.Lock()
+	if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
+		a.running = false
+		a.mu.Unlock()
 		return false
 	}
-	came := false
+	next := slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
+	a.mu.Unlock()
+	fetched := false
 	var full [tier.Disk + 1]bool // tiers without room
 	for _, in := range next {
 		for _, b := range in.batches[:in.ahead] {
 			if slices.Contains(in.skipped, b) {
 				continue
 			}
-			if !a.e.panics.Do("a strategy", func() { came = a.bring(ctx, in, b, &full) || came }) {
+			if !a.e.panics.Do("a strategy", func() { fetched = a.bring(ctx, in, b, &full) || fetched }) {
 				in.skipped = append(in.skipped, b)
 			}
 		}
 	}
-	if came {
+	if fetched {
 		return true
 	}
 	again := time.NewTimer(aheadAgain)
@@ -116,18 +96,6 @@ func (a *aheadOfTasks) pass() bool {
 	case <-ctx.Done():
 	}
 	return true
-}
-
-// next returns the tasks whose inputs are to be brought: as many as work, and two at least. Without
-// any the goroutine has ended.
-func (a *aheadOfTasks) next() []*taskInputs {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.working == 0 || len(a.waiting) == 0 {
-		a.running = false
-		return nil
-	}
-	return slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 }
 
 // bring fetches a batch to where the task may run, if it is clear which GPU that will be, or else to

@@ -1,6 +1,7 @@
 package spillway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,9 +77,27 @@ func (e *Engine) logWarnings() {
 }
 
 // logWarning logs w, unless it was. It may be called while the engine is opened, too.
+//
+// What needs an action is a warning, and what a person should know once is information. What every
+// start on such a machine meets, and costs nothing that could be had otherwise, is for debugging.
 func (e *Engine) logWarning(w diag.Warning) {
-	if !e.warned.first(w) {
+	e.warned.mu.Lock()
+	logged := e.warned.logged[w]
+	if e.warned.logged == nil {
+		e.warned.logged = make(map[diag.Warning]bool)
+	}
+	e.warned.logged[w] = true
+	e.warned.mu.Unlock()
+	if logged {
 		return
+	}
+	level := slog.LevelWarn
+	if w.Info {
+		level = slog.LevelInfo
+		switch w.Cause {
+		case causes.ExcludedNode, causes.HiddenProc, causes.HiddenSys, causes.UnknownPlace, causes.System:
+			level = slog.LevelDebug
+		}
 	}
 	var attrs []any
 	if w.Space != "" {
@@ -87,38 +106,9 @@ func (e *Engine) logWarning(w diag.Warning) {
 	if w.Remedy != "" {
 		attrs = append(attrs, "remedy", w.Remedy)
 	}
-	level := levelOf(w)
 	// The text is the message, and not an attribute. So a log that keeps each message once keeps
 	// all.
 	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
-}
-
-// levelOf says how loud a warning is. What needs an action is a warning, and what a person
-// should know once is information. What every start on such a machine meets, and costs
-// nothing that could be had otherwise, is for debugging.
-func levelOf(w diag.Warning) slog.Level {
-	if !w.Info {
-		return slog.LevelWarn
-	}
-	switch w.Cause {
-	case causes.ExcludedNode, causes.HiddenProc, causes.HiddenSys, causes.UnknownPlace, causes.System:
-		return slog.LevelDebug
-	}
-	return slog.LevelInfo
-}
-
-// first reports whether w was not logged yet, and notes that it is.
-func (w *warned) first(one diag.Warning) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.logged[one] {
-		return false
-	}
-	if w.logged == nil {
-		w.logged = make(map[diag.Warning]bool)
-	}
-	w.logged[one] = true
-	return true
 }
 
 // lossOf warns of a space that is lost with its device.
@@ -127,44 +117,33 @@ func lossOf(space *tier.Space) []diag.Warning {
 	if !errors.As(space.Lost(), &lost) {
 		return nil
 	}
-	return []diag.Warning{causes.Warn(causes.GPULost, "the GPU is lost, with %d bytes in use there: %v: what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
+	return []diag.Warning{causes.Warn(causes.GPULost,
+		"the GPU is lost, with %d bytes in use there: %v: "+
+			"what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
-// warnOfMachine reports what the topology does not know, and what it keeps from the engine.
+// costs are what an engine loses by something that the topology does not know.
+var costs = map[diag.Cause]string{
+	causes.UnknownLimits: "the engine may take more memory than the process may have, " +
+		"and the kernel then ends the process",
+	causes.UnknownPlace:   "spaces may be bound to a node that is further away",
+	causes.Driver:         "GPUs may be left out, or their defaults be worse for it",
+	causes.VisibleDevices: "GPUs may be left out",
+}
+
+// warnOfMachine reports what the topology does not know, and memory that the process may not take.
+// The latter is intended, except if a GPU is next to that memory.
 func (e *Engine) warnOfMachine() {
 	for _, w := range e.topo.Warnings {
-		w.What = fmt.Sprintf("the machine does not report everything: %s: %s", w.What, costOf(w.Cause))
+		w.What = fmt.Sprintf("the machine does not report everything: %s: %s",
+			w.What, cmp.Or(costs[w.Cause], "the defaults may be worse for it"))
 		e.warn(w)
 	}
-	e.warnOfNodes()
-}
-
-// costOf says what an engine loses by something that the topology does not know.
-func costOf(c diag.Cause) string {
-	switch c {
-	case causes.UnknownLimits:
-		return "the engine may take more memory than the process may have, and the kernel then ends the process"
-	case causes.UnknownPlace:
-		return "spaces may be bound to a node that is further away"
-	case causes.Driver:
-		return "GPUs may be left out, or their defaults be worse for it"
-	case causes.VisibleDevices:
-		return "GPUs may be left out"
-	}
-	return "the defaults may be worse for it"
-}
-
-// warnOfNodes reports memory that the process may not take. That is intended, except for GPUs
-// beside that memory.
-func (e *Engine) warnOfNodes() {
 	allowed := e.topo.Limits.MemoryNodes
-	if len(allowed) == 0 {
-		return
-	}
 	var lost int64
 	excluded := topology.Set{}
 	for _, n := range e.topo.Nodes {
-		if n.MemoryBytes > 0 && !allowed.Contains(n.ID) {
+		if n.MemoryBytes > 0 && len(allowed) > 0 && !allowed.Contains(n.ID) {
 			excluded = append(excluded, n.ID)
 			lost += n.MemoryBytes
 		}
@@ -172,13 +151,13 @@ func (e *Engine) warnOfNodes() {
 	if len(excluded) == 0 {
 		return
 	}
-	w := causes.Warn(causes.ExcludedNode, "the process may not take the memory of NUMA nodes %s, %d bytes: host spaces are on others", excluded, lost)
-	for _, g := range e.topo.GPUs {
-		if excluded.Contains(g.Node) {
-			w.Info = false
-			w.What += fmt.Sprintf(", and GPU %d on node %d is slower to reach from there", g.Index, g.Node)
-			break
-		}
+	w := causes.Warn(causes.ExcludedNode, "the process may not take the memory of NUMA nodes %s, %d bytes: "+
+		"host spaces are on others", excluded, lost)
+	i := slices.IndexFunc(e.topo.GPUs, func(g topology.GPU) bool { return excluded.Contains(g.Node) })
+	if i >= 0 {
+		g := e.topo.GPUs[i]
+		w.Info = false
+		w.What += fmt.Sprintf(", and GPU %d on node %d is slower to reach from there", g.Index, g.Node)
 	}
 	e.warn(w)
 }
@@ -202,7 +181,8 @@ func (e *Engine) warnOfMemory() {
 	for _, w := range e.Warnings() {
 		if w.Cause == causes.MemoryFileSystem {
 			inMemory[w.Space] = true
-			what, how = "host spaces, simulated GPUs and spill directories in memory", "locked, ahead of use or in files"
+			what = "host spaces, simulated GPUs and spill directories in memory"
+			how = "locked, ahead of use or in files"
 		}
 	}
 	var taken int64
@@ -220,7 +200,10 @@ func (e *Engine) warnOfMemory() {
 	if heap <= room || heap == math.MaxInt64 && left >= limit/2 {
 		return
 	}
-	e.warn(causes.Warn(causes.MemoryLimit, "%s take %d of the %d bytes of %s, %s: what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: the kernel ends the process when all is used up",
+	e.warn(causes.Warn(causes.MemoryLimit,
+		"%s take %d of the %d bytes of %s, %s: "+
+			"what is left, %d bytes, is for everything else, and Go's heap, which can have %d of them, %s: "+
+			"the kernel ends the process when all is used up",
 		what, taken, limit, source, how, left, room, bound))
 }
 

@@ -115,22 +115,14 @@ const (
 	Released
 )
 
-// String returns "idle", "task-created", "processing", "in-transit" or
-// "released".
+var stateNames = [...]string{"idle", "task-created", "processing", "in-transit", "released"}
+
+// String returns "idle", "task-created", "processing", "in-transit" or "released".
 func (s State) String() string {
-	switch s {
-	case Idle:
-		return "idle"
-	case TaskCreated:
-		return "task-created"
-	case Processing:
-		return "processing"
-	case InTransit:
-		return "in-transit"
-	case Released:
-		return "released"
+	if int(s) >= len(stateNames) {
+		return "invalid"
 	}
-	return "invalid"
+	return stateNames[s]
 }
 
 // Status is why an operation on a batch failed.
@@ -144,20 +136,14 @@ const (
 	MissingData                      // the batch was dropped, or the payload offered lacks its data
 )
 
-// String returns "task-not-created", "invalid-state", "space-mismatch" or
-// "missing-data".
+var statusNames = [...]string{"unknown", "task-not-created", "invalid-state", "space-mismatch", "missing-data"}
+
+// String returns "task-not-created", "invalid-state", "space-mismatch" or "missing-data".
 func (s Status) String() string {
-	switch s {
-	case TaskNotCreated:
-		return "task-not-created"
-	case InvalidState:
-		return "invalid-state"
-	case SpaceMismatch:
-		return "space-mismatch"
-	case MissingData:
-		return "missing-data"
+	if int(s) >= len(statusNames) {
+		s = 0
 	}
-	return "unknown"
+	return statusNames[s]
 }
 
 // Errors to compare with errors.Is.
@@ -303,11 +289,11 @@ type Registrar interface {
 	Knows(b *Batch) bool
 }
 
-// engine is an observer that emits events of batches, and logs panics of observers, clocks and
-// payloads. It is called with no lock held.
+// engine is the observer of an engine. Engine returns the function that gets the events of batches,
+// nil if there is none, and the log of panics of observers, clocks and payloads. The function is called
+// with no lock held.
 type engine interface {
-	EmitEvent(kind events.Kind, now Info, hint int64)
-	Panics() *guard.Log
+	Engine() (emit func(events.Event), panics *guard.Log)
 }
 
 // Place is a batch's position in a plan. The repository that holds it sets it; the monitor orders
@@ -323,6 +309,11 @@ type Place struct {
 	Operator  string
 	Port      int
 	Partition int
+}
+
+// Origin returns the origin of events about work on a batch there that no task does.
+func (p Place) Origin() events.Origin {
+	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }
 
 // Options is what New needs: Payload, and either ID or IDs.
@@ -381,34 +372,21 @@ type Batch struct {
 	id       ID
 	observer Observer
 	clock    func() int64
-	engine   engine     // the first of the observer and those that it wraps that is one; nil if none is
-	panics   *guard.Log // the engine's, or one to slog.Default
+	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
+	panics   *guard.Log         // the engine's, or one to slog.Default
 	entry    atomic.Value
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		payload     Payload       // the current resident; nil when it is gone
-		traits      payloadTraits // of the payload; zero when it is gone
-		clean       []cleanImage  // some may be gone; copied on write
-		desc        *Descriptor   // of the last payload that had one
-		version     uint64        // changes so far
-		store       Observer      // the repository that holds the batch; nil if none does
-		place       Place
-		subscribers int
-		changed     chan struct{} // closed at the next change; nil without waiters
-
-		// From these the state is derived.
-		pending  int    // tasks that have not begun
-		task     uint64 // number of the oldest of them; 0 if there is none
-		active   int    // open handles
-		moving   bool   // a Transit is open
-		released bool   // dropped
-		over     bool   // the observers know that, and get no further call
-
-		uses    uint8 // see Info.Uses
-		lastUse int64
-		gap     int64 // between uses, on average; 0 before the second
-		hint    int64 // 0 if there is none
+		Info                   // see infoLocked: State and Leased are not set, and NextUse is the hint
+		space    *tier.Space   // of the current resident; nil when it is gone
+		clean    []cleanImage  // some may be gone; copied on write
+		store    Observer      // the repository that holds the batch; nil if none does
+		changed  chan struct{} // closed at the next change; nil without waiters
+		moving   bool          // a Transit is open
+		released bool          // dropped
+		over     bool          // the observers know that, and get no further call
+		gap      int64         // between uses, on average; 0 before the second
 
 		why    string            // see Arrival
 		since  int64             // see Arrival
@@ -417,18 +395,30 @@ type Batch struct {
 	}
 }
 
-// payloadTraits is what the methods of a payload have returned. They do not change.
-type payloadTraits struct {
+// traits is what the methods of a payload have returned. They do not change.
+type traits struct {
 	form  PayloadType
 	space *tier.Space
 	bytes int64
 	desc  *Descriptor // nil if the payload has none
 }
 
+// setPayloadLocked makes p, which has the traits t, the current resident; nil: it is gone.
+func (b *Batch) setPayloadLocked(p Payload, t traits) {
+	now := &b.mu.Info
+	now.Payload, now.Form, now.Bytes, now.Space, b.mu.space = p, t.form, t.bytes, tier.ID{}, t.space
+	if t.space != nil {
+		now.Space = t.space.ID()
+	}
+	if t.desc != nil {
+		now.Descriptor, now.Rows = t.desc, t.desc.Rows
+	}
+}
+
 // inspect calls the methods of a payload that is offered to New, or to a commit of t, before
 // anything changes. A panic is an error, and a payload without data, or with another number of rows
 // than the batch, is a StateError.
-func (b *Batch) inspect(t *Transit, p Payload) (s payloadTraits, err error) {
+func (b *Batch) inspect(t *Transit, p Payload) (s traits, err error) {
 	defer guard.Error(&err, "a method of a payload")
 	if p != nil {
 		if d, ok := p.(interface{ Descriptor() *Descriptor }); ok {
@@ -465,37 +455,47 @@ func New(o Options) (*Batch, error) {
 	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	}
-	b := &Batch{id: o.ID, observer: o.Observer, clock: o.Clock}
-	traits, err := b.inspect(nil, o.Payload)
+	b := &Batch{id: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
+	has, err := b.inspect(nil, o.Payload)
 	if o.Payload == nil {
 		err = fmt.Errorf("batch: the payload is nil: %w", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	for of := o.Observer; of != nil && b.engine == nil; {
-		b.engine, _ = of.(engine)
+	for of := o.Observer; of != nil && b.panics == nil; {
+		if e, ok := of.(engine); ok {
+			b.emit, b.panics = e.Engine()
+		}
 		wrapper, ok := of.(interface{ Unwrap() Observer })
 		if !ok {
 			break
 		}
 		of = wrapper.Unwrap()
 	}
-	if b.engine != nil {
-		b.panics = b.engine.Panics()
-	} else {
+	if b.panics == nil {
 		b.panics = new(guard.Log)
 	}
-	b.mu.payload, b.mu.traits, b.mu.desc, b.mu.place = o.Payload, traits, traits.desc, o.Place
-	b.mu.version = 1
-	b.mu.lastUse = b.now()
-	b.mu.why, b.mu.since = put, b.mu.lastUse
+	if _, own := o.Observer.(engine); !own && o.Observer != nil {
+		b.observer = guarded{o.Observer, b.panics}
+	}
+	if o.Clock != nil {
+		b.clock = func() (now int64) {
+			now = time.Now().UnixNano() // if the clock panics
+			b.panics.Do("a clock of batches", func() { now = o.Clock() })
+			return now
+		}
+	}
+	b.setPayloadLocked(o.Payload, has) // no other goroutine has b
+	b.mu.Place, b.mu.Version = o.Place, 1
+	b.mu.LastUse = b.clock()
+	b.mu.why, b.mu.since = put, b.mu.LastUse
 	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
-		now := b.Info()
+		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
 		switch {
 		case registrar != nil:
 			func() {
@@ -503,9 +503,15 @@ func New(o Options) (*Batch, error) {
 				err = registrar.Register(b, now)
 			}()
 		case o.Observer != nil:
-			b.panics.Do("an observer of batches", func() { o.Observer.BatchChanged(b, now) })
+			b.observer.BatchChanged(b, now)
 		}
 		if err == nil {
+			if b.emit != nil && registrar != nil {
+				b.emit(events.Event{
+					Kind: events.BatchPut, At: made, Origin: now.Place.Origin(), Batch: uint64(b.id),
+					To: now.Space, Bytes: now.Bytes,
+				})
+			}
 			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
 				b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 			}
@@ -531,12 +537,14 @@ func (b *Batch) leased(p Payload) (is bool) {
 	return is
 }
 
-func (b *Batch) now() int64 {
-	now := time.Now().UnixNano()
-	if b.clock != nil {
-		b.panics.Do("a clock of batches", func() { now = b.clock() })
-	}
-	return now
+// guarded is an observer of a program: its panics are logged.
+type guarded struct {
+	Observer
+	panics *guard.Log
+}
+
+func (g guarded) BatchChanged(b *Batch, now Info) {
+	g.panics.Do("an observer of batches", func() { g.Observer.BatchChanged(b, now) })
 }
 
 // ID returns the batch's id.
@@ -545,46 +553,37 @@ func (b *Batch) ID() ID { return b.id }
 // Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
 // function, so the caller must hold no lock.
 func (b *Batch) Info() Info {
-	now := b.Inside().Cut()
+	now := b.Cut()
 	now.Leased = b.leased(now.Payload)
 	return now
 }
 
+// infoLocked returns what the batch is like now: its state is derived from released, moving, and the
+// counts of open handles and pending tasks.
 func (b *Batch) infoLocked() Info {
-	info := Info{
-		ID: b.id, Version: b.mu.version,
-		Payload: b.mu.payload, Form: b.mu.traits.form, Bytes: b.mu.traits.bytes,
-		Pending: b.mu.pending, Task: b.mu.task, Active: b.mu.active,
-		Subscribers: b.mu.subscribers, Place: b.mu.place,
-		LastUse: b.mu.lastUse, NextUse: b.mu.hint, Uses: b.mu.uses,
-	}
+	now := b.mu.Info
+	now.ID = b.id
 	switch {
 	case b.mu.released:
-		info.State = Released
+		now.State = Released
 	case b.mu.moving:
-		info.State = InTransit
-	case b.mu.active > 0:
-		info.State = Processing
-	case b.mu.pending > 0:
-		info.State = TaskCreated
+		now.State = InTransit
+	case now.Active > 0:
+		now.State = Processing
+	case now.Pending > 0:
+		now.State = TaskCreated
 	}
-	if b.mu.hint == 0 && b.mu.gap > 0 {
-		info.NextUse = min(b.mu.lastUse, Never-1-b.mu.gap) + b.mu.gap
+	if now.NextUse == 0 && b.mu.gap > 0 {
+		now.NextUse = min(now.LastUse, Never-1-b.mu.gap) + b.mu.gap
 	}
-	if s := b.mu.traits.space; s != nil {
-		info.Space = s.ID()
-	}
-	if b.mu.desc != nil {
-		info.Descriptor, info.Rows = b.mu.desc, b.mu.desc.Rows
-	}
-	return info
+	return now
 }
 
 // Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move
 // there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
 // needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
-	b.Inside().EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
+	b.EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
 	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Compare(a.Kind, b.Kind) })
 	return in
 }
@@ -600,10 +599,12 @@ func (b *Batch) Changed() <-chan struct{} {
 	return b.mu.changed
 }
 
-// change is what a change entails: update does it without the lock, after the change.
+// change is what a change entails. update does it after the change.
 type change struct {
 	old     Payload           // to release; nil if there is none
-	clean   []cleanImage      // to drop
+	images  bool              // the current image is another, or there is a new clean one
+	made    *cleanImage       // the new one
+	stale   bool              // clean images have other bytes than the current one
 	ahead   func(events.Kind) // to call with outcome: the prefetch was useful or not; may be nil
 	outcome events.Kind       // AheadUsed or AheadWasted
 	event   events.Kind       // BatchUsed or BatchHinted; 0 for neither
@@ -612,53 +613,74 @@ type change struct {
 
 // update makes a change under the lock, counts it, and then, with no lock held, makes it known. It
 // frees what the batch has lost, calls the observers, the repository before the batch's own, emits
-// events and wakes waiters. An error of make means that it has changed nothing; others are those of
+// events and wakes waiters. An error of apply means that it has changed nothing; others are those of
 // a payload that was released.
 //
-// A batch that was dropped loses its clean images and, when no handle is open, its payload.
-func (b *Batch) update(apply func() (change, error)) error {
+// A batch has at most one image in each tier: a new clean image replaces the one in its tier, and the
+// current image makes one in its tier superfluous. A batch that was dropped loses its clean images
+// and, when no handle is open, its payload.
+func (b *Batch) update(apply func(*change) error) error {
+	var c change
 	b.mu.Lock()
-	was := b.mu.traits
-	c, err := apply()
-	if err != nil {
+	was := b.mu.Info
+	if err := apply(&c); err != nil {
 		b.mu.Unlock()
 		return err
 	}
-	b.mu.version++
+	b.mu.Version++
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
-	b.mu.changed = nil
-	if b.mu.over = b.mu.released; b.mu.over {
-		c.clean, b.mu.clean = append(c.clean, b.mu.clean...), nil
-		if b.mu.active == 0 {
-			c.old = b.mu.payload
-			b.mu.payload, b.mu.traits = nil, payloadTraits{}
+	b.mu.changed, b.mu.over = nil, b.mu.released
+	var superfluous, keep []cleanImage
+	if c.images || b.mu.released {
+		if c.made != nil {
+			keep = append(keep, *c.made)
+		}
+		for _, r := range b.mu.clean {
+			in := r.payload.Space().Kind()
+			if c.stale || in == b.mu.space.Kind() || c.made != nil && in == c.made.payload.Space().Kind() {
+				superfluous = append(superfluous, r)
+			} else {
+				keep = append(keep, r)
+			}
+		}
+		b.mu.clean = keep
+	}
+	if b.mu.released {
+		superfluous, b.mu.clean = append(superfluous, keep...), nil
+		if b.mu.Active == 0 {
+			c.old = b.mu.Payload
+			b.setPayloadLocked(nil, traits{})
 		}
 	}
 	now := b.infoLocked()
 	b.mu.Unlock()
 
 	lockrank.AssertNone("a batch's observers are called")
-	err = release(c.old)
-	for _, r := range c.clean {
+	err := release(c.old)
+	for _, r := range superfluous {
 		r.memory.Drop()
 	}
 	if !over { // the observers know nothing of a batch that was dropped
 		now.Leased = b.leased(now.Payload)
 		for _, o := range []Observer{store, b.observer} {
 			if o != nil {
-				b.panics.Do("an observer of batches", func() { o.BatchChanged(b, now) })
+				o.BatchChanged(b, now)
 			}
 		}
 	}
 	if c.ahead != nil {
 		c.ahead(c.outcome)
 	}
-	if b.engine != nil && c.event != 0 {
-		b.engine.EmitEvent(c.event, now, c.hint)
-	}
-	if b.engine != nil && now.State == Released && !over {
-		now.Space, now.Bytes = was.space.ID(), was.bytes
-		b.engine.EmitEvent(events.BatchDropped, now, 0)
+	if b.emit != nil {
+		ev := events.Event{Origin: now.Place.Origin(), Batch: uint64(b.id), To: now.Space, Bytes: now.Bytes}
+		if c.event != 0 {
+			ev.Kind, ev.Hint = c.event, c.hint
+			b.emit(ev)
+		}
+		if now.State == Released && !over {
+			ev.Kind, ev.Hint, ev.To, ev.Bytes = events.BatchDropped, 0, was.Space, was.Bytes
+			b.emit(ev)
+		}
 	}
 	if waiting != nil {
 		close(waiting)
@@ -667,7 +689,7 @@ func (b *Batch) update(apply func() (change, error)) error {
 }
 
 // announce makes a change known that was made before.
-func (b *Batch) announce() { _ = b.update(func() (c change, err error) { return c, nil }) }
+func (b *Batch) announce() { _ = b.update(func(*change) error { return nil }) }
 
 // release releases p, which may be nil. A panic of a program's payload is an error, so that callers
 // can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
@@ -724,9 +746,9 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 // it. The returned function ends the subscription; calling it again does nothing.
 func (b *Batch) Subscribe() (cancel func()) {
 	add := func(n int) {
-		_ = b.update(func() (c change, err error) {
-			b.mu.subscribers += n
-			return c, nil
+		_ = b.update(func(c *change) error {
+			b.mu.Subscribers += n
+			return nil
 		})
 	}
 	add(1)
@@ -740,12 +762,12 @@ func (b *Batch) Subscribe() (cancel func()) {
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
-	_ = b.update(func() (c change, err error) {
-		if b.mu.place == p {
-			return c, errUnchanged
+	_ = b.update(func(c *change) error {
+		if b.mu.Place == p {
+			return errUnchanged
 		}
-		b.mu.place = p
-		return c, nil
+		b.mu.Place = p
+		return nil
 	})
 }
 
@@ -759,38 +781,38 @@ func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.Tr
 
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	return b.update(func() (c change, err error) {
-		if err = b.barLocked("create task"); err != nil {
-			return c, err
+	return b.update(func(c *change) error {
+		if err := b.barLocked("create task"); err != nil {
+			return err
 		}
 		b.addTaskLocked()
-		return c, nil
+		return nil
 	})
 }
 
 func (b *Batch) addTaskLocked() {
 	made := created.Add(1)
-	if b.mu.pending == 0 {
-		b.mu.task = made
+	if b.mu.Pending == 0 {
+		b.mu.Task = made
 	}
-	b.mu.pending++
+	b.mu.Pending++
 }
 
 // CancelTask takes one pending task back.
 func (b *Batch) CancelTask() error {
 	const op = "cancel task"
-	return b.update(func() (c change, err error) {
+	return b.update(func(c *change) error {
 		switch {
 		case b.mu.released:
-			return c, b.errorLocked(op, MissingData)
-		case b.mu.pending == 0:
-			return c, b.errorLocked(op, TaskNotCreated)
+			return b.errorLocked(op, MissingData)
+		case b.mu.Pending == 0:
+			return b.errorLocked(op, TaskNotCreated)
 		}
-		b.mu.pending-- // it may be any of them, so the oldest counts still
-		if b.mu.pending == 0 {
-			b.mu.task = 0
+		b.mu.Pending-- // it may be any of them, so the oldest counts still
+		if b.mu.Pending == 0 {
+			b.mu.Task = 0
 		}
-		return c, nil
+		return nil
 	})
 }
 
@@ -819,16 +841,16 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 // TryTransit is Transit, but fails while another has the batch in transit.
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
-	err := b.update(func() (c change, err error) {
+	err := b.update(func(c *change) error {
 		switch b.infoLocked().State {
 		case Released:
-			return c, b.errorLocked("transit", MissingData)
+			return b.errorLocked("transit", MissingData)
 		case InTransit, Processing:
-			return c, b.errorLocked("transit", InvalidState)
+			return b.errorLocked("transit", InvalidState)
 		}
 		b.mu.moving = true
-		t.payload, t.desc = b.mu.payload, b.mu.desc
-		return c, nil
+		t.payload, t.desc = b.mu.Payload, b.mu.Descriptor
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -857,14 +879,14 @@ func (t *Transit) Payload() Payload {
 // transit that has ended is tier.ErrReleased. Committing the batch's present payload is allowed and
 // releases nothing.
 func (t *Transit) Commit(p Payload, createTask bool) error {
-	_, err := t.b.Inside().Commit(context.Background(), t, p, CommitOptions{CreateTask: createTask})
+	_, err := t.b.Commit(context.Background(), t, p, CommitOptions{CreateTask: createTask})
 	return err
 }
 
 // CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
 // the batch. So the monitor never sees the batch at rest in between.
 func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
-	return t.b.Inside().Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
+	return t.b.Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
 }
 
 // CommitOptions is what a commit does besides making a payload current.
@@ -892,11 +914,11 @@ type CommitOptions struct {
 }
 
 // Commit is Transit.Commit or CommitOpen of a transit of b, with all its options.
-func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
+func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
 	if t.ended.Load() {
 		return nil, tier.ErrReleased
 	}
-	traits, err := b.inspect(t, p)
+	has, err := b.inspect(t, p)
 	if err != nil {
 		return nil, err
 	}
@@ -904,23 +926,23 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 		return nil, tier.ErrReleased
 	}
 	t.lost.Stop()
-	now := b.now()
+	now := b.clock()
 	if l, ok := p.(leased); ok {
 		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
 	}
 	// With another descriptor the bytes may differ, and clean images have the old ones.
-	stale := traits.desc != nil && t.desc != nil && traits.desc != t.desc
+	stale := has.desc != nil && t.desc != nil && has.desc != t.desc
 	var retained *cleanImage
 	if o.Retained != nil && !stale {
-		retained = retain(t.payload, traits.space.Kind(), o.Retained)
+		retained = retain(t.payload, has.space.Kind(), o.Retained)
 	}
-	err = b.update(func() (c change, err error) {
-		b.mu.payload, b.mu.traits, b.mu.moving = p, traits, false
-		b.mu.desc = cmp.Or(traits.desc, b.mu.desc)
+	err = b.update(func(c *change) error {
+		b.setPayloadLocked(p, has)
+		b.mu.moving = false
 		if p != t.payload && retained == nil {
 			c.old = t.payload
 		}
-		b.setCleanLocked(&c, retained, stale)
+		c.images, c.made, c.stale = true, retained, stale
 		if o.Reason != "" {
 			b.mu.why, b.mu.since, b.mu.unread = o.Reason, now, b.mu.unread || o.Slower
 		}
@@ -934,11 +956,9 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 			b.addTaskLocked()
 		}
 		if o.Open {
-			h = b.pinLocked(&c, opening{
-				keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx),
-			}, now)
+			h = b.pinLocked(c, opening{keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx)}, now)
 		}
-		return c, nil
+		return nil
 	})
 	// The batch already has its new payload, and the caller must get the handle. So an error of the
 	// old one's release, which means that other code has released it or that it panicked, is none
@@ -953,7 +973,7 @@ func (b inside) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 }
 
 // Fits returns the error that a commit of a transit of b would return for p, and changes nothing.
-func (b inside) Fits(t *Transit, p Payload) error {
+func (b *Batch) Fits(t *Transit, p Payload) error {
 	_, err := b.inspect(t, p)
 	return err
 }
@@ -965,9 +985,9 @@ func (t *Transit) Abort() error {
 		return tier.ErrReleased
 	}
 	t.lost.Stop()
-	return t.b.update(func() (c change, err error) {
+	return t.b.update(func(c *change) error {
 		t.b.mu.moving = false
-		return c, nil
+		return nil
 	})
 }
 
@@ -995,42 +1015,21 @@ func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	return &cleanImage{p, memory, changed}
 }
 
-// setCleanLocked adds r, which may be nil, to the clean images. Those that the batch may not have
-// any more go to c: the ones in the tiers of r and of the current image, or all if stale is set.
-func (b *Batch) setCleanLocked(c *change, r *cleanImage, stale bool) {
-	if r == nil && len(b.mu.clean) == 0 {
-		return
-	}
-	var keep []cleanImage
-	if r != nil {
-		keep = append(keep, *r)
-	}
-	for _, old := range b.mu.clean {
-		in := old.payload.Space().Kind()
-		if stale || in == b.mu.traits.space.Kind() || r != nil && in == r.payload.Space().Kind() {
-			c.clean = append(c.clean, old)
-		} else {
-			keep = append(keep, old)
-		}
-	}
-	b.mu.clean = keep
-}
-
 // AddClean makes p a clean image of b, in place of one in the same tier; the state of b does not
 // matter. of is p's descriptor, and changed is as CommitOptions.Retained. AddClean reports whether
 // it took p over. It did not if p's space does not keep p. If b was dropped, has another descriptor
 // or is current in p's tier, p is freed at once.
-func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
+func (b *Batch) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (taken bool) {
 	r := retain(p, tier.GPU, changed)
 	if r == nil {
 		return false
 	}
-	err := b.update(func() (c change, err error) {
-		if b.mu.released || b.mu.desc != of || b.mu.traits.space.Kind() == p.Space().Kind() {
-			return c, errUnchanged
+	err := b.update(func(c *change) error {
+		if b.mu.released || b.mu.Descriptor != of || b.mu.space.Kind() == p.Space().Kind() {
+			return errUnchanged
 		}
-		b.setCleanLocked(&c, r, false)
-		return c, nil
+		c.images, c.made = true, r
+		return nil
 	})
 	if err != nil {
 		r.memory.Drop()
@@ -1040,7 +1039,7 @@ func (b inside) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 
 // EachClean calls f with each clean image, with no lock held. It may be freed at any moment, so f
 // may use its memory only under leases.
-func (b inside) EachClean(f func(Payload)) {
+func (b *Batch) EachClean(f func(Payload)) {
 	b.mu.Lock()
 	all := b.mu.clean
 	b.mu.Unlock()
@@ -1055,7 +1054,7 @@ func (b inside) EachClean(f func(Payload)) {
 // there copies no bytes. b must be in transit. The clean image must have the given form, unless
 // that is "". The caller must commit or release the payload. Promote returns nil if there is none,
 // or if r does not have the room.
-func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
+func (b *Batch) Promote(form PayloadType, r reservation.Reservation) Payload {
 	b.mu.Lock()
 	all := b.mu.clean
 	b.mu.Unlock()
@@ -1078,13 +1077,13 @@ func (b inside) Promote(form PayloadType, r reservation.Reservation) Payload {
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
-	return b.update(func() (c change, err error) {
-		if err = b.barLocked("drop"); err != nil {
-			return c, err
+	return b.update(func(c *change) error {
+		if err := b.barLocked("drop"); err != nil {
+			return err
 		}
-		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
+		b.mu.released, b.mu.Pending, b.mu.Task = true, 0, 0
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
-		return c, nil
+		return nil
 	})
 }
 
@@ -1092,16 +1091,16 @@ func (b *Batch) Drop() error {
 // or ctx, ends.
 func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop) }
 
-// inside has the methods of a Batch that only this module's packages call: repositories, the mover,
-// the monitor, and lists of holders. Callers keep the rules that its methods name.
-type inside struct{ *Batch }
+// The methods below, and Read, TryRead, Commit, Fits, AddClean, EachClean and Promote, are for this
+// module's packages: repositories, the mover, the monitor, and lists of holders. Programs have no use
+// for them. Callers must keep the rules in their comments.
 
-// Inside returns what only this module's packages do with a batch. Programs have no use for it.
-func (b *Batch) Inside() inside { return inside{b} }
+// Inside returns b. It is for callers that have not been changed yet.
+func (b *Batch) Inside() *Batch { return b }
 
 // Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
 // no method of the payload, so Leased is false.
-func (b inside) Cut() Info {
+func (b *Batch) Cut() Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.infoLocked()
@@ -1109,21 +1108,21 @@ func (b inside) Cut() Info {
 
 // Space returns the space that holds the batch, nil if it is gone. It calls no method of a
 // program's payload.
-func (b inside) Space() *tier.Space {
+func (b *Batch) Space() *tier.Space {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.mu.traits.space
+	return b.mu.space
 }
 
 // Entry returns where an index of batches stores its record of the batch, so that it need not
 // search for it at each change. All records must have the same type.
-func (b inside) Entry() *atomic.Value { return &b.entry }
+func (b *Batch) Entry() *atomic.Value { return &b.entry }
 
 // Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
 // that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.
 // From then on the batch calls store at each change after now, before its own observer. The caller
 // may hold its own lock, and must call announce with no lock held.
-func (b inside) Store(store Observer, p Place) (now Info, announce func(), err error) {
+func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -1133,27 +1132,27 @@ func (b inside) Store(store Observer, p Place) (now Info, announce func(), err e
 		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store, announce = store, func() {}
-	if b.mu.place != p {
-		b.mu.place, announce = p, b.announce
+	if b.mu.Place != p {
+		b.mu.Place, announce = p, b.announce
 	}
 	return b.infoLocked(), announce, nil
 }
 
 // StoreAt changes the place of a batch that store still holds. No observer is called before
 // announce is: store may hold its own lock here, and must call announce with no lock held.
-func (b inside) StoreAt(store Observer, p Place) (announce func()) {
+func (b *Batch) StoreAt(store Observer, p Place) (announce func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.store != store || b.mu.place == p {
+	if b.mu.store != store || b.mu.Place == p {
 		return func() {}
 	}
-	b.mu.place = p
+	b.mu.Place = p
 	return b.announce
 }
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b inside) Unstore(store Observer) {
+func (b *Batch) Unstore(store Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store == store {
@@ -1163,14 +1162,14 @@ func (b inside) Unstore(store Observer) {
 
 // Arrival returns the reason of the batch's last move, "put" if it has not moved, and the time of
 // its arrival by Options.Clock. unread is whether it has moved to a slower tier since it was used.
-func (b inside) Arrival() (why string, since int64, unread bool) {
+func (b *Batch) Arrival() (why string, since int64, unread bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.why, b.mu.since, b.mu.unread
 }
 
 // Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.
-func (b inside) Describe(h *tier.Holding) {
+func (b *Batch) Describe(h *tier.Holding) {
 	place := b.Info().Place
 	h.Batch, h.Plan = uint64(b.id), place.Name
 	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition

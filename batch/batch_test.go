@@ -102,7 +102,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was opened", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
 		{"another task", b.TryCreateTask, func(i *Info) { i.State, i.Pending = TaskCreated, 1 }},
-		{"read", func() error { h, err = b.Inside().Read(t.Context(), tier.ID{}); return err },
+		{"read", func() error { h, err = b.Read(t.Context(), tier.ID{}); return err },
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was read", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = TaskCreated, 0 }},
 		{"cancel the other task", b.CancelTask, func(i *Info) { i.State, i.Pending = Idle, 0 }},
@@ -249,7 +249,7 @@ func TestOneStore(t *testing.T) {
 	b := newBatch(t, &form{space: gpu}, nil)
 	var first, second recorder
 	one, two := Observer(&first), Observer(&second)
-	now, tell, err := b.Inside().Store(one, Place{Plan: 1})
+	now, tell, err := b.Store(one, Place{Plan: 1})
 	if err != nil || now.Place != (Place{Plan: 1}) {
 		t.Fatal(now, err)
 	}
@@ -258,29 +258,29 @@ func TestOneStore(t *testing.T) {
 	}
 	tell()
 	for _, k := range []Observer{one, two} {
-		if _, _, err := b.Inside().Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
+		if _, _, err := b.Store(k, Place{Plan: 9}); !errors.Is(err, ErrStored) {
 			t.Errorf("stored twice: %v", err)
 		}
 	}
-	b.Inside().Unstore(two) // not its
-	b.Inside().StoreAt(two, Place{Plan: 9})()
-	tell = b.Inside().StoreAt(one, Place{Plan: 1, Rank: 4})
+	b.Unstore(two) // not its
+	b.StoreAt(two, Place{Plan: 9})()
+	tell = b.StoreAt(one, Place{Plan: 1, Rank: 4})
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told %d times, want 1", n)
 	}
 	tell()
-	b.Inside().StoreAt(one, Place{Plan: 1, Rank: 4})() // no change
+	b.StoreAt(one, Place{Plan: 1, Rank: 4})() // no change
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told of its place %d times, want 1", n)
 	}
-	b.Inside().Unstore(one)
+	b.Unstore(one)
 	if got := b.Info().Place; got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if b.Inside().StoreAt(one, Place{})(); b.Info().Place == (Place{}) {
+	if b.StoreAt(one, Place{})(); b.Info().Place == (Place{}) {
 		t.Error("a place was set by somebody who keeps nothing")
 	}
-	if _, tell, err = b.Inside().Store(two, Place{Plan: 2}); err != nil {
+	if _, tell, err = b.Store(two, Place{Plan: 2}); err != nil {
 		t.Fatal(err)
 	}
 	tell()

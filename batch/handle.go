@@ -47,12 +47,12 @@ func (b *Batch) Open(ctx context.Context, space tier.ID, last bool) (*Handle, er
 }
 
 // Read is Open, but leaves pending tasks to their callers.
-func (b inside) Read(ctx context.Context, space tier.ID) (*Handle, error) {
+func (b *Batch) Read(ctx context.Context, space tier.ID) (*Handle, error) {
 	return b.lockAwait(ctx, opening{space: space, own: true, keepPending: true})
 }
 
 // TryRead is Read, but fails while the batch is in transit.
-func (b inside) TryRead(space tier.ID) (*Handle, error) {
+func (b *Batch) TryRead(space tier.ID) (*Handle, error) {
 	return b.lock(opening{space: space, own: true, keepPending: true})
 }
 
@@ -76,22 +76,21 @@ func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error)
 
 func (b *Batch) lock(o opening) (h *Handle, err error) {
 	const op = "lock"
-	now := b.now() // a callback, so before the lock is taken
-	err = b.update(func() (c change, err error) {
-		err = b.barLocked(op)
-		in := b.mu.traits.space
-		switch {
+	now := b.clock() // a callback, so before the lock is taken
+	err = b.update(func(c *change) error {
+		in := b.mu.space
+		switch err := b.barLocked(op); {
 		case err != nil:
-			return c, err
-		case b.mu.pending == 0 && !o.own:
-			return c, b.errorLocked(op, TaskNotCreated)
+			return err
+		case b.mu.Pending == 0 && !o.own:
+			return b.errorLocked(op, TaskNotCreated)
 		case in.ID() != o.space && (o.space.Valid() || !o.own):
-			return c, &StateError{
+			return &StateError{
 				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
 			}
 		}
-		h = b.pinLocked(&c, o, now)
-		return c, nil
+		h = b.pinLocked(c, o, now)
+		return nil
 	})
 	return h, err
 }
@@ -106,43 +105,43 @@ const longestGap = int64(100 * 365 * 24 * time.Hour)
 // expected after the mean time between uses so far, in which the last interval counts for a
 // quarter.
 func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
-	if b.mu.pending > 0 && !o.keepPending {
-		if b.mu.pending--; b.mu.pending == 0 {
-			b.mu.task = 0
+	if b.mu.Pending > 0 && !o.keepPending {
+		if b.mu.Pending--; b.mu.Pending == 0 {
+			b.mu.Task = 0
 		} else { // no numbers are kept of the others, so they count as young as can be
-			b.mu.task = created.Load()
+			b.mu.Task = created.Load()
 		}
 	}
 	if o.last {
-		b.mu.released, b.mu.pending, b.mu.task = true, 0, 0
+		b.mu.released, b.mu.Pending, b.mu.Task = true, 0, 0
 	}
-	if b.mu.active++; b.mu.active == 1 {
-		if b.mu.hint != Stay {
-			b.mu.hint = 0
+	if b.mu.Active++; b.mu.Active == 1 {
+		if b.mu.NextUse != Stay {
+			b.mu.NextUse = 0
 		}
-		if b.mu.uses > 0 {
-			gap := min(max(1, now-b.mu.lastUse), longestGap)
+		if b.mu.Uses > 0 {
+			gap := min(max(1, now-b.mu.LastUse), longestGap)
 			if b.mu.gap > 0 {
 				gap = (gap + 3*b.mu.gap) / 4
 			}
 			b.mu.gap = gap
 		}
-		b.mu.uses += min(1, math.MaxUint8-b.mu.uses)
+		b.mu.Uses += min(1, math.MaxUint8-b.mu.Uses)
 	}
-	b.mu.lastUse = max(b.mu.lastUse, now)
+	b.mu.LastUse = max(b.mu.LastUse, now)
 	b.mu.unread = false
 	if c.ahead == nil { // else a commit ends one prefetch, and begins the next
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadUsed, nil
 	}
 	c.event = events.BatchUsed
-	h := &Handle{b: b, payload: b.mu.payload, space: b.mu.traits.space}
+	h := &Handle{b: b, payload: b.mu.Payload, space: b.mu.space}
 	h.hold = &h.own
 	if invariants.Enabled {
 		h.hold = new(books.Hold) // the space must not keep a forgotten handle from the garbage collector
 		h.stack = invariants.Stack()
 		h.lost = onForgotten(h, "handle", b.id, h.stack)
 	}
-	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: b.mu.traits.bytes, About: b.Inside()}
+	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: b.mu.Bytes, About: b}
 	if o.owner != nil {
 		v.Owner = o.owner
 	}
@@ -206,11 +205,11 @@ func (h *Handle) Close() error {
 	h.lost.Stop()
 	h.hold.End()
 	b := h.b
-	now := b.now()
-	return b.update(func() (c change, err error) {
-		b.mu.active--
-		b.mu.lastUse = max(b.mu.lastUse, now)
-		return c, nil
+	now := b.clock()
+	return b.update(func(c *change) error {
+		b.mu.Active--
+		b.mu.LastUse = max(b.mu.LastUse, now)
+		return nil
 	})
 }
 
@@ -224,12 +223,12 @@ const (
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
-	_ = b.update(func() (c change, err error) {
-		if b.mu.hint == next || b.mu.released {
-			return c, errUnchanged
+	_ = b.update(func(c *change) error {
+		if b.mu.NextUse == next || b.mu.released {
+			return errUnchanged
 		}
-		b.mu.hint = next
+		b.mu.NextUse = next
 		c.event, c.hint = events.BatchHinted, next
-		return c, nil
+		return nil
 	})
 }

@@ -283,10 +283,10 @@ func (p *player) do(k kind, space int) {
 		h, err := p.b.lock(opening{space: p.spaces[space].ID(), own: true, last: k == openLast})
 		p.opened(k, space, begin, h, err)
 	case read:
-		h, err := p.b.Inside().TryRead(tier.ID{})
+		h, err := p.b.TryRead(tier.ID{})
 		p.opened(k, space, begin, h, err)
 	case readIn:
-		h, err := p.b.Inside().TryRead(p.spaces[space].ID())
+		h, err := p.b.TryRead(p.spaces[space].ID())
 		p.opened(k, space, begin, h, err)
 	case closeHandle:
 		if len(p.handles) == 0 {
@@ -321,7 +321,7 @@ func (p *player) do(k kind, space int) {
 			return
 		case commitRead:
 			o := CommitOptions{Open: true, KeepPending: true}
-			h, err := p.b.Inside().Commit(context.Background(), t, p.fresh(space), o)
+			h, err := p.b.Commit(context.Background(), t, p.fresh(space), o)
 			p.opened(k, space, begin, h, err)
 			return
 		}

@@ -210,7 +210,7 @@ func TestTransitions(t *testing.T) {
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
 		{"store", func(r *rig) error {
-			_, _, err := r.b.Inside().Store(new(recorder), Place{Plan: 1})
+			_, _, err := r.b.Store(new(recorder), Place{Plan: 1})
 			return err
 		}, []outcome{
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), ok(TaskCreated, 2, 0),
@@ -313,7 +313,7 @@ func TestOnlyTransitIsWaitedFor(t *testing.T) {
 			return err
 		},
 		"read": func(r *rig) error {
-			h, err := r.b.Inside().Read(ctx, tier.ID{})
+			h, err := r.b.Read(ctx, tier.ID{})
 			if err == nil {
 				r.handles = append(r.handles, h)
 			}
@@ -400,7 +400,7 @@ func TestArrival(t *testing.T) {
 	}
 	want := func(what, why string, since int64, unread bool) {
 		t.Helper()
-		if w, at, u := b.Inside().Arrival(); w != why || at != since || u != unread {
+		if w, at, u := b.Arrival(); w != why || at != since || u != unread {
 			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, w, at, u, why, since, unread)
 		}
 	}
@@ -411,7 +411,7 @@ func TestArrival(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Inside().Commit(t.Context(), tr, &form{space: gpu}, o); err != nil {
+		if _, err := b.Commit(t.Context(), tr, &form{space: gpu}, o); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"errors"
 	"math"
 	"path"
 	"slices"
@@ -10,31 +11,24 @@ import (
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
-// bounds is what the process's cgroups allow.
+// bounds holds the limits of the process's cgroups; 0 and nil are none. Each source is the file that
+// has the limit.
 type bounds struct {
 	version int    // of the hierarchy that controls memory
 	dir     string // the process's directory in it
 
-	memory       int64 // noLimit: none
+	memory       int64
 	memorySource string
-	quota        float64 // CPUs; 0: none
+	quota        float64 // CPUs
 	quotaSource  string
-	cpus, nodes  Set // nil: not known
+	cpus, nodes  Set
 	cpusSource   string
 	nodesSource  string
 }
 
-// hierarchy is where one controller's files for this process are.
-type hierarchy struct {
-	version int      // 1 or 2; 0: the controller is not found
-	dirs    []string // the process's directory, and those above it as far as they are visible
-}
-
-// cgroups reads the limits of the process's cgroups and of all above them: the
-// smallest counts. A controller may be in either version; some machines have
-// both.
-func (t *tree) cgroups() bounds {
-	b := bounds{memory: procfs.NoLimit}
+// cgroups reads the limits of the process's cgroups and of all above them: the smallest counts. A
+// controller may be in either version; some machines have both.
+func (t *tree) cgroups() (b bounds) {
 	text, ok := t.need(selfCgroups)
 	if !ok {
 		return b
@@ -42,17 +36,78 @@ func (t *tree) cgroups() bounds {
 	groups, errs := procfs.Cgroup(text)
 	t.warn(selfCgroups, errs...)
 
-	h := t.hierarchy("memory", groups)
-	if b.version = h.version; b.version > 0 {
-		b.dir = h.dirs[0]
+	// memory.high is a limit like memory.max: the kernel slows a process above it down until it is
+	// below, which pinned memory never allows.
+	files := []string{"memory.max", "memory.high"}
+	version, dirs := t.hierarchy("memory", groups)
+	if b.version = version; version > 0 {
+		b.dir = dirs[0]
 	}
-	t.memoryLimit(h, &b)
-	t.cpuQuota(t.hierarchy("cpu", groups), &b)
-	t.cpusets(t.hierarchy("cpuset", groups), &b)
+	if version == 1 {
+		files = []string{"memory.limit_in_bytes", "memory.stat"}
+	}
+	b.memory, b.memorySource = smallest(t, dirs, files, func(file, text string) (int64, error) {
+		if path.Base(file) == "memory.stat" {
+			// It has the limit of all groups above, of which a container sees none.
+			_, after, ok := strings.Cut("\n"+text, "\nhierarchical_memory_limit ")
+			if !ok {
+				return 0, errors.New("no hierarchical_memory_limit: " +
+					"limits of groups that are not visible here are not known")
+			}
+			text, _, _ = strings.Cut(after, "\n")
+		}
+		return procfs.Limit(text)
+	})
+
+	_, dirs = t.hierarchy("cpu", groups)
+	files = []string{"cpu.max", "cpu.cfs_quota_us"}
+	b.quota, b.quotaSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
+		if path.Base(file) == "cpu.cfs_quota_us" { // version 1 has the period in another file
+			period, _ := t.want(path.Join(path.Dir(file), "cpu.cfs_period_us"))
+			text = strings.TrimSpace(text + " " + period)
+		}
+		return procfs.Quota(text)
+	})
+
+	_, dirs = t.hierarchy("cpuset", groups)
+	b.cpus, b.cpusSource = t.nearestSet(dirs, "cpuset.effective_cpus", "cpuset.cpus.effective", "cpuset.cpus")
+	b.nodes, b.nodesSource = t.nearestSet(dirs, "cpuset.effective_mems", "cpuset.mems.effective", "cpuset.mems")
 	return b
 }
 
-func (t *tree) hierarchy(controller string, groups []procfs.Group) hierarchy {
+// smallest returns the smallest value above 0 of the files in the directories, and the file that has
+// it.
+func smallest[T int64 | float64](t *tree, dirs, files []string, parse func(file, text string) (T, error)) (least T,
+	source string) {
+	for _, dir := range dirs {
+		for _, name := range files {
+			file := path.Join(dir, name)
+			v, ok := parsed(t, file, t.want, func(text string) (T, error) { return parse(file, text) })
+			if ok && v > 0 && (least == 0 || v < least) {
+				least, source = v, file
+			}
+		}
+	}
+	return least, source
+}
+
+// nearestSet returns the first set that is not empty: a group without the controller has the set of
+// the nearest group above it.
+func (t *tree) nearestSet(dirs []string, files ...string) (set Set, source string) {
+	for _, dir := range dirs {
+		for _, name := range files {
+			file := path.Join(dir, name)
+			if s, ok := parsed(t, file, t.want, parseSet); ok && len(s) > 0 {
+				return s, file
+			}
+		}
+	}
+	return nil, ""
+}
+
+// hierarchy returns the version of the hierarchy that has a controller, 0 if there is none, and the
+// process's directory in it with those above it as far as they are visible.
+func (t *tree) hierarchy(controller string, groups []procfs.Group) (version int, dirs []string) {
 	version, fileSystem := 1, "cgroup"
 	i := slices.IndexFunc(groups, func(g procfs.Group) bool { return slices.Contains(g.Controllers, controller) })
 	if i < 0 {
@@ -60,42 +115,40 @@ func (t *tree) hierarchy(controller string, groups []procfs.Group) hierarchy {
 		i = slices.IndexFunc(groups, func(g procfs.Group) bool { return len(g.Controllers) == 0 })
 	}
 	if i < 0 {
-		return hierarchy{}
+		return 0, nil
 	}
-	group := groups[i].Path
 
-	var outside *procfs.Mount
+	group := groups[i].Path
+	var top procfs.Mount
+	below, found := "", false
 	for _, m := range t.mounts() {
 		if m.FileSystem != fileSystem || version == 1 && !slices.Contains(m.Options, controller) {
 			continue
 		}
-		below, ok := strings.CutPrefix(group, strings.TrimSuffix(m.Root, "/"))
-		if ok && (below == "" || below[0] == '/') && !slices.Contains(strings.Split(group, "/"), "..") {
-			return hierarchy{version: version, dirs: t.upwards(m.Point, below)}
+		if below, found = procfs.CutDir(group, m.Root); found && !strings.Contains(group+"/", "/../") {
+			top = m
+			break
 		}
-		if outside == nil {
-			outside = &m
+		found = false
+		if top.Point == "" {
+			top = m
 		}
 	}
-	if outside != nil {
-		// A mount made for another namespace: its top is the nearest there is.
+	switch {
+	case top.Point == "":
+		t.warnOf(causes.UnknownLimits, selfMounts, "%s for %s is not mounted: its limits are not known", fileSystem,
+			controller)
+		return 0, nil
+	case !found: // a mount made for another namespace: its top is the nearest there is
 		t.warnf(selfCgroups, "the group %s is not below %s, which is mounted at %s: limits of the latter are used",
-			procfs.Quote(group), procfs.Quote(outside.Root), procfs.Quote(outside.Point))
-		return hierarchy{version: version, dirs: t.upwards(outside.Point, "/")}
-	}
-	t.warnOf(causes.UnknownLimits, selfMounts, "%s for %s is not mounted: its limits are not known", fileSystem, controller)
-	return hierarchy{}
-}
-
-// upwards returns the directory below top and all those above it to top.
-func (t *tree) upwards(top, below string) []string {
-	if len(below) > maxPathBytes {
+			procfs.Quote(group), procfs.Quote(top.Root), procfs.Quote(top.Point))
+		below = ""
+	case len(below) > maxPathBytes:
 		t.warn(selfCgroups, errLongPath)
-		below = "/"
+		below = ""
 	}
-	var dirs []string
 	for p := path.Clean("/" + below); ; p = path.Dir(p) {
-		dirs = append(dirs, path.Join(top, p))
+		dirs = append(dirs, path.Join(top.Point, p))
 		if p == "/" {
 			break
 		}
@@ -103,115 +156,24 @@ func (t *tree) upwards(top, below string) []string {
 	if !t.isDir(dirs[0]) {
 		t.warnOf(causes.UnknownLimits, dirs[0], "the process's cgroup is not there: limits of those above it are used")
 	}
-	return dirs
+	return version, dirs
 }
 
-func (t *tree) memoryLimit(h hierarchy, b *bounds) {
-	// memory.high is no less a limit than memory.max: a process above it is
-	// made to wait until it is below, which pinned memory never allows.
-	files := []string{"memory.max", "memory.high"}
-	if h.version == 1 {
-		files = []string{"memory.limit_in_bytes"}
-	}
-	for i, dir := range h.dirs {
-		for _, f := range files {
-			file := path.Join(dir, f)
-			if text, ok := t.want(file); ok {
-				t.lowerMemory(b, file, text)
-			}
-		}
-		if h.version == 1 && i == 0 {
-			t.hierarchicalLimit(b, path.Join(dir, "memory.stat"))
-		}
-	}
-}
-
-// hierarchicalLimit reads from version 1's memory.stat the limit of all groups
-// above, of which a container sees none.
-func (t *tree) hierarchicalLimit(b *bounds, file string) {
-	text, ok := t.want(file)
-	if !ok {
-		return
-	}
-	for line := range strings.Lines(text) {
-		if value, ok := strings.CutPrefix(line, "hierarchical_memory_limit "); ok {
-			t.lowerMemory(b, file, strings.TrimSpace(value))
-			return
-		}
-	}
-	t.warnf(file, "no hierarchical_memory_limit: limits of groups that are not visible here are not known")
-}
-
-func (t *tree) lowerMemory(b *bounds, file, text string) {
-	n, err := procfs.Limit(text)
-	if err != nil {
-		t.warn(file, err)
-	} else if n < b.memory {
-		b.memory, b.memorySource = n, file
-	}
-}
-
-func (t *tree) cpuQuota(h hierarchy, b *bounds) {
-	for _, dir := range h.dirs {
-		file := path.Join(dir, "cpu.max")
-		var text string
-		var ok bool
-		if h.version == 1 {
-			file = path.Join(dir, "cpu.cfs_quota_us")
-			if text, ok = t.want(file); ok {
-				period, _ := t.want(path.Join(dir, "cpu.cfs_period_us"))
-				text += " " + period
-			}
-		} else {
-			text, ok = t.want(file)
-		}
-		if quota, ok := parsed(t, file, text, ok, procfs.Quota); ok && quota > 0 && (b.quota == 0 || quota < b.quota) {
-			b.quota, b.quotaSource = quota, file
-		}
-	}
-}
-
-func (t *tree) cpusets(h hierarchy, b *bounds) {
-	// A group without the controller has what the nearest above it has.
-	first := func(files ...string) (set Set, source string) {
-		for _, dir := range h.dirs {
-			for _, f := range files {
-				file := path.Join(dir, f)
-				if s, ok := t.set(file); ok && len(s) > 0 {
-					return s, file
-				}
-			}
-		}
-		return nil, ""
-	}
-	if h.version == 1 {
-		b.cpus, b.cpusSource = first("cpuset.effective_cpus", "cpuset.cpus")
-		b.nodes, b.nodesSource = first("cpuset.effective_mems", "cpuset.mems")
-		return
-	}
-	b.cpus, b.cpusSource = first("cpuset.cpus.effective")
-	b.nodes, b.nodesSource = first("cpuset.mems.effective")
-}
-
-// mounts returns what is mounted, read once.
+// mounts returns the mounts of this process, read once.
 func (t *tree) mounts() []procfs.Mount {
-	if t.hasMount {
-		return t.mounted
+	if !t.hasMount {
+		t.hasMount = true
+		if text, ok := t.need(selfMounts); ok {
+			mounts, errs := procfs.Mountinfo(text)
+			t.warn(selfMounts, errs...)
+			t.mounted = mounts
+		}
 	}
-	t.hasMount = true
-	text, err := t.read(selfMounts)
-	if err != nil {
-		t.warn(selfMounts, err)
-		return nil
-	}
-	mounts, errs := procfs.Mountinfo(text)
-	t.warn(selfMounts, errs...)
-	t.mounted = mounts
-	return mounts
+	return t.mounted
 }
 
-// limits puts together what was found: the smallest of all counts.
-func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
+// limits combines what was found: the smallest of all limits counts.
+func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, allowedCPUs Set, b bounds) Limits {
 	l := Limits{
 		MemoryBytes:   top.Memory.TotalBytes,
 		CPUs:          len(top.CPU.Allowed),
@@ -223,29 +185,27 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 	if l.MemoryBytes > 0 {
 		l.MemorySource = systemMemory
 	}
-	switch n := len(top.CPU.Allowed); {
-	case n == 0:
-	case n == len(top.CPU.Online):
+	switch {
+	case l.CPUs == 0:
+	case l.CPUs == len(top.CPU.Online):
 		l.CPUSource = onlineCPUs
-	case a.cpus != nil && n == len(top.CPU.Online.intersect(a.cpus)):
+	case allowedCPUs != nil && l.CPUs == len(top.CPU.Online.intersect(allowedCPUs)):
 		l.CPUSource = selfStatus // the kernel takes the cpuset into account there
 	default:
 		l.CPUSource = b.cpusSource
 	}
-	if b.quota > 0 {
-		if n := math.Ceil(b.quota); l.CPUs == 0 || n < float64(l.CPUs) {
-			l.CPUs, l.CPUSource = int(min(n, procfs.MaxMember)), b.quotaSource
-		}
+	if n := math.Ceil(b.quota); n > 0 && (l.CPUs == 0 || n < float64(l.CPUs)) {
+		l.CPUs, l.CPUSource = int(min(n, procfs.MaxMember)), b.quotaSource
 	}
 
-	source := selfStatus
-	all := len(l.MemoryNodes)
-	// What is taken from a GPU's own memory is no room beside it.
-	if host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains); len(host) > 0 && len(host) < all {
+	source, all := selfStatus, len(l.MemoryNodes)
+	// Memory of a GPU is no host memory, unless there is no other.
+	host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains)
+	if len(host) > 0 && len(host) < all {
 		l.MemoryNodes, source = host, systemNodes
 	}
-	if a.nodes != nil {
-		l.MemoryNodes = l.MemoryNodes.intersect(a.nodes)
+	if allowedNodes != nil {
+		l.MemoryNodes = l.MemoryNodes.intersect(allowedNodes)
 	}
 	if b.nodes != nil {
 		if both := l.MemoryNodes.intersect(b.nodes); len(both) < len(l.MemoryNodes) {
@@ -256,10 +216,11 @@ func (t *tree) limits(top *Topology, ofGPUs Set, a allowed, b bounds) Limits {
 		t.warnf(source, "none of the nodes is allowed: all are taken to be")
 		l.MemoryNodes = idsOf(top.Nodes)
 	}
-	if n := memoryOf(top.Nodes, l.MemoryNodes); len(l.MemoryNodes) < all && n > 0 && (l.MemoryBytes == 0 || n < l.MemoryBytes) {
+	if n := memoryOf(top.Nodes, l.MemoryNodes); len(l.MemoryNodes) < all && n > 0 && (l.MemoryBytes == 0 ||
+		n < l.MemoryBytes) {
 		l.MemoryBytes, l.MemorySource = n, source
 	}
-	if b.memory < procfs.NoLimit && (l.MemoryBytes == 0 || b.memory < l.MemoryBytes) {
+	if b.memory > 0 && b.memory < procfs.NoLimit && (l.MemoryBytes == 0 || b.memory < l.MemoryBytes) {
 		l.MemoryBytes, l.MemorySource = b.memory, b.memorySource
 	}
 	return l
@@ -274,10 +235,8 @@ func idsOf(nodes []Node) Set {
 	return ids
 }
 
-// memoryOf adds up the memory of some nodes; 0 if that is more than a number
-// can be.
-func memoryOf(nodes []Node, of Set) int64 {
-	var sum int64
+// memoryOf adds up the memory of some nodes; 0 if that is more than a number can be.
+func memoryOf(nodes []Node, of Set) (sum int64) {
 	for _, n := range nodes {
 		if of.Contains(n.ID) {
 			if sum += n.MemoryBytes; sum < 0 {

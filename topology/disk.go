@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"fmt"
 	"math"
 	"path"
 	"slices"
@@ -9,9 +10,9 @@ import (
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
-// disks returns the whole disks that have a medium, with what is mounted of
-// each, and what is mounted of none.
-func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
+// disks returns the whole disks that have a medium, with what is mounted of each, and the mounts
+// that are on none of them.
+func (t *tree) disks() (disks []Disk, others []Mount) {
 	disks, others = []Disk{}, []Mount{}
 	names, ok := t.list(blockDevices)
 	if !ok {
@@ -22,21 +23,44 @@ func (t *tree) disks(w placing) (disks []Disk, others []Mount) {
 		if !ok {
 			continue
 		}
-		if d, ok := t.disk(w, dir); ok {
+		if d, ok := t.disk(dir); ok {
 			disks = append(disks, d)
 		}
 	}
-	for _, m := range t.directories() {
-		if !t.addMount(disks, m) {
-			others = append(others, asMount(m))
+	for _, m := range t.diskMounts() {
+		onOne := false
+		for i := range disks {
+			if slices.Contains(m.disks, disks[i].Name) {
+				disks[i].Mounts = append(disks[i].Mounts, m.Mount)
+				onOne = true
+			}
+		}
+		if !onOne {
+			others = append(others, m.Mount)
 		}
 	}
 	return disks, others
 }
 
-// directories returns the mounts that files are kept in.
-func (t *tree) directories() []procfs.Mount {
-	var kept []procfs.Mount
+// diskMount is a mount that files are kept in, with the names of the whole disks that it is on.
+type diskMount struct {
+	Mount
+	disks []string
+}
+
+// ofTheKernel are file systems that hold no users' files.
+var ofTheKernel = []string{
+	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+	"fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs",
+	"sysfs", "tracefs",
+}
+
+// diskMounts returns the mounts that files are kept in, found once.
+func (t *tree) diskMounts() []diskMount {
+	if t.hasDisks {
+		return t.onDisks
+	}
+	t.hasDisks = true
 	for _, m := range t.mounts() {
 		if slices.Contains(ofTheKernel, m.FileSystem) {
 			continue
@@ -44,51 +68,30 @@ func (t *tree) directories() []procfs.Mount {
 		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue // single files are mounted into containers
 		}
-		kept = append(kept, m)
+		t.onDisks = append(t.onDisks, diskMount{Mount{m.Point, m.FileSystem, m.Source, m.ReadOnly},
+			t.disksBelowMount(m)})
 	}
-	return kept
+	return t.onDisks
 }
 
-// ofTheKernel are file systems that hold no users' files.
-var ofTheKernel = []string{
-	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
-	"hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
-}
-
-// addMount adds m to those of the disks that it is on, and reports whether it is on any.
-func (t *tree) addMount(disks []Disk, m procfs.Mount) (ok bool) {
-	if !m.OnBlockDevice() && !strings.HasPrefix(m.Source, "/dev/") {
-		return false
-	}
-	// DiskOf reports it if none is known: it matters there.
-	for _, name := range t.disksBelowMount(m) {
-		i := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name })
-		if i >= 0 {
-			disks[i].Mounts = append(disks[i].Mounts, asMount(m))
-			ok = true
-		}
-	}
-	return ok
-}
-
-// notDisks are block devices that no data stays on, or that are other devices
-// in disguise, also where nothing says of which they are made.
+// notDisks are block devices that no data stays on, or that are other devices in disguise, also if
+// nothing shows of which they are made.
 var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "md", "dm-"}
 
-// disk reads the block device in dir, which has no links in it. ok says
-// whether it is a disk.
-func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
-	d = Disk{Name: path.Base(dir), Node: w.nowhere(), Bus: []string{}, Mounts: []Mount{}}
-	if slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) }) {
+// sectorBytes is the unit of sizes in sysfs, independent of the disk's own sectors.
+const sectorBytes = 512
+
+// disk reads the block device in dir, which has no links in it. ok reports whether it is a disk.
+func (t *tree) disk(dir string) (d Disk, ok bool) {
+	d = Disk{Name: path.Base(dir), Node: t.nowhere(), Bus: []string{}, Mounts: []Mount{}}
+	number := func(file string) (int64, bool) { return parsed(t, path.Join(dir, file), t.want, procfs.Count) }
+	hidden, _ := number("hidden")                // one path of several to a disk that is listed too
+	below, _ := t.list(path.Join(dir, "slaves")) // made of others (bcache)
+	named := slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) })
+	if named || hidden == 1 || len(below) > 0 {
 		return d, false
 	}
-	if hidden, _ := t.number(path.Join(dir, "hidden")); hidden == 1 {
-		return d, false // one path of several to a disk that is listed too
-	}
-	if below, _ := t.list(path.Join(dir, "slaves")); len(below) > 0 {
-		return d, false // made of others (bcache)
-	}
-	sectors, known := t.number(path.Join(dir, "size"))
+	sectors, known := number("size")
 	switch {
 	case known && sectors == 0:
 		return d, false // an empty card reader
@@ -103,12 +106,13 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	vendor, _ := t.want(path.Join(dir, "device/vendor"))
 	model, _ := t.want(path.Join(dir, "device/model"))
 	d.Model = procfs.Label(model)
-	if number, ok := t.want(path.Join(dir, "dev")); procfs.IsDeviceNumber(number) {
-		d.Device = number
-	} else if ok {
-		t.warnf(path.Join(dir, "dev"), "%s is not the number of a device", procfs.Quote(number))
-	}
-	rotates, known := t.number(path.Join(dir, "queue/rotational"))
+	d.Device, _ = parsed(t, path.Join(dir, "dev"), t.want, func(text string) (string, error) {
+		if !procfs.IsDeviceNumber(text) {
+			return "", fmt.Errorf("%s is not the number of a device", procfs.Quote(text))
+		}
+		return text, nil
+	})
+	rotates, known := number("queue/rotational")
 	d.Rotational = rotates == 1
 	controllers := t.controllers(dir)
 	d.Kind = diskKind(dir, vendor+" "+model, d.Rotational, known)
@@ -118,18 +122,14 @@ func (t *tree) disk(w placing, dir string) (d Disk, ok bool) {
 	if d.Kind == UnknownDisk {
 		t.warnf(path.Join(dir, "queue/rotational"), "it is not known whether the disk rotates")
 	}
-	// The first of several represents all.
-	if i := slices.IndexFunc(controllers, func(c string) bool { return busAbove(c) != "" }); i >= 0 {
-		bus := busAbove(controllers[i])
-		d.PCIAddress = path.Base(bus)
-		d.Bus = busPath(bus)
-		d.Node = t.nodeOf(w, bus)
+	for _, c := range controllers { // the first of several represents all
+		if bus := busAbove(c); bus != "" {
+			d.PCIAddress, d.Bus, d.Node = path.Base(bus), busPath(bus), t.nodeOf(bus)
+			break
+		}
 	}
 	return d, true
 }
-
-// sectorBytes is what sysfs counts sizes in, whatever the disk's own sectors.
-const sectorBytes = 512
 
 // isNumbered reports whether name is prefix and a number.
 func isNumbered(name, prefix string) bool {
@@ -137,15 +137,16 @@ func isNumbered(name, prefix string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// hypervisors are words in what emulated disks, and those of clouds that are over a network, say of
-// themselves.
-var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK", "AMAZON ELASTIC BLOCK STORE", "NVME_CARD-PD"}
+// hypervisors are words in the vendors and models of emulated disks, and of those of clouds that are
+// over a network.
+var hypervisors = []string{"QEMU", "VBOX", "VMWARE", "VIRTUAL", "MSFT", "PERSISTENTDISK", "AMAZON ELASTIC BLOCK STORE",
+	"NVME_CARD-PD"}
 
-func diskKind(dir, says string, rotational, known bool) DiskKind {
-	name, says := path.Base(dir), strings.ToUpper(says)
+func diskKind(dir, model string, rotational, known bool) DiskKind {
+	name, model := path.Base(dir), strings.ToUpper(model)
 	words := strings.Split(dir, "/")
 	switch {
-	case slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(says, h) }):
+	case slices.ContainsFunc(hypervisors, func(h string) bool { return strings.Contains(model, h) }):
 		return VirtualDisk
 	case strings.HasPrefix(name, "nvme"):
 		return NVMe
@@ -161,15 +162,14 @@ func diskKind(dir, says string, rotational, known bool) DiskKind {
 	return SSD
 }
 
-// controllers returns the directories of what the disk in dir hangs on: its own, or, as an NVMe
+// controllers returns the directories of the controllers of the disk in dir: its own, or, as an NVMe
 // disk with more than one path belongs to a subsystem, which is virtual, those of the subsystem's
 // controllers.
-func (t *tree) controllers(dir string) []string {
+func (t *tree) controllers(dir string) (controllers []string) {
 	subsystem, err := t.resolve(path.Join(dir, "device"))
 	if busAbove(dir) != "" || err != nil || !strings.Contains(subsystem, "/nvme-subsystem/") {
 		return []string{dir}
 	}
-	var controllers []string
 	names, _ := t.list(subsystem)
 	for _, name := range names {
 		if !isNumbered(name, "nvme") {
@@ -197,48 +197,11 @@ func busAbove(dir string) string {
 
 // disksBelowMount returns the names of the whole disks that m is on.
 func (t *tree) disksBelowMount(m procfs.Mount) []string {
-	dir, ok := t.blockDevice(m)
-	if !ok {
-		return nil
-	}
-	names := slices.Clone(t.disksBelow(dir))
-	if m.FileSystem == "btrfs" { // what was mounted names one of several
-		for _, other := range t.btrfsBeside(path.Base(dir)) {
-			names = append(names, t.disksBelow(other)...)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// btrfsBeside returns the directories of the block devices that a file system of Btrfs has beside
-// one of them.
-func (t *tree) btrfsBeside(device string) (dirs []string) {
-	const all = "/sys/fs/btrfs"
-	systems, _ := t.list(all)
-	for _, id := range systems {
-		list := path.Join(all, id, "devices")
-		names, _ := t.list(list)
-		if !slices.Contains(names, device) {
-			continue
-		}
-		for _, name := range names {
-			if target, ok := t.follow(path.Join(list, name), "a device"); ok {
-				dirs = append(dirs, target)
-			}
-		}
-	}
-	return dirs
-}
-
-// blockDevice returns the directory of the block device that m is on, without
-// links.
-func (t *tree) blockDevice(m procfs.Mount) (dir string, ok bool) {
 	var candidates []string
 	if m.OnBlockDevice() {
 		candidates = append(candidates, path.Join("/sys/dev/block", m.Device))
 	}
-	// Btrfs has no device number of its own; what was mounted names it.
+	// Btrfs has no device number of its own; the mount names a device, or a link to it.
 	if device, isPath := strings.CutPrefix(m.Source, "/dev/"); isPath {
 		if target, err := t.resolve(m.Source); err == nil {
 			candidates = append(candidates, path.Join("/sys/class/block", path.Base(target)))
@@ -247,59 +210,76 @@ func (t *tree) blockDevice(m procfs.Mount) (dir string, ok bool) {
 			candidates = append(candidates, path.Join("/sys/class/block", device))
 		}
 	}
+	var devices []string
 	for _, c := range candidates {
 		if target, err := t.resolve(c); err == nil && t.isDir(target) {
-			return target, true
+			devices = append(devices, target)
+			break
 		}
 	}
-	return "", false
-}
 
-// disksBelow returns the names of the whole disks that the block device in dir
-// is on: itself, the disk of which it is a partition, or those below a device
-// that is stacked on others.
-func (t *tree) disksBelow(dir string) []string {
-	if names, ok := t.below[dir]; ok {
-		return names
+	const btrfs = "/sys/fs/btrfs" // the mount names one device of several
+	if m.FileSystem == "btrfs" && len(devices) > 0 {
+		systems, _ := t.list(btrfs)
+		for _, id := range systems {
+			list := path.Join(btrfs, id, "devices")
+			names, _ := t.list(list)
+			if !slices.Contains(names, path.Base(devices[0])) {
+				continue
+			}
+			for _, name := range names {
+				if target, ok := t.follow(path.Join(list, name), "a device"); ok {
+					devices = append(devices, target)
+				}
+			}
+			break
+		}
 	}
-	names := t.walkBelow(dir, maxStacked, map[string]bool{})
+	var names []string
+	visited := map[string]bool{}
+	for _, dir := range devices {
+		names = append(names, t.disksBelow(dir, maxStacked, visited)...)
+	}
 	slices.Sort(names)
-	names = slices.Compact(names)
-	t.below[dir] = names
-	return names
+	return slices.Compact(names)
 }
 
-// walkBelow visits each device once, as few that stand on each other in a ring would otherwise be
-// millions of ways: visited is true of those on the way to dir, false of those that are done.
-func (t *tree) walkBelow(dir string, levels int, visited map[string]bool) []string {
-	if onTheWay, before := visited[dir]; onTheWay {
-		t.warnf(dir, "the device is stacked on itself")
-		return nil
-	} else if before {
+// disksBelow returns the names of the whole disks that the block device in dir is on: itself, the
+// disk of which it is a partition, or those below a device that is stacked on others. Each device is
+// visited once: a few that stand on each other in a ring would otherwise be millions of ways.
+func (t *tree) disksBelow(dir string, levels int, visited map[string]bool) (names []string) {
+	if !t.enter(visited, dir, "device", dir, levels) {
 		return nil
 	}
-	if levels == 0 {
-		t.warnf(dir, "more than %d devices stacked on each other", maxStacked)
-		return nil
-	}
-	visited[dir] = true
 	defer func() { visited[dir] = false }()
-	if t.exists(path.Join(dir, "partition")) {
-		return t.walkBelow(path.Dir(dir), levels-1, visited)
+	if _, err := t.root.Stat(rel(path.Join(dir, "partition"))); err == nil {
+		return t.disksBelow(path.Dir(dir), levels-1, visited)
 	}
 	slaves, _ := t.list(path.Join(dir, "slaves"))
 	if len(slaves) == 0 {
 		return []string{path.Base(dir)}
 	}
-	var names []string
 	for _, s := range slaves {
 		if target, ok := t.follow(path.Join(dir, "slaves", s), "a device"); ok {
-			names = append(names, t.walkBelow(target, levels-1, visited)...)
+			names = append(names, t.disksBelow(target, levels-1, visited)...)
 		}
 	}
 	return names
 }
 
-func asMount(m procfs.Mount) Mount {
-	return Mount{Point: m.Point, FileSystem: m.FileSystem, Source: m.Source, ReadOnly: m.ReadOnly}
+// enter reports whether to follow a device or a file system: only once, and not below too many
+// others. visited is true while one is followed, and false from then on.
+func (t *tree) enter(visited map[string]bool, key, what, p string, levels int) bool {
+	onTheWay, before := visited[key]
+	switch {
+	case onTheWay:
+		t.warnf(p, "the %s is stacked on itself", what)
+	case before:
+	case levels == 0:
+		t.warnf(p, "more than %d %ss stacked on each other", maxStacked, what)
+	default:
+		visited[key] = true
+		return true
+	}
+	return false
 }

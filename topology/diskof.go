@@ -57,39 +57,23 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	defer t.root.Close() // which was only ever read from
 	if !path.IsAbs(filepath.ToSlash(dir)) {
 		if !t.live {
-			return Location{}, fmt.Errorf("topology: %s is relative, and the root is %s: want an absolute path", dir, o.Root)
+			return Location{}, fmt.Errorf("topology: %s is relative, and the root is %s: want an absolute path", dir,
+				o.Root)
 		}
 		if dir, err = filepath.Abs(dir); err != nil {
 			return Location{}, fmt.Errorf("topology: %w", err)
 		}
 	}
+	dir = filepath.ToSlash(dir)
 
-	w := t.diskPlacing()
-	l, m, known := t.locate(filepath.ToSlash(dir))
-	if known {
-		l.Disks = t.disksOf(w, m, maxStacked)
-		l.below = t.inMemory
-	}
-	l.Node = commonNode(l.Disks)
-	t.measure(o.Statfs, &l)
-	l.Warnings = t.warnings()
-	if err := context.Cause(ctx); err != nil {
-		return Location{}, fmt.Errorf("topology: %w", err)
-	}
-	return l, nil
-}
-
-// diskPlacing is a placing without the CPUs of the nodes, which no disk needs.
-func (t *tree) diskPlacing() placing {
+	t.nodes = []Node{{}} // as Discover; no disk needs their CPUs and memory
 	if ids := t.nodeIDs(); len(ids) > 0 {
-		return placing{nodes: ids}
+		t.nodes = nil
+		for _, id := range ids {
+			t.nodes = append(t.nodes, Node{ID: id})
+		}
 	}
-	return placing{nodes: Set{0}} // as Discover
-}
-
-// locate finds the mount that dir is on.
-func (t *tree) locate(dir string) (l Location, m procfs.Mount, ok bool) {
-	l = Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}, Node: Unknown}
+	l := Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}}
 	switch target, err := t.resolve(dir); {
 	case err == nil:
 		l.Dir = target
@@ -99,44 +83,72 @@ func (t *tree) locate(dir string) (l Location, m procfs.Mount, ok bool) {
 	default:
 		t.warn(dir, err)
 	}
-	m, ok = procfs.MountOf(t.mounts(), l.Dir)
-	if !ok {
+	if m, ok := procfs.MountOf(t.mounts(), l.Dir); ok {
+		l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.Point, m.FileSystem, m.Source, m.ReadOnly
+		l.Disks = append(l.Disks, t.disksOf(m, maxStacked, map[string]bool{})...)
+		slices.SortFunc(l.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
+		l.Disks = slices.CompactFunc(l.Disks, func(a, b Disk) bool { return a.Name == b.Name })
+		l.below = t.inMemory
+	} else {
 		t.warnf(l.Dir, "it is not known what is mounted there")
-		return l, m, false
 	}
-	l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.Point, m.FileSystem, m.Source, m.ReadOnly
-	return l, m, true
+	l.Node = commonNode(l.Disks)
+
+	statfs := o.Statfs
+	if statfs == nil && t.live {
+		statfs = systemStatfs
+	}
+	if statfs != nil {
+		at := l.Dir // or the nearest directory that is there
+		for at != "/" && !t.isDir(at) {
+			at = path.Dir(at)
+		}
+		total, free, err := statfs(at)
+		if err == nil && (total < 0 || free < 0 || free > total) {
+			err = fmt.Errorf("the file system has %d bytes, %d free", total, free)
+		}
+		if err != nil {
+			t.warn(at, err)
+		} else {
+			l.TotalBytes, l.FreeBytes = total, free
+		}
+	}
+	l.Warnings = t.warnings()
+	if err := context.Cause(ctx); err != nil {
+		return Location{}, fmt.Errorf("topology: %w", err)
+	}
+	return l, nil
 }
 
-// disksOf returns the disks that m is on, or none if they were returned before: a file system on
-// many loop devices whose files are on itself is followed once.
-func (t *tree) disksOf(w placing, m procfs.Mount, levels int) []Disk {
-	disks := []Disk{}
-	key := m.Device + " " + m.Point
-	if onTheWay, before := t.followed[key]; onTheWay {
-		t.warnf(m.Point, "the file system is stacked on itself")
-		return disks
-	} else if before {
-		return disks
+// systemStatfs returns the sizes of a file system of this machine.
+func systemStatfs(path string) (total, free int64, err error) {
+	info, err := fsinfo.Of(path)
+	if err != nil {
+		return 0, 0, fmt.Errorf("statfs: %w", err)
 	}
-	t.followed[key] = true
-	defer func() { t.followed[key] = false }()
-	switch {
-	case levels == 0:
-		t.warnf(m.Point, "more than %d file systems stacked on each other", maxStacked)
-		return disks
-	case inMemory(m.FileSystem):
+	return info.Total, info.Free, nil
+}
+
+// disksOf returns the disks that m is on. Each file system is followed once: one may be on many loop
+// devices whose files are on itself.
+func (t *tree) disksOf(m procfs.Mount, levels int, visited map[string]bool) (disks []Disk) {
+	key := m.Device + " " + m.Point
+	if !t.enter(visited, key, "file system", m.Point, levels) {
+		return nil
+	}
+	defer func() { visited[key] = false }()
+	if inMemory(m.FileSystem) {
 		t.inMemory = true
 		t.warnf(m.Point, "%s is memory, not a disk", m.FileSystem)
-		return disks
-	case m.FileSystem == "overlay":
-		return t.disksOfOverlay(w, m, levels)
+		return nil
+	}
+	if m.FileSystem == "overlay" {
+		return t.disksOfOverlay(m, levels, visited)
 	}
 	names := t.disksBelowMount(m)
 	if len(names) == 0 {
 		t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, procfs.Quote(m.Source))
 	}
-	directories := t.directories()
 	for _, name := range names {
 		device, err := t.resolve(path.Join("/sys/class/block", name))
 		if err != nil {
@@ -147,112 +159,84 @@ func (t *tree) disksOf(w placing, m procfs.Mount, levels int) []Disk {
 			continue
 		}
 		if file, ok := t.want(path.Join(device, "loop/backing_file")); ok {
-			disks = append(disks, t.disksOfPath(w, file, levels, name+" is a file")...)
+			disks = append(disks, t.disksOfPath(file, name+" is a file", levels, visited)...)
 			continue
 		}
-		d, ok := t.disk(w, device)
+		d, ok := t.disk(device)
 		if !ok {
 			t.warnf(device, "%s is not a disk", name)
 			continue
 		}
-		disks = append(disks, d)
-		for _, m := range directories {
-			t.addMount(disks[len(disks)-1:], m)
+		for _, m := range t.diskMounts() {
+			if slices.Contains(m.disks, name) {
+				d.Mounts = append(d.Mounts, m.Mount)
+			}
 		}
+		disks = append(disks, d)
 	}
-	return byName(disks)
+	return disks
 }
 
-// disksOfPath returns the disks of another path, for one that has no device of its own.
-func (t *tree) disksOfPath(w placing, p string, levels int, why string) []Disk {
+// disksOfPath returns the disks of a path that a file system is on, which has no device of its own.
+func (t *tree) disksOfPath(p, why string, levels int, visited map[string]bool) []Disk {
 	target, err := t.resolve(p)
 	if err != nil && !missing(err) {
 		t.warnf(p, "%s: it is not known on what disk: %v", why, err)
 		return nil
 	}
-	if m, ok := procfs.MountOf(t.mounts(), target); ok {
-		t.warnf(target, "%s: taken to be on the disk of %s", why, m.Point)
-		return t.disksOf(w, m, levels-1)
+	m, ok := procfs.MountOf(t.mounts(), target)
+	if !ok {
+		t.warnf(target, "%s: it is not known on what disk", why)
+		return nil
 	}
-	t.warnf(target, "%s: it is not known on what disk", why)
-	return nil
+	t.warnf(target, "%s: taken to be on the disk of %s", why, m.Point)
+	return t.disksOf(m, levels-1, visited)
 }
 
 // disksOfOverlay returns the disks that an overlay writes to. Seen from the host, the directory it
 // writes to is a path like any other. A container does not see that directory. But as a rule single
 // files, such as /etc/hosts, are mounted into it from the same place of the host, and show the
 // device.
-func (t *tree) disksOfOverlay(w placing, m procfs.Mount, levels int) []Disk {
-	upper, ok := m.Option("upperdir")
-	if !ok {
+func (t *tree) disksOfOverlay(m procfs.Mount, levels int, visited map[string]bool) []Disk {
+	upper := ""
+	for _, o := range m.Options {
+		if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+			upper = dir
+		}
+	}
+	if upper == "" {
 		t.warnf(m.Point, "an overlay that is not written to: its disk is not known")
-		return []Disk{}
+		return nil
 	}
 	if t.isDir(upper) {
-		return t.disksOfPath(w, upper, levels, "an overlay writes to it")
+		return t.disksOfPath(upper, "an overlay writes to it", levels, visited)
 	}
 	var best procfs.Mount
-	most, devices := -1, map[string]bool{}
+	common, devices := -1, map[string]bool{}
 	for _, other := range t.mounts() {
 		if !other.OnBlockDevice() || other.Root == "/" {
 			continue
 		}
 		devices[other.Device] = true
-		if n := shared(strings.Split(other.Root, "/")[1:], strings.Split(upper, "/")[1:]); n > most {
-			best, most = other, n
+		if n := shared(strings.Split(other.Root, "/")[1:], strings.Split(upper, "/")[1:]); n > common {
+			best, common = other, n
 		}
 	}
-	// Two words, such as /var/lib, are a good sign; with a single device in
-	// sight there is no choice.
-	if most < 2 && len(devices) != 1 {
-		t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known", procfs.Quote(upper))
-		return []Disk{}
+	// Two words, such as /var/lib, are a good sign; with a single device in sight there is no choice.
+	if common < 2 && len(devices) != 1 {
+		t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known",
+			procfs.Quote(upper))
+		return nil
 	}
-	t.warnf(m.Point, "the overlay writes to %s, which is not visible here: taken to be on the disk of %s", procfs.Quote(upper), best.Point)
-	return t.disksOf(w, best, levels-1)
+	t.warnf(m.Point, "the overlay writes to %s, which is not visible here: taken to be on the disk of %s",
+		procfs.Quote(upper), best.Point)
+	return t.disksOf(best, levels-1, visited)
 }
 
-func byName(disks []Disk) []Disk {
-	slices.SortFunc(disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
-	return slices.CompactFunc(disks, func(a, b Disk) bool { return a.Name == b.Name })
-}
-
+// commonNode returns the node of all the disks; Unknown if there are none, or on several nodes.
 func commonNode(disks []Disk) int {
 	if len(disks) == 0 || slices.ContainsFunc(disks, func(d Disk) bool { return d.Node != disks[0].Node }) {
 		return Unknown
 	}
 	return disks[0].Node
-}
-
-// systemStatfs asks this machine.
-func systemStatfs(path string) (total, free int64, err error) {
-	info, err := fsinfo.Of(path)
-	if err != nil {
-		return 0, 0, fmt.Errorf("statfs: %w", err)
-	}
-	return info.Total, info.Free, nil
-}
-
-// measure asks for the size of the file system, at the nearest directory that
-// is there.
-func (t *tree) measure(statfs func(string) (total, free int64, err error), l *Location) {
-	if statfs == nil && t.live {
-		statfs = systemStatfs
-	}
-	if statfs == nil {
-		return
-	}
-	dir := l.Dir
-	for dir != "/" && !t.isDir(dir) {
-		dir = path.Dir(dir)
-	}
-	total, free, err := statfs(dir)
-	if err == nil && (total < 0 || free < 0 || free > total) {
-		err = fmt.Errorf("the file system has %d bytes, %d free", total, free)
-	}
-	if err != nil {
-		t.warn(dir, err)
-		return
-	}
-	l.TotalBytes, l.FreeBytes = total, free
 }

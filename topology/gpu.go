@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/gpuid"
@@ -33,40 +34,45 @@ func (l listing) ownNodes() Set {
 	return slices.Compact(all)
 }
 
-// gpuSource is what Options.GPUs is.
+// gpuSource is the type of Options.GPUs.
 type gpuSource = func(context.Context) ([]GPU, error)
 
 // errNotListed is in a source's error if there is a GPU that it does not list.
 var errNotListed = errors.New("cannot be asked")
 
 // gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(w placing, source gpuSource) listing {
+func (t *tree) gpus(source gpuSource) listing {
 	given := source != nil
-	if source == nil {
+	if !given {
 		if !t.live {
-			return listing{gpus: t.busGPUs(w)}
+			return listing{gpus: t.busGPUs()}
 		}
 		source = nvmlAt(nvml.DefaultPath)
 	}
 	gpus, err := ask(t.ctx, source)
 	if err != nil && len(gpus) == 0 {
-		gpus = t.busGPUs(w)
+		gpus = t.busGPUs()
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
 			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are listed", err)
 		}
 		return listing{gpus: gpus}
 	}
-	for _, one := range joined(err) {
-		t.warnf(theDriver, "%v", one)
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range many.Unwrap() {
+			t.warnf(theDriver, "%v", one)
+		}
+	} else if err != nil {
+		t.warnf(theDriver, "%v", err)
 	}
 	gpus = append([]GPU{}, gpus...)
 	for i := range gpus {
-		t.complete(w, &gpus[i])
+		t.complete(&gpus[i])
 	}
 	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
 }
 
-// ask lists the GPUs of a source; it may panic, as the driver's library is not ours.
+// ask lists the GPUs of a source. The source may panic: the driver's library is not part of this
+// module.
 func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -76,52 +82,38 @@ func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	return source(ctx)
 }
 
-// joined returns the errors that errors.Join made one of.
-func joined(err error) []error {
-	if err == nil {
-		return nil
-	}
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		return many.Unwrap()
-	}
-	return []error{err}
-}
-
 // busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by address, which is the
 // driver's default order too. Those that another driver has come last: NVIDIA's does not count
 // them.
-func (t *tree) busGPUs(w placing) []GPU {
+func (t *tree) busGPUs() []GPU {
 	gpus := []GPU{}
-	addresses, _ := t.list(pciDevices)                 // no bus is no warning: many VMs have none
-	slices.SortFunc(addresses, func(a, b string) int { // 10000:00:00.0 is behind 2000:00:00.0
-		return cmp.Or(len(a)-len(b), strings.Compare(a, b))
-	})
+	addresses, _ := t.list(pciDevices) // no bus is no warning: many VMs have none
 	for _, address := range addresses {
 		dir := path.Join(pciDevices, address)
 		if vendor, _ := t.id(path.Join(dir, "vendor"), 4); vendor != nvidia {
 			continue
 		}
 		class, _ := t.id(path.Join(dir, "class"), 6)
-		// VGA controllers and 3D controllers; the last two digits are the
-		// programming interface. Others are audio, USB and bridges.
-		if !strings.HasPrefix(class, "0x0300") && !strings.HasPrefix(class, "0x0302") {
-			continue
+		// VGA controllers and 3D controllers; the last two digits are the programming interface.
+		// Others are audio, USB and bridges. A virtual function is given to a virtual machine.
+		_, err := t.root.Stat(rel(path.Join(dir, "physfn")))
+		if err != nil && (strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302")) {
+			gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
 		}
-		if t.exists(path.Join(dir, "physfn")) {
-			continue // a virtual function, to be given to a virtual machine
-		}
-		gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
 	}
-	slices.SortStableFunc(gpus, func(a, b GPU) int { return cmp.Compare(foreign(a), foreign(b)) })
+	slices.SortFunc(gpus, func(a, b GPU) int { // 10000:00:00.0 is behind 2000:00:00.0
+		return cmp.Or(foreign(a)-foreign(b), len(a.PCIAddress)-len(b.PCIAddress), strings.Compare(a.PCIAddress,
+			b.PCIAddress))
+	})
 	for i := range gpus {
 		gpus[i].Index = i
-		t.complete(w, &gpus[i])
+		t.complete(&gpus[i])
 	}
 	return gpus
 }
 
-// foreign is 1 for a GPU that another driver than NVIDIA's has, such as that which gives it to
-// virtual machines. No driver is none that is known: a container may be shown none.
+// foreign is 1 for a GPU that another driver than NVIDIA's has, such as the driver that gives it to
+// virtual machines. A GPU without a known driver is not foreign: a container may see none.
 func foreign(g GPU) int {
 	if g.Driver == "" || g.Driver == "nvidia" {
 		return 0
@@ -138,52 +130,41 @@ func (t *tree) driverOf(dir string) string {
 	case err != nil && !missing(err):
 		t.warn(link, err)
 		return ""
-	case name == "driver" && err == nil:
-		t.warnf(link, "not a link to a driver")
-		return ""
 	case name == "driver":
-		return "" // there is no link
+		if err == nil { // otherwise there is no link
+			t.warnf(link, "not a link to a driver")
+		}
+		return ""
 	case err != nil:
 		t.warnf(link, "a driver that is not there")
 	}
 	return name
 }
 
-// complete fills in what the PCI bus knows of g and g does not.
-func (t *tree) complete(w placing, g *GPU) {
+// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one
+// that holds no such number, is a warning.
+func (t *tree) id(p string, digits int) (string, bool) {
+	return parsed(t, p, t.need, func(text string) (string, error) {
+		hex, ok := strings.CutPrefix(text, "0x")
+		if !ok || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
+			return "", fmt.Errorf("%s is not a number of %d hexadecimal digits", procfs.Quote(text), digits)
+		}
+		return text, nil
+	})
+}
+
+// complete adds to g what the driver does not know and the PCI bus does, and corrects what makes no
+// sense.
+func (t *tree) complete(g *GPU) {
 	g.PCIAddress = gpuid.Address(g.PCIAddress)
 	g.Name, g.UUID = procfs.Label(g.Name), procfs.Label(g.UUID)
-	g.Node = w.nowhere()
-	// A node with CPUs is the host's, and of one that is none drivers say -1.
-	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(n int) bool { return !w.nodes.Contains(n) || len(w.cpus[n]) > 0 })
-	g.Bus, g.Links, g.MIG = []string{}, t.links(g), t.instances(g)
-	dir := path.Join(pciDevices, g.PCIAddress)
-	if !t.isDir(dir) || g.PCIAddress == "" {
-		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
-		if node, ok := w.near(g); ok {
-			g.Node = node
-		}
-	} else {
-		t.fromBus(w, dir, g)
-	}
-	if g.CPUs == nil {
-		g.CPUs = w.cpus[g.Node]
-	}
-	g.CPUs = append(Set{}, g.CPUs...)
-	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
-}
-
-// correct makes sense of what a driver says of a memory, in bytes.
-func (t *tree) correct(p, of string, total, free *int64) {
-	if *total < 0 || *free < 0 || *free > *total {
-		t.warnf(p, "%s has %d bytes of memory, %d free", of, *total, *free)
-		*total = max(*total, 0)
-		*free = min(max(*free, 0), *total)
-	}
-}
-
-// links returns the NVLinks of g with addresses in the kernel's form.
-func (t *tree) links(g *GPU) []Link {
+	g.Node = t.nowhere()
+	// A node with CPUs is the host's. For no node drivers return -1.
+	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
+		n, ok := t.node(id)
+		return !ok || len(n.CPUs) > 0
+	})
+	g.Bus = []string{}
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
@@ -193,23 +174,47 @@ func (t *tree) links(g *GPU) []Link {
 		l.Remote = gpuid.Address(l.Remote)
 		links = append(links, l)
 	}
-	return links
-}
-
-// instances returns the MIG instances of g with names that can be printed.
-func (t *tree) instances(g *GPU) []MIGInstance {
-	instances := []MIGInstance{}
-	for _, m := range g.MIG {
+	g.Links = links
+	g.MIG = append([]MIGInstance{}, g.MIG...)
+	for i := range g.MIG {
+		m := &g.MIG[i]
 		m.UUID, m.Name = procfs.Label(m.UUID), procfs.Label(m.Name)
 		t.correct(theDriver, "MIG instance "+m.UUID, &m.MemoryBytes, &m.FreeBytes)
-		instances = append(instances, m)
 	}
-	return instances
+
+	dir := path.Join(pciDevices, g.PCIAddress)
+	if g.PCIAddress != "" && t.isDir(dir) {
+		t.completeFromBus(dir, g)
+	} else {
+		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
+		if near, ok := t.nearTo(g); ok {
+			g.Node = near.ID
+		}
+	}
+	if g.CPUs == nil {
+		n, _ := t.node(g.Node)
+		g.CPUs = n.CPUs
+	}
+	g.CPUs = append(Set{}, g.CPUs...)
+	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
 }
 
-func (t *tree) fromBus(w placing, dir string, g *GPU) {
-	g.Node = t.nodeOfGPU(w, dir, g)
-	g.Bus = t.busOfAddress(g.PCIAddress)
+// completeFromBus adds to g what the PCI device in dir has and g does not.
+func (t *tree) completeFromBus(dir string, g *GPU) {
+	near, isNear := t.nearTo(g)
+	if node, ok := t.want(path.Join(dir, "numa_node")); isNear && (!ok || node == strconv.Itoa(Unknown)) {
+		g.Node = near.ID // the driver knows more than the kernel, which calls all CPUs near
+		if g.CPUs == nil {
+			g.CPUs = near.CPUs
+		}
+	} else {
+		g.Node = t.nodeOf(dir)
+	}
+	if real, err := t.resolve(dir); err == nil {
+		if g.Bus = busPath(real); len(g.Bus) == 0 {
+			t.warnf(dir, "the device is below no host bridge: its paths to others are not known")
+		}
+	}
 	if g.DeviceID == "" {
 		vendor, ok1 := t.id(path.Join(dir, "vendor"), 4)
 		device, ok2 := t.id(path.Join(dir, "device"), 4)
@@ -220,18 +225,12 @@ func (t *tree) fromBus(w placing, dir string, g *GPU) {
 	if g.Driver == "" {
 		g.Driver = t.driverOf(dir)
 	}
-	if g.CPUs == nil {
-		if set, ok := t.set(path.Join(dir, "local_cpulist")); ok && len(set) > 0 {
-			g.CPUs = set
-		}
+	if set, ok := parsed(t, path.Join(dir, "local_cpulist"), t.want, parseSet); ok && len(set) > 0 && g.CPUs == nil {
+		g.CPUs = set
 	}
-	t.linkOf(dir, g)
-}
 
-// linkOf fills in the PCIe link of the GPU in dir.
-func (t *tree) linkOf(dir string, g *GPU) {
-	// The current speed of an idle GPU is that of generation 1; what it can
-	// do is what counts. The width does not change with the load.
+	// The current speed of an idle GPU is that of generation 1, so the highest one counts. The width
+	// does not change with the load.
 	file := path.Join(dir, "max_link_speed")
 	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
 		g.PCIeGeneration = procfs.LinkSpeed(speed)
@@ -247,6 +246,15 @@ func (t *tree) linkOf(dir string, g *GPU) {
 			return
 		}
 		g.PCIeWidth = n
+	}
+}
+
+// correct makes sense of a memory that a driver reports, in bytes.
+func (t *tree) correct(p, of string, total, free *int64) {
+	if *total < 0 || *free < 0 || *free > *total {
+		t.warnf(p, "%s has %d bytes of memory, %d free", of, *total, *free)
+		*total = max(*total, 0)
+		*free = min(max(*free, 0), *total)
 	}
 }
 

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"fmt"
 	"path"
 	"slices"
 	"strconv"
@@ -10,62 +11,51 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-func (t *tree) memory() Memory {
-	text, ok := t.need(systemMemory)
+// meminfo reads the memory of the machine, or of a node, from its file.
+func (t *tree) meminfo(file string) (m Memory) {
+	text, ok := t.need(file)
 	if !ok {
-		return Memory{}
-	}
-	values, errs := procfs.Meminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
-	t.warn(systemMemory, errs...)
-	m := Memory{
-		TotalBytes:     values["MemTotal"],
-		FreeBytes:      values["MemFree"],
-		AvailableBytes: values["MemAvailable"],
-		SwapBytes:      values["SwapTotal"],
-	}
-	if _, ok := values["MemTotal"]; !ok {
-		t.warnf(systemMemory, "no MemTotal")
 		return m
 	}
-	m.FreeBytes = t.atMost(systemMemory, "MemFree", m.FreeBytes, m.TotalBytes)
-	m.AvailableBytes = t.atMost(systemMemory, "MemAvailable", m.AvailableBytes, m.TotalBytes)
+	values, errs := procfs.Meminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
+	t.warn(file, errs...)
+	m = Memory{values["MemTotal"], values["MemFree"], values["MemAvailable"], values["SwapTotal"]}
+	if _, ok := values["MemTotal"]; !ok {
+		t.warnf(file, "no MemTotal")
+		return m
+	}
+	for i, n := range []*int64{&m.FreeBytes, &m.AvailableBytes} {
+		if *n > m.TotalBytes {
+			t.warnf(file, "%s is %d of %d bytes", []string{"MemFree", "MemAvailable"}[i], *n, m.TotalBytes)
+			*n = m.TotalBytes
+		}
+	}
 	return m
 }
 
-// atMost returns n, or total with a warning if n is more than all there is.
-func (t *tree) atMost(p, key string, n, total int64) int64 {
-	if n <= total {
-		return n
-	}
-	t.warnf(p, "%s is %d of %d bytes", key, n, total)
-	return total
-}
-
-// allowed is what the scheduler and the memory policy let the process use; nil
-// where that is not known.
-type allowed struct{ cpus, nodes Set }
-
-func (t *tree) affinity() allowed {
+// affinity returns the CPUs and nodes that the scheduler and the memory policy allow; nil if they are
+// not known.
+func (t *tree) affinity() (cpus, nodes Set) {
 	text, ok := t.need(selfStatus)
 	if !ok {
-		return allowed{}
+		return nil, nil
 	}
 	cpus, nodes, errs := procfs.Status(text)
 	t.warn(selfStatus, errs...)
 	if cpus == nil && len(errs) == 0 {
 		t.warnf(selfStatus, "no Cpus_allowed_list")
 	}
-	return allowed{cpus, nodes}
+	return cpus, nodes
 }
 
 // cpu returns the CPUs, with those allowed by the sets that are not nil.
 func (t *tree) cpu(sets ...Set) CPU {
-	info, told := t.need(systemCPUs)
+	info, ok := t.need(systemCPUs)
 	model, listed := procfs.CPUInfo(info)
-	if model == "" && told {
+	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
-	online, ok := t.set(onlineCPUs)
+	online, ok := parsed(t, onlineCPUs, t.want, parseSet)
 	if !ok || len(online) == 0 {
 		online = listed
 		t.warnf(onlineCPUs, "no list of CPUs: %d are in %s", len(listed), systemCPUs)
@@ -83,16 +73,44 @@ func (t *tree) cpu(sets ...Set) CPU {
 	return c
 }
 
-// nodes returns the NUMA nodes, or if the kernel knows none the one that holds
-// all.
-func (t *tree) nodes(c CPU, m Memory) []Node {
+// readNodes returns the NUMA nodes, or one that holds all if the kernel knows none.
+func (t *tree) readNodes(c CPU, m Memory) []Node {
 	ids := t.nodeIDs()
 	if len(ids) == 0 {
-		return []Node{{CPUs: slices.Clone(c.Online), MemoryBytes: m.TotalBytes, FreeBytes: m.FreeBytes, Distances: []int{10}}}
+		return []Node{{CPUs: slices.Clone(c.Online), MemoryBytes: m.TotalBytes, FreeBytes: m.FreeBytes,
+			Distances: []int{10}}}
 	}
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = t.node(id, len(ids))
+		dir := path.Join(systemNodes, "node"+strconv.Itoa(id))
+		n := Node{ID: id, CPUs: Set{}, Distances: []int{}}
+		if t.isDir(dir) {
+			if set, ok := parsed(t, path.Join(dir, "cpulist"), t.need, parseSet); ok {
+				n.CPUs = set
+			}
+			memory := t.meminfo(path.Join(dir, "meminfo"))
+			n.MemoryBytes, n.FreeBytes = memory.TotalBytes, min(memory.FreeBytes, memory.TotalBytes)
+			parse := func(s string) ([]int, error) { return procfs.Distances(s, len(ids)) }
+			if d, ok := parsed(t, path.Join(dir, "distance"), t.need, parse); ok {
+				n.Distances = d
+			}
+		} else {
+			t.warnf(dir, "not there, though node %d is online", id)
+		}
+		nodes[i] = n
+	}
+
+	// The nodes may have much less memory than the machine: memory that was plugged in, or a table of
+	// the firmware that leaves some out. A machine's only node has all of it. The other way round is
+	// usual in containers that are shown a smaller machine.
+	const tolerated = 8 // an eighth
+	switch sum := memoryOf(nodes, ids); {
+	case sum <= 0 || sum >= m.TotalBytes-m.TotalBytes/tolerated:
+	case len(nodes) == 1:
+		nodes[0].MemoryBytes, nodes[0].FreeBytes = m.TotalBytes, m.FreeBytes
+	default:
+		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum),
+			size.Approx(m.TotalBytes), systemMemory)
 	}
 	return nodes
 }
@@ -104,20 +122,18 @@ func (t *tree) nodeIDs() Set {
 		return nil
 	}
 	online := path.Join(systemNodes, "online")
-	ids, ok := t.set(online)
-	if ok && len(ids) > maxNodes {
-		t.warnf(online, "%d nodes: more than any machine has", len(ids))
-		ok = false
-	}
-	if ok && len(ids) > 0 {
+	ids, ok := parsed(t, online, t.want, parseSet)
+	if ok && len(ids) > 0 && len(ids) <= maxNodes {
 		return ids
+	}
+	if len(ids) > maxNodes {
+		t.warnf(online, "%d nodes: more than any machine has", len(ids))
 	}
 	ids = Set{}
 	for _, name := range names {
-		if number, ok := strings.CutPrefix(name, "node"); ok {
-			if id, err := procfs.Member(number); err == nil && strconv.Itoa(id) == number {
-				ids = append(ids, id)
-			}
+		number, ok := strings.CutPrefix(name, "node")
+		if id, err := procfs.Member(number); ok && err == nil && strconv.Itoa(id) == number {
+			ids = append(ids, id)
 		}
 	}
 	slices.Sort(ids)
@@ -129,131 +145,60 @@ func (t *tree) nodeIDs() Set {
 	return ids
 }
 
-// compare warns if the nodes have much less memory than the machine says that
-// it has: memory that was plugged in, or a table of the firmware that leaves some
-// out. A machine's only node has all of it. The other way round is usual in
-// containers that are shown a smaller machine.
-func (t *tree) compare(nodes []Node, m Memory) {
-	const tolerated = 8 // an eighth
-	sum := memoryOf(nodes, idsOf(nodes))
-	switch {
-	case sum <= 0 || sum >= m.TotalBytes-m.TotalBytes/tolerated:
-	case len(nodes) == 1:
-		nodes[0].MemoryBytes, nodes[0].FreeBytes = m.TotalBytes, m.FreeBytes
-	default:
-		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum), size.Approx(m.TotalBytes), systemMemory)
+// node returns the node with the given number.
+func (t *tree) node(id int) (Node, bool) {
+	i := slices.IndexFunc(t.nodes, func(n Node) bool { return n.ID == id })
+	if i < 0 {
+		return Node{}, false
 	}
+	return t.nodes[i], true
 }
 
-// node reads one of count nodes.
-func (t *tree) node(id, count int) Node {
-	dir := path.Join(systemNodes, "node"+strconv.Itoa(id))
-	n := Node{ID: id, CPUs: Set{}, Distances: []int{}}
-	if !t.isDir(dir) {
-		t.warnf(dir, "not there, though node %d is online", id)
-		return n
-	}
-
-	file := path.Join(dir, "cpulist")
-	text, ok := t.need(file)
-	if set, ok := parsed(t, file, text, ok, parseSet); ok {
-		n.CPUs = set
-	}
-
-	file = path.Join(dir, "meminfo")
-	if text, ok := t.need(file); ok {
-		values, errs := procfs.Meminfo(text, "MemTotal", "MemFree")
-		t.warn(file, errs...)
-		if total, ok := values["MemTotal"]; ok {
-			n.MemoryBytes = total
-			n.FreeBytes = t.atMost(file, "MemFree", values["MemFree"], total)
-		} else {
-			t.warnf(file, "no MemTotal")
-		}
-	}
-
-	file = path.Join(dir, "distance")
-	text, ok = t.need(file)
-	if d, ok := parsed(t, file, text, ok, func(s string) ([]int, error) { return procfs.Distances(s, count) }); ok {
-		n.Distances = d
-	}
-	return n
-}
-
-// placing says on which node a device is.
-type placing struct {
-	nodes Set // all there are
-	cpus  map[int]Set
-}
-
-func newPlacing(nodes []Node) placing {
-	w := placing{nodes: idsOf(nodes), cpus: map[int]Set{}}
-	for _, n := range nodes {
-		w.cpus[n.ID] = n.CPUs
-	}
-	return w
-}
-
-// nowhere is the node of a device that does not say: the only one, or Unknown.
-func (w placing) nowhere() int {
-	if len(w.nodes) == 1 {
-		return w.nodes[0]
+// nowhere returns the node of a device without one: the only node, or Unknown.
+func (t *tree) nowhere() int {
+	if len(t.nodes) == 1 {
+		return t.nodes[0].ID
 	}
 	return Unknown
 }
 
-// near returns the node that the driver says a GPU is on: the only one whose memory is
-// near, or else the only one whose CPUs are.
-func (w placing) near(g *GPU) (node int, ok bool) {
-	if nodes := w.nodes.intersect(g.NodeAffinity); len(nodes) == 1 && len(g.NodeAffinity) == 1 {
-		return nodes[0], true
-	}
-	node = Unknown
-	for _, n := range w.nodes {
-		if len(w.cpus[n].intersect(g.CPUAffinity)) == 0 {
-			continue
+// nodeOf reads the node of the device in dir. The firmware of many machines with one node says -1;
+// with several that is a device whose place is unknown.
+func (t *tree) nodeOf(dir string) int {
+	node, ok := parsed(t, path.Join(dir, "numa_node"), t.want, func(text string) (int, error) {
+		n, err := strconv.ParseInt(text, 10, 32)
+		switch _, known := t.node(int(n)); {
+		case err != nil:
+			return 0, fmt.Errorf("%s is not a node", procfs.Quote(text))
+		case n == Unknown && len(t.nodes) > 1:
+			return 0, fmt.Errorf("the firmware does not say which of %d nodes the device is on", len(t.nodes))
+		case n != Unknown && !known:
+			return 0, fmt.Errorf("there is no node %d", n)
 		}
-		if ok {
-			return Unknown, false // a second one
-		}
-		node, ok = n, true
-	}
-	return node, ok
-}
-
-// nodeOfGPU is nodeOf for a GPU, of which the driver may know more than the kernel.
-func (t *tree) nodeOfGPU(w placing, dir string, g *GPU) int {
-	text, told := t.want(path.Join(dir, "numa_node"))
-	node, ok := w.near(g)
-	if !ok || told && text != strconv.Itoa(Unknown) {
-		return t.nodeOf(w, dir)
-	}
-	if g.CPUs == nil {
-		g.CPUs = append(Set{}, w.cpus[node]...) // the kernel calls all CPUs near
+		return int(n), nil
+	})
+	if !ok || node == Unknown {
+		return t.nowhere()
 	}
 	return node
 }
 
-// nodeOf reads the node of the device in dir. The firmware of many machines
-// with one node says -1; with several that is a device whose place is unknown.
-func (t *tree) nodeOf(w placing, dir string) int {
-	file := path.Join(dir, "numa_node")
-	text, ok := t.want(file)
-	if !ok {
-		return w.nowhere()
-	}
-	n, err := strconv.ParseInt(text, 10, 32)
-	switch {
-	case err != nil:
-		t.warnf(file, "%s is not a node", procfs.Quote(text))
-	case n == Unknown:
-		if len(w.nodes) > 1 {
-			t.warnf(file, "the firmware does not say which of %d nodes the device is on", len(w.nodes))
+// nearTo returns the node that the driver says a GPU is on: the only one whose memory is near, or
+// else the only one whose CPUs are.
+func (t *tree) nearTo(g *GPU) (near Node, ok bool) {
+	if len(g.NodeAffinity) == 1 {
+		if near, ok = t.node(g.NodeAffinity[0]); ok {
+			return near, true
 		}
-	case !w.nodes.Contains(int(n)):
-		t.warnf(file, "there is no node %d", n)
-	default:
-		return int(n)
 	}
-	return w.nowhere()
+	for _, n := range t.nodes {
+		if len(n.CPUs.intersect(g.CPUAffinity)) == 0 {
+			continue
+		}
+		if ok {
+			return Node{}, false // a second one
+		}
+		near, ok = n, true
+	}
+	return near, ok
 }

@@ -33,9 +33,11 @@ func nvmlGPUs(ctx context.Context, open func() (nvml.Interface, error)) (gpus []
 	lib, err := open()
 	switch {
 	case errors.Is(err, nvml.ErrNoLibrary):
-		return nil, fmt.Errorf("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): names, memory, MIG instances and NVLinks of the GPUs are not known: %w", err)
+		return nil, fmt.Errorf("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): "+
+			"names, memory, MIG instances and NVLinks of the GPUs are not known: %w", err)
 	case errors.Is(err, nvml.ErrDriverNotLoaded):
-		return nil, errors.New("NVIDIA's library is there, but its kernel driver is not loaded (modprobe nvidia; in a container, run it with the GPUs)")
+		return nil, errors.New("NVIDIA's library is there, but its kernel driver is not loaded " +
+			"(modprobe nvidia; in a container, run it with the GPUs)")
 	case err != nil:
 		return nil, fmt.Errorf("NVIDIA's library cannot be initialized: %w", err)
 	}
@@ -74,28 +76,20 @@ type nvmlReader struct {
 	problems []error
 }
 
-// told reports whether a call of the library succeeded. If the GPU does not have the property, or the
-// driver is too old for the query, the failure is not a problem to report.
-func (r *nvmlReader) told(err error) bool {
+// read calls a function of the library and stores its result in to, unless the call failed. If the
+// GPU does not have the property, or the driver is too old for the query, the failure is not a
+// problem to report.
+func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
+	value, err := call(dev)
 	if err == nil {
+		*to = value
 		return true
 	}
 	none := []error{nvml.ErrNotSupported, nvml.ErrNotFound, nvml.ErrInvalidArgument, nvml.ErrFunctionNotFound}
-	if slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
-		return false
+	if !slices.ContainsFunc(none, func(n error) bool { return errors.Is(err, n) }) {
+		r.problems = append(r.problems, fmt.Errorf("GPU %d: %w", r.index, err))
 	}
-	r.problems = append(r.problems, fmt.Errorf("GPU %d: %w", r.index, err))
 	return false
-}
-
-// read calls a function of the library and stores its result in to, unless the call failed.
-func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
-	value, err := call(dev)
-	if !r.told(err) {
-		return false
-	}
-	*to = value
-	return true
 }
 
 // readAt is read for functions with an index: one of several links or instances of a device.
@@ -103,6 +97,7 @@ func readAt[T any](r *nvmlReader, to *T, call func(nvml.Device, int) (T, error),
 	return read(r, to, func(dev nvml.Device) (T, error) { return call(dev, k) }, dev)
 }
 
+// gpu reads the GPU with index i.
 func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	r.index = i
 	g := GPU{Index: i}
@@ -129,16 +124,60 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	if read(r, &near, r.lib.CPUAffinity, dev) {
 		g.CPUAffinity = setOf(near)
 	}
-	r.links(dev, &g)
-	r.instances(dev, &g)
+	for link := range nvml.MaxLinks { // a failed query of one link does not hide the links after it
+		var up bool
+		if readAt(r, &up, r.lib.LinkUp, dev, link) && up {
+			r.link(dev, link, &g)
+		}
+	}
+
+	var maxInstances int
+	if !read(r, &g.MIGEnabled, r.lib.MIG, dev) || !g.MIGEnabled || !read(r, &maxInstances, r.lib.MaxInstances, dev) {
+		return g
+	}
+	for k := range min(maxInstances, maxGPUs) {
+		var part nvml.Device
+		if !readAt(r, &part, r.lib.Instance, dev, k) || part == 0 {
+			continue // no instance has this place
+		}
+		m := MIGInstance{}
+		read(r, &m.UUID, r.lib.UUID, part)
+		read(r, &m.Name, r.lib.Name, part)
+		read(r, &m.GPUInstance, r.lib.GPUInstance, part)
+		read(r, &m.ComputeInstance, r.lib.ComputeInstance, part)
+		r.memory(&m.MemoryBytes, &m.FreeBytes, part)
+		g.MIG = append(g.MIG, m)
+	}
 	return g
 }
 
 func (r *nvmlReader) memory(total, free *int64, dev nvml.Device) {
 	var m nvml.Memory
 	if read(r, &m, r.lib.Memory, dev) {
-		*total, *free = bytesFrom(m.Total), bytesFrom(m.Free)
+		*total, *free = int64(min(m.Total, math.MaxInt64)), int64(min(m.Free, math.MaxInt64))
 	}
+}
+
+// link adds an NVLink that is up to the links of g to the device at its other end.
+func (r *nvmlReader) link(dev nvml.Device, link int, g *GPU) {
+	l := Link{}
+	var remote nvml.PCI
+	if readAt(r, &remote, r.lib.LinkRemote, dev, link) {
+		l.Remote = addressOf(remote)
+	}
+	kind := nvml.LinkUnknown
+	readAt(r, &kind, r.lib.LinkKind, dev, link)
+	if kind == nvml.LinkToProcessor {
+		return
+	}
+	// A virtual machine does not see the switches. Like NCCL, take an unknown device that is linked
+	// and not on the bus for a switch.
+	l.Switch = kind == nvml.LinkToSwitch || kind == nvml.LinkUnknown && l.Remote == ""
+	i := slices.IndexFunc(g.Links, func(o Link) bool { return o.Remote == l.Remote && o.Switch == l.Switch })
+	if i < 0 {
+		i, g.Links = len(g.Links), append(g.Links, l)
+	}
+	g.Links[i].Count++
 }
 
 // setOf returns the numbers of the bits that are set: bit k of word i is 64i+k.
@@ -152,59 +191,6 @@ func setOf(words []uint64) Set {
 	return set
 }
 
-// links counts the NVLinks that are up, by the device at their other end.
-func (r *nvmlReader) links(dev nvml.Device, g *GPU) {
-	for link := range nvml.MaxLinks {
-		var up bool
-		if !readAt(r, &up, r.lib.LinkUp, dev, link) || !up {
-			continue // a failed query of one link does not hide the links after it
-		}
-		l := Link{Count: 1}
-		var remote nvml.PCI
-		if readAt(r, &remote, r.lib.LinkRemote, dev, link) {
-			l.Remote = addressOf(remote)
-		}
-		kind := nvml.LinkUnknown
-		readAt(r, &kind, r.lib.LinkKind, dev, link)
-		if kind == nvml.LinkToProcessor {
-			continue
-		}
-		// A virtual machine does not see the switches. Like NCCL, take an unknown device that is
-		// linked and not on the bus for a switch.
-		l.Switch = kind == nvml.LinkToSwitch || kind == nvml.LinkUnknown && l.Remote == ""
-		g.Links = addLink(g.Links, l)
-	}
-}
-
-func addLink(links []Link, l Link) []Link {
-	if i := slices.IndexFunc(links, func(o Link) bool { return o.Remote == l.Remote && o.Switch == l.Switch }); i >= 0 {
-		links[i].Count++
-		return links
-	}
-	return append(links, l)
-}
-
-// instances lists the MIG instances.
-func (r *nvmlReader) instances(dev nvml.Device, g *GPU) {
-	var most int
-	if !read(r, &g.MIGEnabled, r.lib.MIG, dev) || !g.MIGEnabled || !read(r, &most, r.lib.MaxInstances, dev) {
-		return
-	}
-	for k := range min(most, maxGPUs) {
-		var part nvml.Device
-		if !readAt(r, &part, r.lib.Instance, dev, k) || part == 0 {
-			continue // no instance has this place
-		}
-		m := MIGInstance{}
-		read(r, &m.UUID, r.lib.UUID, part)
-		read(r, &m.Name, r.lib.Name, part)
-		read(r, &m.GPUInstance, r.lib.GPUInstance, part)
-		read(r, &m.ComputeInstance, r.lib.ComputeInstance, part)
-		r.memory(&m.MemoryBytes, &m.FreeBytes, part)
-		g.MIG = append(g.MIG, m)
-	}
-}
-
 // addressOf returns the PCI address of a device, or "" if the library does not know it or the device
 // is not visible.
 func addressOf(info nvml.PCI) string {
@@ -216,5 +202,3 @@ func addressOf(info nvml.PCI) string {
 	}
 	return gpuid.Address(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
 }
-
-func bytesFrom(n uint64) int64 { return int64(min(n, math.MaxInt64)) }

@@ -13,29 +13,21 @@ import (
 // It marshals to the kernel's list format: 0-31,64-95.
 type Set []int
 
-// parseSet reads the kernel's list format: numbers and ranges between commas,
-// in any order. An empty text is the empty set. Ranges may have a stride
-// (0-31:2/8 is two of every eight), which the kernel reads though it prints
-// none.
-func parseSet(s string) (Set, error) {
-	members, err := procfs.List(s)
-	return Set(members), err
-}
+// parseSet parses the kernel's list format: numbers and ranges between commas, in any order. An empty
+// text is the empty set.
+func parseSet(s string) (Set, error) { return procfs.List(s) }
 
 // String prints the set in the kernel's list format.
 func (s Set) String() string {
 	var ranges []string
-	for i := 0; i < len(s); {
-		j := i
-		for j+1 < len(s) && s[j+1] == s[j]+1 {
-			j++
+	for i, j := 0, 0; i < len(s); i = j {
+		for j = i + 1; j < len(s) && s[j] == s[j-1]+1; j++ {
 		}
 		text := strconv.Itoa(s[i])
-		if j > i {
-			text += "-" + strconv.Itoa(s[j])
+		if j > i+1 {
+			text += "-" + strconv.Itoa(s[j-1])
 		}
 		ranges = append(ranges, text)
-		i = j + 1
 	}
 	return strings.Join(ranges, ",")
 }

@@ -45,9 +45,9 @@ import (
 	"net/netip"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/spillway-db/spillway/diag"
+	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Unknown is the number of a NUMA node that is not known: the firmware did not report where a
@@ -134,11 +134,12 @@ type Node struct {
 
 // GPU is a graphics processor.
 type GPU struct {
-	Index          int      `json:"index"`
-	Name           string   `json:"name"`            // empty: not known
-	UUID           string   `json:"uuid"`            // empty: not known
-	PCIAddress     string   `json:"pci_address"`     // as 0000:3b:00.0
-	Bus            []string `json:"bus"`             // from the host bridge (pci0000:3a) over the bridges to the device; empty: not known
+	Index      int    `json:"index"`
+	Name       string `json:"name"`        // empty: not known
+	UUID       string `json:"uuid"`        // empty: not known
+	PCIAddress string `json:"pci_address"` // as 0000:3b:00.0
+	// Bus is the way from the host bridge (pci0000:3a) over the bridges to the device; empty: not known.
+	Bus            []string `json:"bus"`
 	DeviceID       string   `json:"device_id"`       // vendor and device, as 10de:2330
 	Driver         string   `json:"driver"`          // the kernel's, such as nvidia or vfio-pci; empty: none
 	Node           int      `json:"node"`            // or Unknown
@@ -148,7 +149,8 @@ type GPU struct {
 	PCIeGeneration int      `json:"pcie_generation"` // that it can do; 0: not known
 	PCIeWidth      int      `json:"pcie_width"`      // lanes in use; 0: not known
 	Links          []Link   `json:"links"`           // NVLinks in use, by remote end
-	OwnNodes       Set      `json:"own_nodes"`       // the nodes whose memory is the GPU's own (Grace Hopper); empty: none
+	// OwnNodes are the nodes whose memory is the GPU's own (Grace Hopper); empty: none.
+	OwnNodes Set `json:"own_nodes"`
 	// MemoryNode is the node whose memory is nearest of those that this process may
 	// take: what a host buffer for the GPU should be bound to. Unknown: none in particular.
 	MemoryNode int `json:"memory_node"`
@@ -304,17 +306,16 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	defer t.root.Close() // which was only ever read from
 
 	top := &Topology{}
-	affinity := t.affinity()
+	cpus, nodes := t.affinity()
 	groups := t.cgroups()
-	top.Memory = t.memory()
-	top.CPU = t.cpu(affinity.cpus, groups.cpus)
-	top.Nodes = t.nodes(top.CPU, top.Memory)
-	t.compare(top.Nodes, top.Memory)
-	where := newPlacing(top.Nodes)
-	gpus := t.gpus(where, o.GPUs)
-	top.NICs = t.nics(where, o.Addresses)
-	top.Disks, top.OtherMounts = t.disks(where)
-	top.Limits = t.limits(top, gpus.ownNodes(), affinity, groups)
+	top.Memory = t.meminfo(systemMemory)
+	top.CPU = t.cpu(cpus, groups.cpus)
+	top.Nodes = t.readNodes(top.CPU, top.Memory)
+	t.nodes = top.Nodes
+	gpus := t.gpus(o.GPUs)
+	top.NICs = t.nics(o.Addresses)
+	top.Disks, top.OtherMounts = t.disks()
+	top.Limits = t.limits(top, gpus.ownNodes(), nodes, cpus, groups)
 	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
 		return nil, err
 	}
@@ -378,33 +379,25 @@ func (t *Topology) MemoryNode(node int) int {
 func (t *Topology) NodeOfDir(dir string) int {
 	dir = path.Clean(dir)
 	var on []Disk
-	best := -1
+	rest := len(dir) + 1 // of dir below the mount that it is on, which is the deepest
 	for _, d := range t.Disks {
 		for _, m := range d.Mounts {
-			depth, below := m.holds(dir)
-			if !below || depth < best {
+			below, ok := procfs.CutDir(dir, m.Point)
+			if !ok || len(below) > rest {
 				continue
 			}
-			if depth > best {
-				best, on = depth, nil
+			if len(below) < rest {
+				rest, on = len(below), nil
 			}
 			on = append(on, d)
 		}
 	}
 	for _, m := range t.OtherMounts {
-		if depth, below := m.holds(dir); below && depth >= best {
-			return Unknown // it hides what is mounted above it
+		if below, ok := procfs.CutDir(dir, m.Point); ok && len(below) <= rest {
+			return Unknown // it hides the disks that are mounted above it
 		}
 	}
 	return commonNode(on)
-}
-
-// holds reports whether dir is at or below the mount, judged by names, and how long the mount's own
-// name is: the longest is the one that dir is on.
-func (m Mount) holds(dir string) (depth int, ok bool) {
-	point := strings.TrimSuffix(m.Point, "/")
-	rest, below := strings.CutPrefix(dir, point)
-	return len(point), below && (rest == "" || rest[0] == '/')
 }
 
 // NICsAt returns the NICs that meet a level, by name, as a new list.

@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
-// Where Linux says what it has.
+// Files and directories of Linux.
 const (
 	selfStatus   = "/proc/self/status"
 	selfMounts   = "/proc/self/mountinfo"
@@ -31,22 +31,22 @@ const (
 	pciDevices   = "/sys/bus/pci/devices"
 )
 
-// theDriver is the subject of warnings about what the GPUs' driver says.
+// theDriver is the subject of warnings about what the GPUs' driver returns.
 const theDriver = "gpus"
 
 // A limit on everything that a broken tree could make large.
 const (
 	maxNodes     = 1024     // the kernel's MAX_NUMNODES at its largest
 	maxStacked   = 8        // levels of dm, md, loop and overlay that are followed
+	maxLinks     = 40       // in one path, as the kernel's own limit
 	maxWarnings  = 200      // a broken tree has thousands of reasons for one
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
 	maxLineBytes = 1024     // of a warning: names may be as long as their makers like
 	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
 )
 
-// tree reads below one root and collects what went wrong. It is made for one
-// call of Discover or DiskOf, and used by one goroutine. Paths are absolute,
-// with slashes, as if the root were "/".
+// tree reads below one root and collects warnings. It is made for one call of Discover or DiskOf,
+// and used by one goroutine. Paths are absolute, with slashes, as if the root were "/".
 type tree struct {
 	ctx      context.Context
 	root     *os.Root
@@ -54,11 +54,12 @@ type tree struct {
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	mounted  []procfs.Mount // what mounts returned, once it did
+	nodes    []Node         // of the machine; DiskOf needs only their numbers
+	mounted  []procfs.Mount // what mounts returned, once hasMount is true
 	hasMount bool
-	below    map[string][]string // what disksBelow returned, by block device
-	followed map[string]bool     // the mounts that disksOf knows: whether it is at them
-	inMemory bool                // it has come to one that is in memory
+	onDisks  []diskMount // what diskMounts returned, once hasDisks is true
+	hasDisks bool
+	inMemory bool // disksOf has come to a file system that is in memory
 }
 
 var (
@@ -76,20 +77,32 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 		root = "/"
 	}
 	root = filepath.Clean(root) // "//" is this machine, too
-	if info, err := os.Stat(root); err != nil {
-		return nil, fmt.Errorf("topology: root: %w", err)
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("topology: root: %s is not a directory", root)
-	}
 	r, err := os.OpenRoot(root)
 	if err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	}
-	return &tree{ctx: ctx, root: r, live: root == "/", below: map[string][]string{}, followed: map[string]bool{}}, nil
+	return &tree{ctx: ctx, root: r, live: root == "/"}, nil
 }
 
 // warnf adds a warning about the file p, or another subject, with the cause that goes with it.
-func (t *tree) warnf(p, format string, args ...any) { t.warnOf(causeOf(p), p, format, args...) }
+func (t *tree) warnf(p, format string, args ...any) {
+	below := func(dir string) bool { return strings.HasPrefix(p, dir+"/") }
+	cause := causes.UnknownPlace
+	switch {
+	case p == theDriver:
+		cause = causes.Driver
+	case p == visibleDevices:
+		cause = causes.VisibleDevices
+	case strings.Contains(p, "cgroup"):
+		cause = causes.UnknownLimits
+	case below("/proc"):
+		cause = causes.HiddenProc
+	case below("/sys/devices/system"), below("/sys") && !below("/sys/devices") &&
+		!below(blockDevices) && !below(pciDevices) && !below(rdmaDevices):
+		cause = causes.HiddenSys
+	}
+	t.warnOf(cause, p, format, args...)
+}
 
 // warnOf adds a warning of a cause about the file p.
 func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
@@ -109,26 +122,7 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	}
 }
 
-// causeOf returns the cause if the file p, or another subject, is incomplete.
-func causeOf(p string) diag.Cause {
-	below := func(dir string) bool { return strings.HasPrefix(p, dir+"/") }
-	switch {
-	case p == theDriver:
-		return causes.Driver
-	case p == visibleDevices:
-		return causes.VisibleDevices
-	case strings.Contains(p, "cgroup"):
-		return causes.UnknownLimits
-	case below("/proc"):
-		return causes.HiddenProc
-	case below("/sys") && !below(blockDevices) && !below(pciDevices) && !below(rdmaDevices) && (!below("/sys/devices") || below("/sys/devices/system")):
-		return causes.HiddenSys
-	}
-	return causes.UnknownPlace
-}
-
-// warn adds a warning for each error about the file p. It has only the innermost one: the others
-// repeat the path.
+// warn adds a warning for each error about the file p, which the errors of package os repeat.
 func (t *tree) warn(p string, errs ...error) {
 	for _, err := range errs {
 		var inner *fs.PathError
@@ -157,14 +151,14 @@ func rel(p string) string {
 
 // openFile opens p, and does not wait for the other end of a pipe in its place.
 func (t *tree) openFile(p string, flag int) (*os.File, error) {
+	if err := t.ctx.Err(); err != nil {
+		return nil, err
+	}
 	return t.root.OpenFile(rel(p), flag|syscall.O_NONBLOCK, 0)
 }
 
-// read returns the text of the file p.
+// read returns the text of the file p, without the space around it.
 func (t *tree) read(p string) (string, error) {
-	if err := t.ctx.Err(); err != nil {
-		return "", err
-	}
 	f, err := t.openFile(p, os.O_RDONLY)
 	if err != nil {
 		return "", err
@@ -176,86 +170,52 @@ func (t *tree) read(p string) (string, error) {
 		return "", errNotRegular
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
-	if err != nil {
-		return "", err
+	if err == nil && len(b) > maxFileBytes {
+		err = errTooLong
 	}
-	if len(b) > maxFileBytes {
-		return "", errTooLong
-	}
-	return string(b), nil
+	return strings.TrimSpace(string(b)), err
 }
 
-// need returns the text of p without the space around it; a file that cannot
-// be read is a warning.
-func (t *tree) need(p string) (string, bool) {
+// need returns the text of p; a file that cannot be read is a warning.
+func (t *tree) need(p string) (text string, ok bool) {
 	text, err := t.read(p)
 	if err != nil {
 		t.warn(p, err)
 	}
-	return strings.TrimSpace(text), err == nil
+	return text, err == nil
 }
 
 // want is need, except that the file may be missing without a warning.
-func (t *tree) want(p string) (string, bool) {
+func (t *tree) want(p string) (text string, ok bool) {
 	text, err := t.read(p)
-	if missing(err) {
-		if _, err := t.root.Lstat(rel(p)); err == nil {
-			t.warnf(p, "a link to what is not there")
+	if !missing(err) {
+		if err != nil {
+			t.warn(p, err)
 		}
-		return "", false
+		return text, err == nil
 	}
-	if err != nil {
-		t.warn(p, err)
+	if _, err := t.root.Lstat(rel(p)); err == nil {
+		t.warnf(p, "a link to what is not there")
 	}
-	return strings.TrimSpace(text), err == nil
+	return "", false
 }
 
-// number returns the number from 0 in p; a missing file is no warning.
-func (t *tree) number(p string) (int64, bool) {
-	text, ok := t.want(p)
-	return parsed(t, p, text, ok, procfs.Count)
-}
-
-// parsed returns what parse makes of the text of p, if that was read; an error is a warning.
-func parsed[T any](t *tree, p, text string, read bool, parse func(string) (T, error)) (value T, ok bool) {
-	var none T
-	if !read {
-		return none, false
-	}
-	value, err := parse(text)
-	if err != nil {
-		t.warn(p, err)
-		return none, false
-	}
-	return value, true
-}
-
-// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one
-// that holds no such number, is a warning.
-func (t *tree) id(p string, digits int) (string, bool) {
-	text, ok := t.need(p)
+// parsed reads p by need or want and parses its text; an error is a warning.
+func parsed[T any](t *tree, p string, read func(string) (string, bool), parse func(string) (T, error)) (v T, ok bool) {
+	text, ok := read(p)
 	if !ok {
-		return "", false
+		return v, false
 	}
-	if hex, is := strings.CutPrefix(text, "0x"); !is || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
-		t.warnf(p, "%s is not a number of %d hexadecimal digits", procfs.Quote(text), digits)
-		return "", false
+	v, err := parse(text)
+	if err != nil {
+		t.warn(p, err)
 	}
-	return text, true
+	return v, err == nil
 }
 
-// set returns the list in p; a missing file is no warning.
-func (t *tree) set(p string) (Set, bool) {
-	text, ok := t.want(p)
-	return parsed(t, p, text, ok, parseSet)
-}
-
-// list returns the names in the directory p, in order. ok reports whether it is
-// there; a directory that cannot be read is a warning.
+// list returns the names in the directory p, in order. ok reports whether it is there; a directory
+// that cannot be read is a warning.
 func (t *tree) list(p string) (names []string, ok bool) {
-	if t.ctx.Err() != nil {
-		return nil, false
-	}
 	f, err := t.openFile(p, os.O_RDONLY)
 	if err == nil {
 		defer f.Close()
@@ -271,59 +231,49 @@ func (t *tree) list(p string) (names []string, ok bool) {
 	return names, true
 }
 
-// resolve returns p without links: what realpath prints, had the root been
-// changed to the tree's. From the first component that is missing on, the rest
-// of the path is taken as it is, and the error matches fs.ErrNotExist.
+// resolve returns p without links: what realpath prints, had the root been changed to the tree's.
+// From the first component that is missing on, the rest of the path is taken as it is, and the error
+// matches fs.ErrNotExist.
 func (t *tree) resolve(p string) (string, error) {
-	const maxLinks = 40 // as the kernel's own limit
 	if len(p) > maxPathBytes {
 		return "", errLongPath // following one of a million names takes as long as all of them together
 	}
-	done, todo := "/", path.Clean("/"+p)
+	done, todo := "/", strings.Split(path.Clean("/"+p), "/")
 	var absent error
-	for links := 0; ; {
-		todo = strings.TrimLeft(todo, "/")
-		if todo == "" || todo == "." {
-			return done, absent
-		}
-		name, rest, _ := strings.Cut(todo, "/")
-		if name == ".." {
-			done, todo = path.Dir(done), rest
-			continue
-		}
-		next := path.Join(done, name)
-		if absent != nil {
-			done, todo = next, rest
+	for links := 0; len(todo) > 0; {
+		above, name := done, todo[0]
+		done, todo = path.Join(done, name), todo[1:] // "" and "." change nothing
+		if done == above || name == ".." || absent != nil {
 			continue
 		}
 		if err := t.ctx.Err(); err != nil {
 			return "", err
 		}
-		info, err := t.root.Lstat(rel(next))
+		info, err := t.root.Lstat(rel(done))
 		target := ""
 		if err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			target, err = t.root.Readlink(rel(next))
+			target, err = t.root.Readlink(rel(done))
 		}
-		switch {
-		case missing(err) || errors.Is(err, syscall.ENOTDIR):
-			done, todo, absent = next, rest, fs.ErrNotExist
-		case err != nil:
+		if missing(err) || errors.Is(err, syscall.ENOTDIR) {
+			absent = fs.ErrNotExist
+		} else if err != nil {
 			return "", err
-		case target == "":
-			done, todo = next, rest
-		default:
-			if links++; links > maxLinks {
-				return "", errLoop
-			}
-			if strings.HasPrefix(target, "/") {
-				done = "/"
-			}
-			todo = target + "/" + rest
 		}
+		if target == "" {
+			continue
+		}
+		if links++; links > maxLinks {
+			return "", errLoop
+		}
+		if done = above; strings.HasPrefix(target, "/") {
+			done = "/"
+		}
+		todo = append(strings.Split(target, "/"), todo...)
 	}
+	return done, absent
 }
 
-// follow returns the directory that p leads to, without links. If there is none, the warning says
+// follow returns the directory that p leads to, without links. If there is none, the warning names
 // what is missing.
 func (t *tree) follow(p, what string) (dir string, ok bool) {
 	dir, err := t.resolve(p)
@@ -341,20 +291,4 @@ func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 func (t *tree) isDir(p string) bool {
 	info, err := t.root.Stat(rel(p))
 	return err == nil && info.IsDir()
-}
-
-// exists reports whether there is anything at p.
-func (t *tree) exists(p string) bool {
-	_, err := t.root.Stat(rel(p))
-	return err == nil
-}
-
-// mayUse reports whether this process may open the device at p to read and write: rights are
-// not all that counts, because a container has a list of devices beside them.
-func (t *tree) mayUse(p string) bool {
-	f, err := t.openFile(p, os.O_RDWR)
-	if err != nil {
-		return false
-	}
-	return f.Close() == nil
 }

@@ -1,11 +1,12 @@
-// Package procfs reads the texts that Linux has in /proc and /sys, and in its cgroups. It opens no
+// Package procfs parses the texts that Linux has in /proc and /sys, and in its cgroups. It opens no
 // file, and takes no lock.
 //
 // The formats are those of proc(5), proc_pid_mountinfo(5), proc_pid_cgroup(5) and the kernel's
-// Documentation/admin-guide/cgroup-v2.rst.
+// Documentation/admin-guide/cgroup-v2.rst. Decision 0061 compares this with libraries.
 package procfs
 
 import (
+	"encoding/hex"
 	"fmt"
 	"math"
 	"net"
@@ -22,50 +23,37 @@ import (
 func Meminfo(text string, keys ...string) (values map[string]int64, errs []error) {
 	values = map[string]int64{}
 	for line := range strings.Lines(text) {
-		key, rest, ok := strings.Cut(line, ":")
-		if !ok {
-			continue
-		}
+		key, value, ok := strings.Cut(line, ":")
 		if words := strings.Fields(key); len(words) > 0 {
 			key = words[len(words)-1]
 		}
-		if _, again := values[key]; again || !slices.Contains(keys, key) {
+		if _, again := values[key]; !ok || again || !slices.Contains(keys, key) {
 			continue
 		}
-		n, err := parseKilobytes(rest)
+		value = strings.TrimSpace(value)
+		number, unit, _ := strings.Cut(value, " ")
+		n, err := Count(number)
+		if err == nil && strings.TrimSpace(unit) != "kB" { // of 1024 bytes
+			err = fmt.Errorf("%s is not a number of kB", Quote(value))
+		} else if err == nil && n > math.MaxInt64>>10 {
+			err = fmt.Errorf("%s is out of range", Quote(number))
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 			continue
 		}
-		values[key] = n
+		values[key] = n << 10
 	}
 	return values, errs
-}
-
-// parseKilobytes reads "123 kB"; the kernel's kB are 1024 bytes.
-func parseKilobytes(s string) (int64, error) {
-	number, unit, _ := strings.Cut(strings.TrimSpace(s), " ")
-	n, err := Count(number)
-	if err != nil {
-		return 0, err
-	}
-	if strings.TrimSpace(unit) != "kB" {
-		return 0, fmt.Errorf("%s is not a number of kB", Quote(strings.TrimSpace(s)))
-	}
-	if n > math.MaxInt64>>10 {
-		return 0, fmt.Errorf("%s is out of range", Quote(number))
-	}
-	return n << 10, nil
 }
 
 // CPUInfo returns the first processor's model and the numbers of all.
 func CPUInfo(text string) (model string, cpus []int) {
 	cpus = []int{}
-	var implementer, part string
+	arm := map[string]string{}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
-		value = strings.TrimSpace(value)
-		switch strings.TrimSpace(key) {
+		switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); key {
 		case "processor":
 			if n, err := Member(value); err == nil {
 				cpus = append(cpus, n)
@@ -74,14 +62,12 @@ func CPUInfo(text string) (model string, cpus []int) {
 			if model == "" {
 				model = Label(value)
 			}
-		case "CPU implementer":
-			implementer = value
-		case "CPU part":
-			part = value
+		case "CPU implementer", "CPU part":
+			arm[key] = value
 		}
 	}
-	if model == "" && implementer != "" {
-		model = Label("ARM implementer " + implementer + " part " + part) // all that arm64 has
+	if model == "" && arm["CPU implementer"] != "" { // all that arm64 has
+		model = Label("ARM implementer " + arm["CPU implementer"] + " part " + arm["CPU part"])
 	}
 	slices.Sort(cpus)
 	return model, slices.Compact(cpus)
@@ -129,25 +115,21 @@ func CPUTimes(text string) map[int]CPUTime {
 	return times
 }
 
-// Status returns the lists of CPUs and of memory nodes that
-// /proc/self/status allows; nil where it does not say.
+// Status returns the lists of CPUs and of memory nodes that /proc/self/status allows; nil if it has
+// no such list.
 func Status(text string) (cpus, nodes []int, errs []error) {
+	lists := map[string]*[]int{"Cpus_allowed_list": &cpus, "Mems_allowed_list": &nodes}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
-		var set *[]int
-		switch key {
-		case "Cpus_allowed_list":
-			set = &cpus
-		case "Mems_allowed_list":
-			set = &nodes
-		default:
+		list := lists[key]
+		if list == nil {
 			continue
 		}
 		s, err := List(value)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 		} else if len(s) > 0 {
-			*set = s
+			*list = s
 		}
 	}
 	return cpus, nodes, errs
@@ -164,107 +146,66 @@ type Mount struct {
 	ReadOnly   bool
 }
 
-// Option returns the value of an option of the file system.
-func (m Mount) Option(name string) (string, bool) {
-	for _, o := range m.Options {
-		if v, ok := strings.CutPrefix(o, name+"="); ok {
-			return v, true
-		}
-	}
-	return "", false
-}
-
-// OnBlockDevice reports whether the device's number is that of a block device: a
-// file system that has none of its own is given a number with major 0.
+// OnBlockDevice reports whether the device's number is that of a block device: a file system that
+// has no device of its own is given a number with major 0.
 func (m Mount) OnBlockDevice() bool { return !strings.HasPrefix(m.Device, "0:") }
+
+// unescape undoes the kernel's escapes of white space, backslashes, and what separates options.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#", `\054`, ",",
+	`\075`, "=")
 
 // Mountinfo returns the mounts in the order of the text. Invalid lines are reported in errs.
 func Mountinfo(text string) (mounts []Mount, errs []error) {
 	for line := range strings.Lines(text) {
-		if strings.TrimSpace(line) == "" {
+		// 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
 			continue
 		}
-		m, err := parseMount(line)
-		if err != nil {
-			errs = append(errs, err)
+		dash := slices.Index(fields, "-") // the optional fields end at it
+		if dash < 6 || len(fields) < dash+3 || !IsDeviceNumber(fields[2]) || fields[4][0] != '/' {
+			errs = append(errs, fmt.Errorf("%s is not a mount", Quote(strings.TrimSpace(line))))
 			continue
 		}
+		m := Mount{
+			Device:     fields[2],
+			Root:       unescape.Replace(fields[3]),
+			Point:      unescape.Replace(fields[4]),
+			FileSystem: unescape.Replace(fields[dash+1]),
+			Source:     unescape.Replace(fields[dash+2]),
+		}
+		if len(fields) > dash+3 {
+			m.Options = strings.Split(unescape.Replace(fields[dash+3]), ",")
+		}
+		m.ReadOnly = slices.Contains(append(strings.Split(fields[5], ","), m.Options...), "ro")
 		mounts = append(mounts, m)
 	}
 	return mounts, errs
 }
 
-func parseMount(line string) (Mount, error) {
-	// 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
-	fields := strings.Fields(line)
-	dash := slices.Index(fields, "-") // the optional fields end at it
-	if dash < 6 || len(fields) < dash+3 {
-		return Mount{}, fmt.Errorf("%s is not a mount", Quote(strings.TrimSpace(line)))
+// MountOf returns the mount that dir is on: the deepest, and of several at the same place the last,
+// because it hides the others.
+func MountOf(mounts []Mount, dir string) (on Mount, ok bool) {
+	for _, m := range mounts {
+		if _, below := CutDir(dir, m.Point); below && len(m.Point) >= len(on.Point) {
+			on, ok = m, true
+		}
 	}
-	m := Mount{
-		Device:     fields[2],
-		Root:       unescape(fields[3]),
-		Point:      unescape(fields[4]),
-		FileSystem: unescape(fields[dash+1]),
-		Source:     unescape(fields[dash+2]),
-	}
-	if !IsDeviceNumber(m.Device) || !strings.HasPrefix(m.Point, "/") {
-		return Mount{}, fmt.Errorf("%s is not a mount", Quote(strings.TrimSpace(line)))
-	}
-	if len(fields) > dash+3 {
-		m.Options = strings.Split(unescape(fields[dash+3]), ",")
-	}
-	m.ReadOnly = slices.Contains(strings.Split(fields[5], ","), "ro") || slices.Contains(m.Options, "ro")
-	return m, nil
+	return on, ok
 }
 
-// MountOf returns the mount that dir is on: the deepest, and of several at the
-// same place the last, because it hides the others.
-func MountOf(mounts []Mount, dir string) (Mount, bool) {
-	best := -1
-	for i, m := range mounts {
-		point := strings.TrimSuffix(m.Point, "/")
-		if rest, ok := strings.CutPrefix(dir, point); !ok || rest != "" && rest[0] != '/' {
-			continue
-		}
-		if best < 0 || len(m.Point) >= len(mounts[best].Point) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return Mount{}, false
-	}
-	return mounts[best], true
+// CutDir returns the path from the directory top to dir, and whether dir is top or below it.
+func CutDir(dir, top string) (rest string, ok bool) {
+	rest, ok = strings.CutPrefix(dir, strings.TrimSuffix(top, "/"))
+	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
 // IsDeviceNumber reports whether s is major:minor.
 func IsDeviceNumber(s string) bool {
-	major, minor, ok := strings.Cut(s, ":")
-	if !ok {
-		return false
-	}
+	major, minor, _ := strings.Cut(s, ":")
 	_, err1 := strconv.ParseUint(major, 10, 32)
 	_, err2 := strconv.ParseUint(minor, 10, 32)
 	return err1 == nil && err2 == nil
-}
-
-// unescape undoes the kernel's \040 for space, tab, newline, # and backslash.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 // Group is one line of /proc/self/cgroup.
@@ -276,8 +217,7 @@ type Group struct {
 // Cgroup returns the process's place in each hierarchy. Invalid lines are reported in errs.
 func Cgroup(text string) (groups []Group, errs []error) {
 	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		if line == "" {
+		if line = strings.TrimRight(line, "\n"); line == "" {
 			continue
 		}
 		fields := strings.SplitN(line, ":", 3)
@@ -294,17 +234,16 @@ func Cgroup(text string) (groups []Group, errs []error) {
 	return groups, errs
 }
 
-// NoLimit is what the parsers of limits return for "max" and its like.
+// NoLimit is what Limit returns for "max" and its like.
 const NoLimit = math.MaxInt64
 
-// Limit reads a limit of a cgroup in bytes: a number, "max", or the largest number of whole pages,
+// Limit parses a limit of a cgroup in bytes: a number, "max", or the largest number of whole pages,
 // which is how version 1 spells "max"; no machine has half of that.
 func Limit(s string) (int64, error) {
-	if s == "max" {
-		return NoLimit, nil
-	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	switch {
+	case s == "max":
+		return NoLimit, nil
 	case err != nil:
 		return 0, fmt.Errorf("%s is not a limit", Quote(s))
 	case n == 0:
@@ -315,31 +254,25 @@ func Limit(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// Quota reads the cpu.max of version 2, "quota period" in microseconds or "max period". It returns
-// the equivalent number of CPUs; 0 is none.
+// Quota parses the cpu.max of version 2, "quota period" in microseconds or "max period". It returns
+// the equivalent number of CPUs; 0 is none. -1 is version 1's word for "max".
 func Quota(s string) (float64, error) {
-	fields := strings.Fields(s)
-	if len(fields) == 1 {
-		fields = append(fields, "100000") // the kernel's default period
+	first, second, ok := strings.Cut(s, " ")
+	if !ok {
+		second = "100000" // the kernel's default period
 	}
-	if len(fields) != 2 {
+	quota, err1 := Count(first)
+	period, err2 := Count(second)
+	switch none := first == "max" || first == "-1"; {
+	case err2 != nil, period == 0, !none && (err1 != nil || quota == 0):
 		return 0, fmt.Errorf("%s is not a quota", Quote(s))
-	}
-	period, err := Count(fields[1])
-	if err != nil || period == 0 {
-		return 0, fmt.Errorf("%s is not a quota", Quote(s))
-	}
-	if fields[0] == "max" || fields[0] == "-1" { // -1 is version 1's word for it
+	case none:
 		return 0, nil
-	}
-	quota, err := Count(fields[0])
-	if err != nil || quota == 0 {
-		return 0, fmt.Errorf("%s is not a quota", Quote(s))
 	}
 	return float64(quota) / float64(period), nil
 }
 
-// Distances reads the distances of a node, of which there must be n.
+// Distances parses the distances of a node, of which there must be n.
 func Distances(s string, n int) ([]int, error) {
 	fields := strings.Fields(s)
 	if len(fields) != n {
@@ -356,93 +289,75 @@ func Distances(s string, n int) ([]int, error) {
 	return distances, nil
 }
 
-// LinkSpeed returns the PCIe generation of a speed such as "16.0 GT/s
-// PCIe", and 0 for any other.
+// LinkSpeed returns the PCIe generation of a speed such as "16.0 GT/s PCIe", and 0 for any other.
 func LinkSpeed(s string) int {
 	speed, _, _ := strings.Cut(s, " ")
-	switch strings.TrimSuffix(speed, ".0") {
-	case "2.5":
-		return 1
-	case "5":
-		return 2
-	case "8":
-		return 3
-	case "16":
-		return 4
-	case "32":
-		return 5
-	case "64":
-		return 6
-	case "128":
-		return 7
-	}
-	return 0
+	return 1 + slices.Index([]string{"2.5", "5", "8", "16", "32", "64", "128"}, strings.TrimSuffix(speed, ".0"))
 }
 
-// Network is a network that an interface is on.
-type Network struct {
-	Prefix    netip.Prefix
-	Interface string
-}
-
-// Routes returns the networks of /proc/net/route that need no gateway.
-func Routes(text string) []Network {
+// Addresses returns the machine's own addresses by interface. The texts are those of
+// /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface; that of an
+// IPv4 address is the interface of the smallest network it is in that needs no gateway.
+func Addresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	const gateway = 2 // RTF_GATEWAY
-	var networks []Network
-	for line := range strings.Lines(text) {
+	networks := map[netip.Prefix]string{}
+	for line := range strings.Lines(routes) {
 		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
 		if len(f) < 8 {
 			continue
 		}
-		to, ok1 := parseHostOrder(f[1])
-		mask, ok2 := parseHostOrder(f[7])
+		to, mask := parseAddress(f[1]), parseAddress(f[7])
 		flags, err := strconv.ParseUint(f[3], 16, 32)
-		if !ok1 || !ok2 || err != nil || flags&gateway != 0 {
+		if err != nil || flags&gateway != 0 || !to.Is4() || !mask.Is4() {
 			continue
 		}
-		if ones, bits := net.IPMask(mask[:]).Size(); bits == 32 && ones > 0 {
-			networks = append(networks, Network{netip.PrefixFrom(netip.AddrFrom4(to), ones).Masked(), f[0]})
+		bits, _ := net.IPMask(mask.AsSlice()).Size() // 0 if it is no mask
+		if network, err := to.Prefix(bits); err == nil && networks[network] == "" {
+			networks[network] = f[0]
 		}
 	}
-	return networks
-}
 
-// parseHostOrder reads an IPv4 address as the kernel of a little-endian machine
-// prints it.
-func parseHostOrder(s string) (a [4]byte, ok bool) {
-	n, err := strconv.ParseUint(s, 16, 32)
-	if err != nil || len(s) != 8 {
-		return a, false
-	}
-	return [4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, true
-}
-
-func HexAddress(s string) (netip.Addr, bool) {
-	if len(s) != 32 {
-		return netip.Addr{}, false
-	}
-	var parts []string
-	for i := 0; i < len(s); i += 4 {
-		parts = append(parts, s[i:i+4])
-	}
-	a, err := netip.ParseAddr(strings.Join(parts, ":"))
-	return a, err == nil
-}
-
-// LocalAddresses returns the machine's own IPv4 addresses in
-// /proc/net/fib_trie: each is followed by a line that says "host LOCAL".
-func LocalAddresses(text string) []netip.Addr {
-	var last netip.Addr
-	var local []netip.Addr
+	addresses := map[string][]netip.Addr{}
 	seen := map[netip.Addr]bool{}
-	for line := range strings.Lines(text) {
+	var last netip.Addr
+	for line := range strings.Lines(trie) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "|-- "); ok {
 			last, _ = netip.ParseAddr(name)
-		} else if strings.HasPrefix(line, "/32 host LOCAL") && last.Is4() && !seen[last] {
-			seen[last] = true
-			local = append(local, last)
+			continue
+		}
+		if !strings.HasPrefix(line, "/32 host LOCAL") || !last.Is4() || seen[last] {
+			continue
+		}
+		seen[last] = true
+		for bits := 32; bits > 0; bits-- {
+			network, _ := last.Prefix(bits) // which is an IPv4 address
+			if iface := networks[network]; iface != "" {
+				addresses[iface] = append(addresses[iface], last)
+				break
+			}
 		}
 	}
-	return local
+	for line := range strings.Lines(inet6) {
+		if f := strings.Fields(line); len(f) == 6 {
+			if a := parseAddress(f[0]); a.Is6() {
+				addresses[f[5]] = append(addresses[f[5]], a)
+			}
+		}
+	}
+	return addresses
+}
+
+// parseAddress parses an address in hexadecimal digits. Those of IPv4 are in the byte order of a
+// little-endian machine.
+func parseAddress(s string) netip.Addr {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		return netip.Addr{}
+	}
+	if len(b) == 4 {
+		slices.Reverse(b)
+	}
+	a, _ := netip.AddrFromSlice(b) // invalid for any other length
+	return a
 }

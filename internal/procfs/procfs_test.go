@@ -1,6 +1,7 @@
 package procfs
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"reflect"
@@ -183,20 +184,29 @@ func FuzzAddresses(f *testing.F) {
 	f.Add("Local:\n|-- 10.0.0.1\n/32 host LOCAL\n", "Iface Destination\nib0 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0\n", "fd000000000000000000000000000001")
 	f.Add("|-- \n/32 host LOCAL\n", "a b c d e f g h\n", "x")
 	f.Fuzz(func(t *testing.T, trie, routes, six string) {
-		for _, a := range LocalAddresses(trie) {
-			if !a.Is4() {
-				t.Errorf("%q: %v", trie, a)
+		for iface, addresses := range Addresses(trie, routes, six) {
+			for _, a := range addresses {
+				if !a.IsValid() || a.Zone() != "" || iface == "" {
+					t.Errorf("%q, %q, %q: %q has %v", trie, routes, six, iface, a)
+				}
 			}
-		}
-		for _, n := range Routes(routes) {
-			if !n.Prefix.IsValid() || n.Prefix.Bits() == 0 || n.Prefix != n.Prefix.Masked() || n.Interface == "" {
-				t.Errorf("%q: %+v", routes, n)
-			}
-		}
-		if a, ok := HexAddress(six); ok && strings.Contains(a.String(), "%") {
-			t.Errorf("%q: %v", six, a)
 		}
 	})
+}
+
+// TestAddresses: an IPv4 address belongs to the smallest network that has no gateway.
+func TestAddresses(t *testing.T) {
+	const trie = "Main:\n  |-- 10.1.2.3\n     /32 host LOCAL\n  |-- 10.1.2.0\n     /24 link UNICAST\n" +
+		"Local:\n  |-- 10.1.2.3\n     /32 host LOCAL\n  |-- 10.9.0.1\n     /32 host LOCAL\n"
+	const routes = "Iface Destination Gateway Flags RefCnt Use Metric Mask\n" +
+		"eth0 00000000 0101010A 0003 0 0 0 00000000\neth1 0000000A 00000000 0001 0 0 0 000000FF\n" +
+		"ib0 0002010A 00000000 0001 0 0 0 00FFFFFF\nib1 0002010A 00000000 0001 0 0 0 00FFFFFF\n" +
+		"ib2 0302010A 0101010A 0007 0 0 0 FFFFFFFF\nib3 0002010A 00000000 0001 0 0 0 FF00FFFF\n"
+	const six = "fd000000000000000000000000000001 02 40 00 80 ib0\nx 1 2 3 4 ib0\n0A000001 02 40 00 80 ib0\n"
+	got := fmt.Sprint(Addresses(trie, routes, six))
+	if want := "map[eth1:[10.9.0.1] ib0:[10.1.2.3 fd00::1]]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
 }
 
 // TestCPUTimes: each CPU's own line counts, with the time that the host gave to others, and lines that

@@ -8,21 +8,19 @@ import (
 	"unicode"
 )
 
-// MaxMember bounds the members of a set, so that a range such as
-// 0-4294967295 is an error and not four billion integers. The kernel's largest
-// build has 8192 CPUs.
+// MaxMember bounds the members of a set, so that a range such as 0-4294967295 is an error and not
+// four billion integers. The kernel's largest build has 8192 CPUs.
 const MaxMember = 1<<16 - 1
 
-// MaxRanges bounds the ranges of a list; every other CPU of the kernel's
-// largest build is 4096 of them.
+// MaxRanges bounds the ranges of a list; every other CPU of the kernel's largest build is 4096 of
+// them.
 const MaxRanges = 1 << 13
 
-// List reads the lists of numbers and ranges between commas that the kernel prints, in any order. It
+// List parses the lists of numbers and ranges between commas that the kernel prints, in any order. It
 // returns the numbers, ascending, each once. An empty text has none.
 func List(s string) ([]int, error) {
-	s = strings.TrimSpace(s)
 	set := []int{}
-	if s == "" {
+	if s = strings.TrimSpace(s); s == "" {
 		return set, nil
 	}
 	if strings.Count(s, ",") >= MaxRanges {
@@ -54,37 +52,34 @@ func List(s string) ([]int, error) {
 	return set, nil
 }
 
-// Member reads one number of a list.
+// Member parses one number of a list.
 func Member(s string) (int, error) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("%s is not a number", Quote(s))
+	n, err := Count(s)
+	if err == nil && n > MaxMember {
+		err = fmt.Errorf("%s is above %d", Quote(s), MaxMember)
 	}
-	if n > MaxMember {
-		return 0, fmt.Errorf("%s is above %d", Quote(s), MaxMember)
-	}
-	return int(n), nil
+	return int(n), err
 }
 
-// Count reads a decimal number from 0.
+// Count parses a decimal number from 0.
 func Count(s string) (int64, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
+	n, err := strconv.ParseUint(s, 10, 63)
 	switch {
 	case errors.Is(err, strconv.ErrRange):
 		return 0, fmt.Errorf("%s is out of range", Quote(s))
+	case strings.HasPrefix(s, "-"):
+		return 0, fmt.Errorf("%s is negative", Quote(s))
 	case err != nil:
 		return 0, fmt.Errorf("%s is not a number", Quote(s))
-	case n < 0:
-		return 0, fmt.Errorf("%s is negative", Quote(s))
 	}
-	return n, nil
+	return int64(n), nil
 }
 
-// Quote shows what a file said in a warning, cut when it is long.
+// Quote quotes a text of a file for a warning, and cuts a long one.
 func Quote(s string) string {
-	const most = 40
-	if len(s) > most {
-		return strconv.Quote(s[:most]) + "…"
+	const maxBytes = 40
+	if len(s) > maxBytes {
+		return strconv.Quote(s[:maxBytes]) + "…"
 	}
 	return strconv.Quote(s)
 }
@@ -104,13 +99,13 @@ func Printable(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }
 
-// Label makes a name out of what a device says of itself.
+// MaxNameBytes bounds what Label returns.
+const MaxNameBytes = 256
+
+// Label makes a name of a text that a device describes itself with.
 func Label(s string) string {
 	if s = Printable(s); len(s) > MaxNameBytes {
 		s = strings.ToValidUTF8(s[:MaxNameBytes], "")
 	}
 	return s
 }
-
-// MaxNameBytes bounds what a device says of itself.
-const MaxNameBytes = 256
