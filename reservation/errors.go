@@ -205,35 +205,34 @@ func (l *line) exceeded(bytes int64) error {
 	}
 }
 
-// exceeded is line.exceeded with the bytes that a reservation which grows already has.
-func (c *candidate) exceeded() error {
+// exceeded is the error of a request that fits no candidate even when empty. It is about c, or, if that
+// is nil, about the candidate with the highest limit. It includes the bytes that a reservation which
+// grows already has.
+func (w *request) exceeded(c *candidate) error {
+	if c == nil {
+		best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
+			return cmp.Compare(a.line.space.Room(), b.line.space.Room())
+		})
+		c = &best
+	}
 	n := c.need
 	if n == nothing {
 		n = c.asked
 	}
-	if c.waiter.grows != nil {
-		v, _ := c.waiter.grows.promise.View()
+	if w.grows != nil {
+		v, _ := w.grows.promise.View()
 		n += min(v.Promised, math.MaxInt64-n)
 	}
 	return c.line.exceeded(n)
 }
 
-// exceeded is the error of a request that fits no candidate even when empty. It is about the one
-// with the highest limit.
-func (w *waiter) exceeded() error {
-	best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
-		return cmp.Compare(a.line.space.Room(), b.line.space.Room())
-	})
-	return best.exceeded()
-}
-
 // noRoom returns the error of a request that does not fit now. It is about the first candidate in
 // which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
 // or as headroom.
-func (w *waiter) noRoom() *tier.NoSpaceError {
-	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) })
+func (w *request) noRoom() *tier.NoSpaceError {
+	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.Room()) })
 	c := &w.candidates[max(0, first)]
-	e := c.refusal(nil).(*tier.NoSpaceError)
+	e := c.refusal(nil)
 	switch {
 	case e.Available >= c.need+c.spared():
 		e.Cause = errKept
@@ -244,7 +243,7 @@ func (w *waiter) noRoom() *tier.NoSpaceError {
 }
 
 // refusal returns the error of a request that its space refuses.
-func (c *candidate) refusal(cause error) error {
+func (c *candidate) refusal(cause error) *tier.NoSpaceError {
 	sp := c.line.space
 	return &tier.NoSpaceError{
 		Space:     sp.ID(),

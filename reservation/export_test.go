@@ -16,7 +16,7 @@ func (m *Manager) Runnable() (out []string) {
 					e.Value.need,
 					l.space.Available(),
 					l.queue.Head() == e,
-					len(e.Value.waiter.candidates),
+					len(e.Value.request.candidates),
 					l.space.Limit(),
 				),
 			)

@@ -26,10 +26,10 @@ import (
 // says so beside the first cause, and the books are as if it had not been called. Nil is no
 // hook.
 func WithOutOfMemory(hook func(r Reservation, requested int64, err error) (again bool)) Option {
-	return func(o *options) {
-		o.memory = nil
+	return func(s *state) {
+		s.memory = nil
 		if hook != nil {
-			o.memory = &memoryHook{call: hook} // each reservation has its own
+			s.memory = &memoryHook{call: hook} // each reservation has its own
 		}
 	}
 }

@@ -74,13 +74,25 @@ func Waits(ctx context.Context) (done func()) {
 	return func() { o.wait(-1) }
 }
 
-// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil means no
-// owner.
-func WithOwner(o *Owner) Option { return func(opts *options) { opts.owner = o } }
+// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil changes
+// nothing.
+func WithOwner(o *Owner) Option {
+	return func(s *state) {
+		if o != nil {
+			s.promise.Owner = o
+		}
+	}
+}
 
 // WithName sets the name under which errors and listings of holders have a reservation without an
 // owner.
-func WithName(name string) Option { return func(opts *options) { opts.name = label(name) } }
+func WithName(name string) Option {
+	return func(s *state) {
+		if s.promise.Owner == nil && name != "" {
+			s.promise.Owner = label(name)
+		}
+	}
+}
 
 // label is the owner, in the books, of a reservation that has only a name.
 type label string

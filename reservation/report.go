@@ -31,19 +31,19 @@ type LongWait struct {
 }
 
 // reportLong calls Config.LongWait for w, if it heads a line and its report is due.
-func (m *Manager) reportLong(w *waiter) {
+func (m *Manager) reportLong(w *request) {
 	waited := time.Since(w.begun)
 	if m.config.LongWait == nil || waited < w.due {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	heads := w.headsLocked()
-	if len(heads) == 0 || m.reporting.Swap(true) {
+	head := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.headsLocked() })
+	if head < 0 || m.reporting.Swap(true) {
 		return
 	}
 	w.due = 2 * waited
-	c := heads[0]
+	c := &w.candidates[head]
 	one := LongWait{
 		Space: c.line.space.ID(), Requested: c.need, Waited: waited, Owner: w.owner.label(),
 		Waiters: c.line.queue.Len(),
@@ -73,7 +73,7 @@ func (m *Manager) holders(id tier.ID) (h tier.Holdings) {
 
 // giveUp ends a wait that its context has ended. After a second its error names the holders of what
 // was waited for; of many waits that end at once one looks them up.
-func (m *Manager) giveUp(ctx context.Context, w *waiter) error {
+func (m *Manager) giveUp(ctx context.Context, w *request) error {
 	err := ended(ctx, w.String())
 	m.mu.Lock()
 	m.failLocked(w, err)
