@@ -60,7 +60,7 @@ type stuckRequest struct {
 // left who could free anything there. That is so for a space if no batch can be evicted, no memory is
 // left that could be reclaimed, and all that hold some of it wait themselves, or have no owner and
 // did nothing for Config.StallTimeout. An owner that runs may release something at any time, however
-// slow it is. So may one that has begun or ended a wait within Config.Grace. Each space is looked at
+// slow it is. So may one that has begun or ended a wait within grace. Each space is looked at
 // by itself, so that a busy one hides no deadlock in another. Where somebody holds bytes, one request
 // at a time fails, with a DeadlockError. Where nobody does, batches at rest fill the space, and all
 // requests for them fail, with a tier.NoSpaceError.
@@ -83,7 +83,7 @@ func (m *Manager) watch(w *request) {
 		h := &holders{changes: l.changes, still: now.Sub(l.since), eviction: l.eviction}
 		h.frees = isWanted && (!l.dry || l.eviction.Busy)
 		lines[l] = h
-		still = still || isWanted && h.still >= m.config.Grace
+		still = still || isWanted && h.still >= grace
 	}
 	if still = still && !now.Before(m.mu.nextLook); still {
 		for e := range m.mu.waiters.All() {
@@ -166,8 +166,7 @@ func (m *Manager) find(l *line, h *holders, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if head := l.queue.Head(); head != nil {
-		w := head.Value.request
-		h.frees = h.frees || w.asked != nil || m.nextReclaimerLocked(w, l, h.rest > 0) != nil
+		h.frees = h.frees || m.nextReclaimerLocked(head.Value.request, l, h.rest > 0) != nil
 	}
 }
 
@@ -186,7 +185,7 @@ func (l *line) atRest() (bytes int64) {
 // in which lines that would have to be. Where batches are at rest, those that hold slower spaces count,
 // too: with room there the batches could leave.
 func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in []*line) {
-	patience, still, is := m.config.Grace, time.Duration(math.MaxInt64), stuckFull
+	patience, still, is := grace, time.Duration(math.MaxInt64), stuckFull
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		if !w.fits(c, c.line.space.Room()) { // it can never be served there
@@ -215,8 +214,8 @@ func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in 
 		switch {
 		case owners == 0 && without == 0 && m.config.Evict != nil:
 			least := c.need
-			if at.eviction.Broken && after > m.config.Grace {
-				after, least = m.config.Grace, c.need+c.spared()
+			if at.eviction.Broken && after > grace {
+				after, least = grace, c.need+c.spared()
 			}
 			if least <= available || after < 0 { // before long it leaves no headroom
 				return waits, nil
@@ -296,16 +295,10 @@ func (m *Manager) endFull(full []stuckRequest, lines map[*line]*holders) {
 // endDeadlock ends the wait of one of the stuck waiters, if nothing has changed since they were
 // looked at: the youngest whose owner holds something where it is waited for, or else the youngest.
 func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
-	held := make(map[*Owner]int64)
-	ownerless, counted := false, make(map[*line]bool)
-	for _, w := range stuck {
-		ownerless = ownerless || w.outlook == stuckOwnerless
-		for _, l := range w.lines {
-			if counted[l] {
-				continue
-			}
-			counted[l] = true
-			for o, n := range lines[l].owners {
+	held := make(map[*Owner]int64) // where they are waited for
+	for l, h := range lines {
+		if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return slices.Contains(w.lines, l) }) {
+			for o, n := range h.owners {
 				held[o] += n
 			}
 		}
@@ -320,14 +313,14 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	c := &victim.candidates[0]
 	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.label(),
+		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.Name(),
 		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint(), Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
 		v, _ := victim.grows.promise.View()
 		e.Held = v.Promised
 	}
-	if ownerless {
+	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.outlook == stuckOwnerless }) {
 		e.Still = lines[l].still
 	}
 	m.mu.Lock()

@@ -60,10 +60,10 @@ func (l *line) demandLocked(first bool) Demand {
 
 // Requested returns how many bytes requests that wait for a space lack.
 func (m *Manager) Requested(id tier.ID) (bytes int64) {
-	for _, d := range m.Demand(nil) {
-		if sp, ok := m.spaces.ByID(id); ok && d.Space == id {
-			bytes = max(0, d.Bytes-sp.Available())
-		}
+	if l := m.line(id); l != nil && m.waiting.Load() > 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		bytes = max(0, l.demandLocked(false).Bytes-l.space.Available())
 	}
 	return bytes
 }
@@ -86,7 +86,7 @@ type Eviction struct {
 	// Why returns why no batch can leave, for the errors of refused requests. It is called with no
 	// lock held, and may be nil.
 	Why func() string
-	// Broken is set if moves fail where only a repair helps: requests are refused after Config.Grace.
+	// Broken is set if moves fail where only a repair helps: requests are refused after 100 ms.
 	Broken bool
 }
 

@@ -129,19 +129,6 @@ func ended(ctx context.Context, what string) error {
 	return fairqueue.Ended(ctx, "reservation: "+what)
 }
 
-// longError is the error of a long wait that its context has ended.
-type longError struct {
-	error
-	holdings *tier.Holdings // of what was waited for
-	hint     string         // the setting that would make the space larger; may be empty
-	passed   []string       // memory that was asked for and gave too little back in time
-}
-
-func (e *longError) Error() string {
-	return fmt.Sprintf("%s; in %s %s (%s)%s",
-		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
-}
-
 // notGiven lists memory that gave too little back in time.
 func notGiven(passed []string) (s string) {
 	for _, name := range passed {
@@ -151,7 +138,7 @@ func notGiven(passed []string) (s string) {
 }
 
 // lever says what would make room where that is held, by the largest part, with the hint of the space.
-func lever(h *tier.Holdings, hint string) string {
+func lever(h tier.Holdings, hint string) string {
 	sum := func(all []tier.Holder) (n int64) {
 		for _, one := range all {
 			n += one.Bytes
@@ -179,8 +166,6 @@ func lever(h *tier.Holdings, hint string) string {
 	}
 	return text
 }
-
-func (e *longError) Unwrap() error { return e.error }
 
 // errKept is the cause of a refusal while there is room.
 var errKept = errors.New("what is free is kept for an older request")

@@ -37,6 +37,6 @@ func (m *Manager) Runnable() (out []string) {
 // What is not configured.
 const (
 	DefaultBypass = defaultBypass
-	DefaultGrace  = defaultGrace
+	DefaultGrace  = grace
 	LongWaitAfter = longWaitAfter
 )

@@ -27,8 +27,8 @@ const (
 	defaultBypass = 16
 	maxBypass     = 1 << 20
 
-	// defaultGrace is how long nothing may change before owners that all wait count as deadlocked.
-	defaultGrace = 100 * time.Millisecond
+	// grace is how long nothing may change before owners that all wait count as deadlocked.
+	grace = 100 * time.Millisecond
 
 	// StallTimeout is the default of Config.StallTimeout. A kernel that works on an open batch
 	// may take longer than moves do, and waiters should not fail because of it.
@@ -49,11 +49,9 @@ type Config struct {
 	// there is no room yet. After that all freed bytes are kept for it. 0 means 16. Below 0, no
 	// request may bypass the oldest.
 	Bypass int
-	// Grace is how long nothing may change before a wait fails with ErrDeadlock because all owners
-	// that hold the wanted bytes wait. 0 means 100 ms.
-	Grace time.Duration
-	// StallTimeout is the same where reservations, handles or records without an owner hold some of
-	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
+	// StallTimeout is how long nothing may change before a wait fails with ErrDeadlock where reservations,
+	// handles or records without an owner hold some of the wanted bytes. 0 means 30 s, below 0 that these
+	// waits never fail with ErrDeadlock. Where only owners hold them, all of which wait, it is 100 ms.
 	StallTimeout time.Duration
 	// Evict moves batches out of a space for requests that lack bytes there. It is called by the
 	// oldest waiter, on its goroutine and with no lock held, and again as long as it moves something or
@@ -108,9 +106,9 @@ type Manager struct {
 		lockrank.Mutex[lockrank.Reservation]
 		waiters  fairqueue.Queue[*request] // all, in order of arrival
 		reclaim  []*reclaimer
-		nextLook time.Time // for deadlocks
-		blocked  waitsByName
-		cancels  []func() // end the subscriptions to the spaces
+		nextLook time.Time          // for deadlocks
+		blocked  map[string]Blocked // by name
+		cancels  []func()           // end the subscriptions to the spaces
 	}
 }
 
@@ -140,18 +138,14 @@ func NewManager(cfg Config) (*Manager, error) {
 	if cfg.Bypass > maxBypass {
 		return nil, fmt.Errorf("reservation: a bypass of %d requests is above %d", cfg.Bypass, maxBypass)
 	}
-	if cfg.Grace < 0 {
-		return nil, fmt.Errorf("reservation: a grace of %v is negative", cfg.Grace)
-	}
 	spaces, err := newSpaces(cfg.Spaces, cfg.Distance, cfg.Paired)
 	if err != nil {
 		return nil, err
 	}
 	cfg.Bypass = max(0, cmp.Or(cfg.Bypass, defaultBypass))
-	cfg.Grace = cmp.Or(cfg.Grace, defaultGrace)
 	cfg.StallTimeout = cmp.Or(cfg.StallTimeout, StallTimeout)
 	m := &Manager{spaces: spaces, config: cfg}
-	m.mu.blocked = make(waitsByName)
+	m.mu.blocked = make(map[string]Blocked)
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
@@ -372,8 +366,17 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 		if inLine {
 			m.mu.Lock()
 		}
-		err = m.overLocked(w)
-		may := err == nil && (!inLine || m.mayTakeLocked(w, c))
+		if w.waits != nil { // this way to w.err keeps the compiler from moving w to the heap
+			err = w.waits.Value.err
+		}
+		switch {
+		case err != nil:
+		case m.closed.Load():
+			err = closedError()
+		case w.grows != nil && !(Reservation{w.grows}).IsOpen():
+			err = errReleased("grow")
+		}
+		may := err == nil && (!inLine || c.mayTakeLocked())
 		if quota != nil && may {
 			m.mu.Unlock()
 			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
@@ -388,12 +391,11 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 			} else if err != nil {
 				return 0, false, c.refusal(err)
 			}
-			m.mu.Lock()
-			err = m.overLocked(w)
+			m.mu.Lock() // if the wait has failed meanwhile, the request is served all the same
 		}
 		var now books.State
 		var drop int64
-		if err == nil && may {
+		if may {
 			var opens *books.Promise
 			if w.opens != nil {
 				w.opens.line, opens = c.line, &w.opens.promise
@@ -428,21 +430,9 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 	}
 }
 
-// overLocked returns the error that ended w's wait, or that of a closed manager.
-func (m *Manager) overLocked(w *request) error {
-	var err error
-	if w.waits != nil { // the way to w through its entry keeps the compiler from moving w to the heap
-		err = w.waits.Value.err
-	}
-	if err == nil && m.closed.Load() {
-		return closedError()
-	}
-	return err
-}
-
 // mayTakeLocked reports whether the request may take what it needs: there is room, and nobody waits,
 // or it is the waiter to serve next, or it may bypass the oldest waiter.
-func (m *Manager) mayTakeLocked(w *request, c *candidate) bool {
+func (c *candidate) mayTakeLocked() bool {
 	l := c.line
 	lack := c.lack()
 	if l.space.Quota() != nil && !c.entry.Waits() { // what the quota has left is known when it is charged
@@ -454,8 +444,6 @@ func (m *Manager) mayTakeLocked(w *request, c *candidate) bool {
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry
-	case w.waits.Waits(): // it has left this line: it could never be served here
-		return false
 	}
 	return !l.queue.IsClosed() || c.upward && head.Value.keeps
 }

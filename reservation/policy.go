@@ -32,14 +32,6 @@ func Increase(padding float64) LimitPolicy {
 	return LimitPolicy{kind: policyIncrease, padding: padding}
 }
 
-// hint returns what helps when an allocation was refused.
-func (p LimitPolicy) hint() string {
-	if p.kind == policyFail {
-		return "reserve more, or with the policy Increase or Ignore"
-	}
-	return "reserve more from the start, or free some of it"
-}
-
 // origin is where the bytes come from that a reservation is for.
 type origin uint8
 

@@ -120,22 +120,36 @@ func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int
 	return b, nil
 }
 
-// allocAgain does what may help an allocation that has failed with err, and tries again.
+// allocAgain does what may help an allocation that has failed with err, and tries again: it has batches
+// evicted where the free room is in pieces, and then asks the out-of-memory hook.
 func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer, error)) (b *tier.Buffer, _ error) {
-	s := r.state
+	s, space := r.state, r.state.line.space
 	if clear := s.manager.config.Clear; clear != nil && inPieces(err) && !s.noClear.Load() {
 		lockrank.AssertNone("batches are evicted for contiguous room")
-		clear(s.line.space.ID(), func() bool {
+		clear(space.ID(), func() bool {
 			if err != nil { // also if it is called once more than it should be
 				b, err = try()
 			}
 			return !inPieces(err) || s.noClear.Load()
 		})
 	}
-	if err != nil && s.memory != nil {
-		return s.memory.again(r, size, err, try)
+	if s.memory == nil || size > space.Capacity() || !errors.Is(err, ErrExceeded) && !errors.Is(err, tier.ErrNoSpace) {
+		return b, err
 	}
-	return b, err
+	requested := space.Charge(size)
+	again, panicked := s.memory.ask(r, requested, err)
+	switch {
+	case panicked != nil:
+		return nil, errors.Join(err, panicked)
+	case !again:
+		return nil, err
+	}
+	b, second := try()
+	if second != nil {
+		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; before that: %w",
+			space.ID(), requested, second, err)
+	}
+	return b, nil
 }
 
 // inPieces reports whether an allocation failed because what is free lies in pieces.
@@ -234,8 +248,12 @@ func (s *state) draw(n int64) (grown int64, err error) {
 		if out.Released {
 			return 0, errReleased("alloc")
 		}
+		hint := "reserve more, or with the policy Increase or Ignore"
+		if s.policy.kind != policyFail {
+			hint = "reserve more from the start, or free some of it"
+		}
 		return 0, &ExceededError{
-			Space: space.ID(), Requested: n, Available: v.Unused, Limit: v.Promised, Hint: s.policy.hint(), Cause: cause,
+			Space: space.ID(), Requested: n, Available: v.Unused, Limit: v.Promised, Hint: hint, Cause: cause,
 		}
 	}
 }

@@ -36,7 +36,7 @@ type Sized interface {
 // AnyInTier is every space of a kind, the one with the most room first, less what others hold on
 // its device; of spill volumes the one whose turn it is, so that each gets bytes in proportion to
 // how fast it takes them.
-func AnyInTier(k tier.Kind) Strategy { return AnyInTiers(k) }
+func AnyInTier(k tier.Kind) Strategy { return &order{kinds: []tier.Kind{k}} }
 
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
 // if there is one, then the others in the order of AnyInTier.
@@ -92,7 +92,8 @@ func (o *order) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 		}
 		slices.SortStableFunc(dst[start:], func(a, b *tier.Space) int {
 			if o.way != "" {
-				if c := spaces.compareDistance(o.space, a, b); c != 0 {
+				toA, toB := spaces.distance[[2]tier.ID{o.space, a.ID()}], spaces.distance[[2]tier.ID{o.space, b.ID()}]
+				if c := slices.Compare(toA[:], toB[:]); c != 0 {
 					return c
 				}
 			}

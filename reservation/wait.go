@@ -164,32 +164,49 @@ func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
 	w.wake = make(chan struct{}, 1)
 	w.begun = time.Now()
 	w.due = longWaitAfter
-	if err := m.join(w); err != nil {
-		return 0, err
+	m.mu.Lock()
+	for i := range w.candidates {
+		if l := w.candidates[i].line; l.room != l.space.Room() {
+			m.refillLocked(l)
+		}
 	}
-	waits := false
+	// It joins all lines, except those where it could never be served, and looks for room then: a release
+	// does it the other way round.
+	w.waits = m.mu.waiters.Push(w)
+	m.waiting.Add(1)
+	w.owner.wait(1)
+	for i := range w.candidates {
+		if c := &w.candidates[i]; w.fits(c, c.line.room) {
+			c.joinLocked()
+		}
+	}
+	if w.firstLocked() == nil { // a limit was lowered just now
+		m.failLocked(w, w.exceeded(nil))
+	}
+	m.mu.Unlock()
+	begun := false
 	defer func() { // also if a function of the program's has panicked, or ended the goroutine
 		m.mu.Lock()
 		m.leaveLocked(w)
 		m.mu.Unlock()
-		if took := time.Since(w.begun); waits {
+		if took := time.Since(w.begun); begun {
 			m.waits.Record(took)
 			m.countBlocked(w.owner, took)
 			m.emit(ctx, w, events.WaitEnded, took, err)
 		}
 	}()
-	n, ok, err := m.take(w)
-	if ok || err != nil { // there was room before w was in line
+	n, ok, err := m.take(w) // what was freed before w was in line
+	if ok || err != nil {
 		return n, err
 	}
 	if exec.IsEnabled() {
 		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID().String()).End()
 	}
-	waits = true
+	begun = true
 	m.emit(ctx, w, events.WaitBegun, 0, nil)
 	var ticks <-chan time.Time
 	woken := true
-	for !ok && err == nil {
+	for {
 		again, isHead := m.makeRoom(ctx, w, woken)
 		if isHead && ticks == nil {
 			ticker := time.NewTicker(tick)
@@ -212,53 +229,20 @@ func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
 			}
 		}
 		m.setHeadroom(w)
-		if n, ok, err = m.take(w); !ok && err == nil {
-			m.passOn(w)
+		if n, ok, err = m.take(w); ok || err != nil {
+			return n, err
 		}
-	}
-	return n, err
-}
-
-// passOn is called when w has found no room. Another request may have taken what w was woken for. The
-// rest may be enough for waiters that were not woken.
-func (m *Manager) passOn(w *request) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
-			c.woken = false
-			c.line.wakeLocked(false)
+		// Another request may have taken what w was woken for. The rest may be enough for waiters that were
+		// not woken.
+		m.mu.Lock()
+		for i := range w.candidates {
+			if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
+				c.woken = false
+				c.line.wakeLocked(false)
+			}
 		}
+		m.mu.Unlock()
 	}
-}
-
-// join puts w at the end of the lines of its candidates, except where it could never be served.
-func (m *Manager) join(w *request) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.overLocked(w); err != nil {
-		return err
-	}
-	for i := range w.candidates {
-		if l := w.candidates[i].line; l.room != l.space.Room() {
-			m.refillLocked(l)
-		}
-	}
-	w.waits = m.mu.waiters.Push(w)
-	m.waiting.Add(1)
-	w.owner.wait(1)
-	for i := range w.candidates {
-		if c := &w.candidates[i]; w.fits(c, c.line.room) {
-			c.joinLocked()
-		}
-	}
-	switch {
-	case w.grows != nil && !(Reservation{w.grows}).IsOpen(): // later a Release finds w: see changed
-		m.failLocked(w, errReleased("grow"))
-	case w.firstLocked() == nil: // a limit was lowered just now
-		m.failLocked(w, w.exceeded(nil))
-	}
-	return w.err
 }
 
 // leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served
@@ -339,23 +323,18 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	return nil
 }
 
-// changed checks the Grow calls that wait, after the promise has changed or was released: those
-// that can never be served now, and would keep all others from being served, fail.
+// changed makes the Grow calls that wait look again, after the promise has changed or was released:
+// those that can never be served now, and would keep all others from being served, fail.
 func (s *state) changed() {
 	m := s.manager
 	if m.growing.Load() == 0 {
 		return
 	}
-	_, open := s.promise.View()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := range m.mu.waiters.All() {
-		switch w := e.Value; {
-		case w.grows != s:
-		case !open:
-			m.failLocked(w, errReleased("grow"))
-		case !w.fits(&w.candidates[0], s.line.room):
-			m.failLocked(w, w.exceeded(nil))
+		if e.Value.grows == s {
+			e.Value.wakeUp()
 		}
 	}
 }
@@ -370,7 +349,7 @@ func (m *Manager) emit(ctx context.Context, w *request, kind events.Kind, took t
 		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: c.line.space.ID(), Bytes: c.need,
 		Took: took, Err: err,
 	}
-	if name := w.owner.label(); w.owner != nil && name != e.Task {
+	if name := w.owner.Name(); w.owner != nil && name != e.Task {
 		e.Task, e.TaskID = name, 0
 	}
 	m.panics.Do("Config.Events", func() { m.config.Events(e) })

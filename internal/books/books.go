@@ -153,21 +153,17 @@ func (b *Books) Uncache(n int64) { b.move(n, &b.now.Cached, nil) }
 func (b *Books) move(n int64, from, to *int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.takeLocked(n, from)
-	if to != nil {
-		*to += n
-	}
-	if to != &b.now.Retired {
-		b.now.Progress++
-	}
-}
-
-func (b *Books) takeLocked(n int64, from *int64) {
 	if n < 0 || n > *from {
 		panic(fmt.Sprintf("books: taking %d of %d bytes: %+v", n, *from, b.now.Usage))
 	}
 	*from -= n
+	if to != nil {
+		*to += n
+	}
 	b.now.Changes++
+	if to != &b.now.Retired {
+		b.now.Progress++
+	}
 }
 
 // Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a

@@ -145,7 +145,10 @@ func (p *Promise) Reclaim(n int64) (freed int64) {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.takeLocked(n, &b.now.Retired)
+	if n < 0 || n > b.now.Retired {
+		panic(fmt.Sprintf("books: reclaiming %d bytes: %+v", n, b.now.Usage))
+	}
+	b.now.Retired -= n
 	return p.changeLocked(0, -n, 0)
 }
 

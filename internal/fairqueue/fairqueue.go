@@ -99,9 +99,9 @@ func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
 }
 
 // Served removes an entry whose waiter was served; nil stands for a request that was served without
-// waiting. If the entry was not the head, it counts a bypass.
+// waiting. If another entry is the head, that counts as a bypass.
 func (q *Queue[T]) Served(e *Entry[T]) {
-	if head := q.Head(); head != nil && head != e {
+	if head := q.Head(); head != nil { // if that is e, its count ends here
 		head.bypassed++
 	}
 	e.Remove()
