@@ -354,7 +354,8 @@ type Reclaimer struct {
 // reclaimer is a registered Reclaimer.
 type reclaimer struct {
 	Reclaimer
-	busy chan struct{} // holds one value while Reclaim runs
+	busy  chan struct{} // holds one value while Reclaim runs
+	began time.Time     // when it was called last; guarded by Manager.mu
 }
 
 // passedLocked names the memory that gave w too little in time, as far as there is some left.
@@ -410,43 +411,42 @@ func (m *Manager) nextReclaimerLocked(w *request, l *line, atRest bool) (next *r
 }
 
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
-// heads lines, and for which no batch can be evicted. It does not wait: what is given back wakes w.
+// heads lines, and for which no batch can be evicted. If that one is at work already, for w or for
+// another request, w waits a second for it, and then asks the next. reclaimFor does not wait: what is
+// given back wakes w.
 func (m *Manager) reclaimFor(ctx context.Context, w *request) {
 	m.mu.Lock()
-	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
-		w.passed, w.asked = append(w.passed, w.asked), nil
-	}
-	idle := w.asked != nil || len(m.mu.reclaim) == 0
+	none := len(m.mu.reclaim) == 0
 	m.mu.Unlock()
-	if idle {
-		return
-	}
-	for i := range w.candidates {
+	for i := 0; i < len(w.candidates) && !none; {
 		c := &w.candidates[i]
 		atRest := c.line.atRest() > 0
 		m.mu.Lock()
 		r := m.nextReclaimerLocked(w, c.line, atRest)
-		if r == nil || !c.headsLocked() { // the wait may have failed meanwhile, as by Close
-			m.mu.Unlock()
-			continue
-		}
-		w.asked, w.asks = r, time.Now()
-		select {
-		case r.busy <- struct{}{}:
+		switch {
+		case r == nil || !c.headsLocked(): // the wait may have failed meanwhile, as by Close
+			i++
+		case len(r.busy) == 0:
+			r.busy <- struct{}{}
+			r.began = time.Now()
 			lack := c.lack()
 			m.calls.Go(func() {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
 			})
-		default: // it was asked for another request: see reclaim
+			fallthrough
+		case time.Since(r.began) < reclaimTime:
+			m.mu.Unlock()
+			return
+		default: // it has freed too little
+			w.passed = append(w.passed, r)
 		}
 		m.mu.Unlock()
-		return
 	}
 }
 
-// reclaim asks r for memory for w. When r has returned, it wakes w and those that found r busy: they
-// may ask it for what they lack themselves.
+// reclaim asks r for memory for w. When r has returned, w asks another if that was too little, and the
+// heads of all lines may ask r for what they lack themselves.
 func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack int64) {
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
@@ -454,15 +454,11 @@ func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack in
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		<-r.busy
-		if w.asked == r { // w asks another if this was too little
-			w.passed, w.asked = append(w.passed, r), nil
+		if !slices.Contains(w.passed, r) {
+			w.passed = append(w.passed, r)
 		}
-		w.wakeUp()
-		for e := range m.mu.waiters.All() {
-			if e.Value.asked == r {
-				e.Value.asked = nil
-				e.Value.wakeUp()
-			}
+		for _, l := range m.lines {
+			l.wakeLocked(true)
 		}
 	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })

@@ -43,11 +43,9 @@ type request struct {
 
 	// Guarded by Manager.mu.
 	waits  *fairqueue.Entry[*request]
-	err    error    // set when the wait has failed
-	over   []func() // called when the wait is over: see DeadlockError.Wait
-	passed []*reclaimer
-	asked  *reclaimer // was asked to give memory back, until asks
-	asks   time.Time
+	err    error        // set when the wait has failed
+	over   []func()     // called when the wait is over: see DeadlockError.Wait
+	passed []*reclaimer // have been asked for memory, and gave too little back in time
 }
 
 // candidate is a request in one of the spaces that may serve it.
