@@ -407,7 +407,8 @@ func TestOwnerOfAContext(t *testing.T) {
 func TestSetOwner(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	first := reservation.NewOwner("first")
-	named := mustTry(t, m, onGPU0, 10, reservation.WithOwner(first), reservation.WithOwner(nil), reservation.WithName("name"))
+	named := mustTry(t, m, onGPU0, 10,
+		reservation.WithOwner(first), reservation.WithOwner(nil), reservation.WithName("name"))
 	if named.Owner() != first {
 		t.Errorf("a name has replaced the owner: %v", named.Owner())
 	}

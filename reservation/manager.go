@@ -255,7 +255,7 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin)
 	for _, sp := range spaces {
 		i := slices.Index(m.spaces.all, sp)
 		if i < 0 {
-			return nil, fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
+			return nil, fmt.Errorf("reservation: %s: %w: it names a space that the manager lacks", s, ErrNoCandidate)
 		}
 		l := m.lines[i]
 		if slices.ContainsFunc(dst, func(c candidate) bool { return c.line == l }) {

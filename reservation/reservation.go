@@ -146,8 +146,8 @@ func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer,
 	}
 	b, second := try()
 	if second != nil {
-		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; before that: %w",
-			space.ID(), requested, second, err)
+		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; "+
+			"before that: %w", space.ID(), requested, second, err)
 	}
 	return b, nil
 }
@@ -231,7 +231,8 @@ func (s *state) draw(n int64) (grown int64, err error) {
 			}
 			for i := 0; i < len(sizes) && more == 0; i++ {
 				ask := sizes[i]
-				w := request{min: ask, max: ask, grows: s, candidates: []candidate{{line: s.line, need: ask, asked: ask}}}
+				own := candidate{line: s.line, need: ask, asked: ask}
+				w := request{min: ask, max: ask, grows: s, candidates: []candidate{own}}
 				if more, _, cause = s.manager.takeIn(&w, &w.candidates[0]); cause == nil && more == 0 {
 					cause = w.noRoom()
 				}
