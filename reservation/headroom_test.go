@@ -164,6 +164,9 @@ func TestConsumersPassProducers(t *testing.T) {
 		producer.waiting(t)
 		release(t, full)
 		release(t, producer.served(t), work.served(t))
+		if wrong := m.Runnable(); wrong != nil {
+			t.Errorf("%q", wrong)
+		}
 	})
 }
 

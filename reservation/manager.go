@@ -406,7 +406,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 					c.line.arriving.Add(n)
 				}
 				if inLine {
-					c.line.queue.Served(c.entry)
+					c.line.queue.Served(nil) // if w is the head itself, its count ends here
 					m.leaveLocked(w)
 				}
 			}
