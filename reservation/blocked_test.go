@@ -10,7 +10,7 @@ import (
 // Waits are counted by the names of their owners, of which there may be any number.
 func TestBlockedIsBounded(t *testing.T) {
 	m := &Manager{}
-	m.mu.blocked = make(waitsByName)
+	m.mu.blocked = make(map[string]Blocked)
 	for i := range 3 * maxBlocked {
 		m.countBlocked(NewOwner(fmt.Sprint("task-", i)), time.Millisecond)
 	}

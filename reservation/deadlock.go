@@ -17,107 +17,13 @@ import (
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
-// progress is what the oldest waiter saw of a line when it last looked for deadlocks.
-type progress struct {
-	changes uint64    // of the line and of its space
-	since   time.Time // since when these are the same
-}
-
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
 const lookShare = 20
 
 // unclaimedGrace is added to Config.StallTimeout where nobody is known to hold anything.
 const unclaimedGrace = 500 * time.Millisecond
 
-// watch is called by the head of a line at each tick. It reports long waits, and ends waits that
-// nobody can serve any more.
-//
-// That is a lack of progress: nothing has changed in the spaces that are waited for, and nobody is
-// left who could free anything there. That is so for a space if no batch can be evicted, no memory is
-// left that could be reclaimed, and all that hold some of it wait themselves, or have no owner and
-// did nothing for Config.StallTimeout. An owner that runs may release something at any time, however
-// slow it is. So may one that has begun or ended a wait within Config.Grace. Each space is looked at
-// by itself, so that a busy one hides no deadlock in another. Where somebody holds bytes, one request
-// at a time fails, with a DeadlockError. Where nobody does, batches at rest fill the space, and all
-// requests for them fail, with a tier.NoSpaceError.
-func (m *Manager) watch(w *waiter) {
-	lockrank.AssertNone("waiters are looked at")
-	m.reportLong(w)
-	m.mu.Lock()
-	first := m.mu.waiters.Head()
-	if first == nil || first.Value != w { // one looks for all: the oldest, which heads all its lines
-		m.mu.Unlock()
-		return
-	}
-	now, still := time.Now(), false
-	lines := make(map[*line]*holders)
-	for _, l := range m.lines {
-		p, changes := &l.progress, l.changesLocked()
-		if p.changes != changes || l.nextLocked() != nil { // a waiter that is about to be served is progress
-			*p = progress{changes, now}
-		}
-		h := &holders{changes: changes, still: now.Sub(p.since), eviction: l.eviction}
-		h.frees = l.queue.Len() > 0 && (!l.dry || l.eviction.Busy)
-		lines[l] = h
-		still = still || l.queue.Len() > 0 && h.still >= m.config.Grace
-	}
-	if !still || now.Before(m.mu.nextLook) {
-		m.mu.Unlock()
-		return
-	}
-	var waiting []*waiter
-	for e := range m.mu.waiters.All() {
-		waiting = append(waiting, e.Value)
-	}
-	m.mu.Unlock()
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.mu.nextLook = time.Now().Add(lookShare * time.Since(now))
-	}()
-	for l, h := range lines {
-		h.find(l, now)
-	}
-	// Begin with all, and take those out for which somebody can still free room, until none is left.
-	stuck, ownerless := waiting, false
-	var full []*waiter
-	served := make(map[*Owner]bool) // owners that have a wait which can still be served
-	for before := -1; before != len(stuck); {
-		before, ownerless, full = len(stuck), false, nil
-		for _, h := range lines {
-			h.runs = false
-			for o := range h.owners {
-				h.runs = h.runs || o.runs() || served[o]
-			}
-		}
-		stuck = slices.DeleteFunc(stuck, func(w *waiter) bool {
-			is := m.isStuck(w, lines)
-			switch {
-			case is == waits && w.owner != nil:
-				served[w.owner] = true
-			case is == stuckOwnerless:
-				ownerless = true
-			case is == stuckFull:
-				full = append(full, w)
-			}
-			return is == waits
-		})
-	}
-	switch {
-	case len(full) > 0:
-		m.endFull(full, lines)
-	case len(stuck) > 0:
-		m.endDeadlock(stuck, lines, ownerless)
-	}
-}
-
-// changesLocked returns a number that grows with each change of l's waiters and of what its space
-// holds, other than by moves that fail.
-func (l *line) changesLocked() uint64 {
-	return l.joined + l.space.Books().Now().Progress
-}
-
-// holders are those that hold bytes of a space.
+// holders are those that hold bytes of a space, as a look for deadlocks has found them.
 type holders struct {
 	changes   uint64           // of the line
 	still     time.Duration    // how long nothing has changed
@@ -126,13 +32,106 @@ type holders struct {
 	occupied  int64            // bytes that were in use before the space was made
 	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
 	runs      bool             // one of the owners may still release something
-	frees     bool             // room will be free by itself: a move ends, or the device is done with what was freed
-	wanted    bool             // somebody waits for the space, or for room to evict batches to
+	frees     bool             // room will be free by itself, or the head may still make some
 	eviction  Eviction         // the last one from the space
 }
 
-// find looks up who holds bytes of l's space.
-func (h *holders) find(l *line, now time.Time) {
+// outlook is what a waiter may expect.
+type outlook uint8
+
+const (
+	waits          outlook = iota // somebody may still free room for it
+	stuckOwners                   // it is in a deadlock of owners
+	stuckOwnerless                // the same, and others hold some of what it waits for
+	stuckFull                     // batches at rest fill its spaces, and none can leave
+)
+
+// stuckRequest is a waiter for which nobody can free room, as far as a look for deadlocks can tell.
+type stuckRequest struct {
+	*request
+	outlook outlook
+	lines   []*line // of the spaces in which somebody would have to free room for it
+}
+
+// watch is called by the head of a line at each tick. It reports long waits, and ends waits that
+// nobody can serve any more.
+//
+// That is a lack of progress: nothing has changed in the spaces that are waited for, and nobody is
+// left who could free anything there. That is so for a space if no batch can be evicted, no memory is
+// left that could be reclaimed, and all that hold some of it wait themselves, or have no owner and
+// did nothing for Config.StallTimeout. An owner that runs may release something at any time, however
+// slow it is. So may one that has begun or ended a wait within grace. Each space is looked at
+// by itself, so that a busy one hides no deadlock in another. Where somebody holds bytes, one request
+// at a time fails, with a DeadlockError. Where nobody does, batches at rest fill the space, and all
+// requests for them fail, with a tier.NoSpaceError.
+func (m *Manager) watch(w *request) {
+	lockrank.AssertNone("waiters are looked at")
+	m.reportLong(w)
+	now, still := time.Now(), false
+	lines := make(map[*line]*holders)
+	var stuck []stuckRequest
+	m.mu.Lock()
+	if first := m.mu.waiters.Head(); first == nil || first.Value != w {
+		m.mu.Unlock() // the oldest, which heads all its lines, looks for all
+		return
+	}
+	for _, l := range m.lines {
+		if changes := l.changesLocked(); l.changes != changes || l.nextLocked() != nil {
+			l.changes, l.since = changes, now // a waiter that is about to be served is progress
+		}
+		isWanted := l.queue.Len() > 0
+		h := &holders{changes: l.changes, still: now.Sub(l.since), eviction: l.eviction}
+		h.frees = isWanted && (!l.dry || l.eviction.Busy)
+		lines[l] = h
+		still = still || isWanted && h.still >= grace
+	}
+	if still = still && !now.Before(m.mu.nextLook); still {
+		for e := range m.mu.waiters.All() {
+			stuck = append(stuck, stuckRequest{request: e.Value})
+		}
+	}
+	m.mu.Unlock()
+	if !still {
+		return
+	}
+	for l, h := range lines {
+		m.find(l, h, now)
+	}
+	// Begin with all, and take those out for which somebody can still free room, until none is left.
+	served := make(map[*Owner]bool) // owners that have a wait which can still be served
+	for before := -1; before != len(stuck); {
+		before = len(stuck)
+		for _, h := range lines {
+			h.runs = false
+			for o := range h.owners {
+				h.runs = h.runs || o.runs() || served[o]
+			}
+		}
+		for i := range stuck {
+			one := &stuck[i]
+			one.outlook, one.lines = m.isStuck(one.request, lines)
+			served[one.owner] = served[one.owner] || one.outlook == waits && one.owner != nil
+		}
+		stuck = slices.DeleteFunc(stuck, func(one stuckRequest) bool { return one.outlook == waits })
+	}
+	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return one.outlook != stuckFull })
+	switch {
+	case len(full) > 0:
+		m.endFull(full, lines)
+	case len(stuck) > 0:
+		m.endDeadlock(stuck, lines)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.nextLook = time.Now().Add(lookShare * time.Since(now))
+}
+
+// changesLocked returns a number that grows with each change of l's waiters and of what its space
+// holds, other than by moves that fail.
+func (l *line) changesLocked() uint64 { return l.joined + l.space.Books().Now().Progress }
+
+// find looks up who holds bytes of l's space, and whether some will be free.
+func (m *Manager) find(l *line, h *holders, now time.Time) {
 	h.owners = make(map[*Owner]int64)
 	h.frees = h.frees || l.space.Usage().Retired > l.space.Unsure()
 	add := func(owner any, bytes int64) {
@@ -160,9 +159,14 @@ func (h *holders) find(l *line, now time.Time) {
 			add(v.Owner, l.space.Describe(&v).Bytes)
 		}
 	}
-	h.rest = l.atRest()
 	for o := range h.owners {
 		h.still = min(h.still, now.Sub(time.Unix(0, o.changed.Load())))
+	}
+	h.rest = l.atRest()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if head := l.queue.Head(); head != nil {
+		h.frees = h.frees || m.nextReclaimerLocked(head.Value.request, l, h.rest > 0) != nil
 	}
 }
 
@@ -177,41 +181,27 @@ func (l *line) atRest() (bytes int64) {
 	return bytes
 }
 
-// outlook is what a waiter may expect.
-type outlook uint8
-
-const (
-	waits          outlook = iota // somebody may still free room for it
-	stuckOwners                   // it is in a deadlock of owners
-	stuckOwnerless                // the same, and others hold some of what it waits for
-	stuckFull                     // batches at rest fill its spaces, and none can leave
-)
-
-// isStuck reports whether nobody can free room for w, after nothing has changed for long enough.
-// Where batches are at rest, those that hold slower spaces count, too: with room there the batches
-// could leave.
-func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) outlook {
-	patience, still, is := m.config.Grace, time.Duration(math.MaxInt64), stuckFull
+// isStuck reports whether nobody can free room for w, after nothing has changed for long enough, and
+// in which lines that would have to be. Where batches are at rest, those that hold slower spaces count,
+// too: with room there the batches could leave.
+func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in []*line) {
+	patience, still, is := grace, time.Duration(math.MaxInt64), stuckFull
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		if !c.fits(c.line.space.Room()) { // it can never be served there
+		if !w.fits(c, c.line.space.Room()) { // it can never be served there
 			continue
 		}
 		at := lines[c.line]
 		owners, without, occupied := 0, int64(0), int64(0)
 		for _, l := range m.lines {
-			h := lines[l]
-			below := at.rest > 0 && l.space.Kind() > c.line.space.Kind()
-			if l != c.line && !below {
+			if l != c.line && !(at.rest > 0 && l.space.Kind() > c.line.space.Kind()) {
 				continue
 			}
-			if !h.wanted {
-				h.wanted = true
-				h.frees = h.frees || m.reclaimable(l, h.rest > 0)
-			}
+			h := lines[l]
 			if h.frees || h.runs {
-				return waits
+				return waits, nil
 			}
+			in = append(in, l)
 			owners += len(h.owners)
 			without += h.ownerless
 			occupied += h.occupied
@@ -220,102 +210,83 @@ func (m *Manager) isStuck(w *waiter, lines map[*line]*holders) outlook {
 		if owners > 0 || m.config.Evict == nil {
 			without += occupied
 		}
-		after := m.config.StallTimeout
+		after, available := m.config.StallTimeout, c.line.space.Available()
 		switch {
 		case owners == 0 && without == 0 && m.config.Evict != nil:
 			least := c.need
-			if at.eviction.Broken && after > m.config.Grace {
-				after, least = m.config.Grace, c.need+c.spared()
+			if at.eviction.Broken && after > grace {
+				after, least = grace, c.need+c.spared()
 			}
-			if least <= c.line.space.Available() || after < 0 { // before long it leaves no headroom
-				return waits
+			if least <= available || after < 0 { // before long it leaves no headroom
+				return waits, nil
 			}
-			patience = max(patience, after)
-			continue
 		case without > 0 || owners == 0:
 			// In an engine others may consume what is at rest.
-			consumed := m.config.Evict != nil && c.need <= c.line.space.Available()+at.rest
-			if after < 0 || consumed {
-				return waits
+			if after < 0 || m.config.Evict != nil && c.need <= available+at.rest {
+				return waits, nil
 			}
 			if without == 0 {
 				after += unclaimedGrace
 			}
-			patience = max(patience, after)
 			is = stuckOwnerless
-		case is == stuckFull:
-			is = stuckOwners
+		default:
+			after = 0
+			if is == stuckFull {
+				is = stuckOwners
+			}
 		}
+		patience = max(patience, after)
 	}
-	if still < patience {
-		return waits
+	if still < patience || len(in) == 0 {
+		return waits, nil
 	}
-	return is
+	return is, in
 }
 
-// hasChangedLocked reports whether something has changed since l was looked at.
-func (h *holders) hasChangedLocked(l *line) bool {
-	return l.changesLocked() != h.changes || l.nextLocked() != nil
+// unchangedLocked reports whether nothing has changed in the lines since they were looked at.
+func (one *stuckRequest) unchangedLocked(lines map[*line]*holders) bool {
+	return one.waits.Waits() && !slices.ContainsFunc(one.lines, func(l *line) bool {
+		return l.changesLocked() != lines[l].changes || l.nextLocked() != nil
+	})
 }
 
 // endFull ends the waits of requests in whose spaces batches at rest have all room, unless
 // something has changed there since they were looked at.
-func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
+func (m *Manager) endFull(full []stuckRequest, lines map[*line]*holders) {
 	hints := make(map[*line]string)
 	for l, h := range lines {
-		if h.wanted && h.eviction.Why != nil {
+		if h.eviction.Why != nil {
 			m.panics.Do("Config.Evict", func() { hints[l] = h.eviction.Why() })
 		}
 	}
 	m.mu.Lock()
-	changed := make(map[*line]bool)
-	for l, h := range lines {
-		changed[l] = h.hasChangedLocked(l)
-	}
-	waiters, full := 0, make(map[*line]bool)
-	for _, w := range all {
-		var its []*line
-		for i := range w.candidates {
-			if !w.candidates[i].entry.Waits() { // it can never be served there
-				continue
-			}
-			for _, l := range m.lines {
-				from := w.candidates[i].line
-				if l == from || lines[from].rest > 0 && l.space.Kind() > from.space.Kind() {
-					its = append(its, l)
-				}
-			}
-		}
-		if len(its) == 0 || slices.ContainsFunc(its, func(l *line) bool { return changed[l] }) {
-			continue
-		}
-		for _, l := range its {
-			full[l] = true
-		}
+	full = slices.DeleteFunc(full, func(one stuckRequest) bool { return !one.unchangedLocked(lines) })
+	var in []*line
+	for _, w := range full {
+		in = append(in, w.lines...)
 		err := w.noRoom()
 		err.Hint = cmp.Or(hints[w.candidates[0].line], err.Hint) + notGiven(w.passedLocked())
-		m.failLocked(w, err)
-		waiters++
+		m.failLocked(w.request, err)
 	}
 	m.mu.Unlock()
-	if waiters == 0 {
+	if len(full) == 0 {
 		return
 	}
-	m.refused.Add(int64(waiters))
+	m.refused.Add(int64(len(full)))
 	var spaces []string
 	for _, l := range slices.Backward(m.lines) { // slower spaces first
-		if full[l] {
+		if slices.Contains(in, l) {
 			spaces = append(spaces, l.space.ID().String())
 		}
 	}
 	text := strings.Join(spaces, ", ")
 	guard.Logger(m.config.Logger).Warn("spillway: waiters were refused: all room is taken by batches at rest, "+
-		"and no tier below has room", "waiters", waiters, "full", text)
+		"and no tier below has room", "waiters", len(full), "full", text)
 	if m.config.Events != nil {
 		m.panics.Do("Config.Events", func() {
 			m.config.Events(events.Event{
 				Kind: events.Refused, At: time.Now(), Context: context.Background(),
-				Text: fmt.Sprintf("%d waiters; full for good: %s", waiters, text),
+				Text: fmt.Sprintf("%d waiters; full for good: %s", len(full), text),
 			})
 		})
 	}
@@ -323,21 +294,18 @@ func (m *Manager) endFull(all []*waiter, lines map[*line]*holders) {
 
 // endDeadlock ends the wait of one of the stuck waiters, if nothing has changed since they were
 // looked at: the youngest whose owner holds something where it is waited for, or else the youngest.
-func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerless bool) {
-	held := func(o *Owner) (bytes int64) {
-		if o == nil {
-			return 0
-		}
-		for _, h := range lines {
-			if h.wanted {
-				bytes += h.owners[o]
+func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
+	held := make(map[*Owner]int64) // where they are waited for
+	for l, h := range lines {
+		if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return slices.Contains(w.lines, l) }) {
+			for o, n := range h.owners {
+				held[o] += n
 			}
 		}
-		return bytes
 	}
 	victim := stuck[len(stuck)-1]
 	for _, w := range slices.Backward(stuck) {
-		if held(w.owner) > 0 || w.grows != nil {
+		if held[w.owner] > 0 || w.grows != nil {
 			victim = w
 			break
 		}
@@ -345,34 +313,31 @@ func (m *Manager) endDeadlock(stuck []*waiter, lines map[*line]*holders, ownerle
 	c := &victim.candidates[0]
 	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.label(),
-		Held: held(victim.owner), Waiters: len(stuck), Hint: l.space.Hint(),
+		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.Name(),
+		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint(), Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
 		v, _ := victim.grows.promise.View()
 		e.Held = v.Promised
 	}
-	if ownerless {
+	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.outlook == stuckOwnerless }) {
 		e.Still = lines[l].still
 	}
-	e.Holdings = m.holders(e.Space)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for l, h := range lines {
-		if h.wanted && h.hasChangedLocked(l) {
-			return
-		}
+	if slices.ContainsFunc(stuck, func(one stuckRequest) bool { return !one.unchangedLocked(lines) }) {
+		return
 	}
 	e.Passed = victim.passedLocked()
 	others := make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(others) })
 	for _, w := range stuck {
-		if w != victim && (w.owner == nil || w.owner != victim.owner) && w.waits.Waits() {
+		if w.request != victim.request && (w.owner == nil || w.owner != victim.owner) {
 			e.others = others
 			w.over = append(w.over, goOn)
 		}
 	}
-	m.failLocked(victim, e)
+	m.failLocked(victim.request, e)
 }
 
 // A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
@@ -389,11 +354,12 @@ type Reclaimer struct {
 // reclaimer is a registered Reclaimer.
 type reclaimer struct {
 	Reclaimer
-	busy chan struct{} // holds one value while Reclaim runs
+	busy  chan struct{} // holds one value while Reclaim runs
+	began time.Time     // when it was called last; guarded by Manager.mu
 }
 
 // passedLocked names the memory that gave w too little in time, as far as there is some left.
-func (w *waiter) passedLocked() (names []string) {
+func (w *request) passedLocked() (names []string) {
 	for _, r := range w.passed {
 		if n := r.Reservation.Bytes(); n > 0 {
 			names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, n))
@@ -428,7 +394,7 @@ func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
 // nextReclaimerLocked returns the largest reservation that w can ask for memory in a space; nil if
 // there is none. If batches are at rest there, which can leave when there is room for them, and the
 // space has no such reservation, it is one in a slower space. A Grow does not ask its own.
-func (m *Manager) nextReclaimerLocked(w *waiter, l *line, atRest bool) (next *reclaimer) {
+func (m *Manager) nextReclaimerLocked(w *request, l *line, atRest bool) (next *reclaimer) {
 	var largest int64
 	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
@@ -444,71 +410,52 @@ func (m *Manager) nextReclaimerLocked(w *waiter, l *line, atRest bool) (next *re
 	return next
 }
 
-// reclaimable reports whether the head of the line may still ask for memory that is not in batches.
-func (m *Manager) reclaimable(l *line, atRest bool) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	head := l.queue.Head()
-	return head != nil &&
-		(head.Value.waiter.asked != nil || m.nextReclaimerLocked(head.Value.waiter, l, atRest) != nil)
-}
-
 // reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
-// heads the lines of these candidates, and for which no batch can be evicted. It does not wait: what
-// is given back wakes w.
-func (m *Manager) reclaimFor(ctx context.Context, w *waiter, heads []*candidate) {
+// heads lines, and for which no batch can be evicted. If that one is at work already, for w or for
+// another request, w waits a second for it, and then asks the next. reclaimFor does not wait: what is
+// given back wakes w.
+func (m *Manager) reclaimFor(ctx context.Context, w *request) {
 	m.mu.Lock()
-	if w.asked != nil && time.Since(w.asks) >= reclaimTime { // it has freed too little
-		w.passed, w.asked = append(w.passed, w.asked), nil
-	}
-	idle := w.asked != nil || len(m.mu.reclaim) == 0
+	none := len(m.mu.reclaim) == 0
 	m.mu.Unlock()
-	if idle {
-		return
-	}
-	atRest := make(map[*line]int64)
-	for _, c := range heads {
-		atRest[c.line] = c.line.atRest()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, c := range heads {
-		r := m.nextReclaimerLocked(w, c.line, atRest[c.line] > 0)
-		if r == nil || !c.entry.Waits() { // the wait may have failed meanwhile, as by Close
-			continue
-		}
-		w.asked, w.asks = r, time.Now()
-		select {
-		case r.busy <- struct{}{}:
+	for i := 0; i < len(w.candidates) && !none; {
+		c := &w.candidates[i]
+		atRest := c.line.atRest() > 0
+		m.mu.Lock()
+		r := m.nextReclaimerLocked(w, c.line, atRest)
+		switch {
+		case r == nil || !c.headsLocked(): // the wait may have failed meanwhile, as by Close
+			i++
+		case len(r.busy) == 0:
+			r.busy <- struct{}{}
+			r.began = time.Now()
 			lack := c.lack()
 			m.calls.Go(func() {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
 			})
-		default: // it was asked for another request: see reclaim
+			fallthrough
+		case time.Since(r.began) < reclaimTime:
+			m.mu.Unlock()
+			return
+		default: // it has freed too little
+			w.passed = append(w.passed, r)
 		}
-		return
+		m.mu.Unlock()
 	}
 }
 
-// reclaim asks r for memory for w. When r has returned, it wakes w and those that found r busy: they
-// may ask it for what they lack themselves.
-func (m *Manager) reclaim(ctx context.Context, w *waiter, r *reclaimer, lack int64) {
+// reclaim asks r for memory for w. When r has returned, w asks another at its next tick if that was too
+// little, and the heads of other lines may ask r for what they lack themselves.
+func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack int64) {
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
 	defer func() { // also after runtime.Goexit
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		<-r.busy
-		if w.asked == r { // w asks another if this was too little
-			w.passed, w.asked = append(w.passed, r), nil
-		}
-		w.wakeUp()
-		for e := range m.mu.waiters.All() {
-			if e.Value.asked == r {
-				e.Value.asked = nil
-				e.Value.wakeUp()
-			}
+		if !slices.Contains(w.passed, r) {
+			w.passed = append(w.passed, r)
 		}
 	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })

@@ -406,6 +406,13 @@ func TestOwnerOfAContext(t *testing.T) {
 
 func TestSetOwner(t *testing.T) {
 	m, _ := one(t, 100, 0)
+	first := reservation.NewOwner("first")
+	named := mustTry(t, m, onGPU0, 10,
+		reservation.WithOwner(first), reservation.WithOwner(nil), reservation.WithName("name"))
+	if named.Owner() != first {
+		t.Errorf("a name has replaced the owner: %v", named.Owner())
+	}
+	release(t, named)
 	r := mustTry(t, m, onGPU0, 10)
 	o := reservation.NewOwner("a")
 	if err := errors.Join(r.SetOwner(nil), r.SetOwner(o)); err != nil || r.Owner() != o || o.Name() != "a" {
@@ -417,8 +424,5 @@ func TestSetOwner(t *testing.T) {
 	release(t, r)
 	if err := r.SetOwner(o); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("a released reservation: %v", err)
-	}
-	if _, err := reservation.NewManager(reservation.Config{Spaces: m.Spaces().All(), Grace: -1}); err == nil {
-		t.Error("a negative grace is accepted")
 	}
 }

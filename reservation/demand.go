@@ -42,7 +42,7 @@ func (l *line) demandLocked(first bool) Demand {
 	var headroom int64
 	for e := range l.queue.All() {
 		c := e.Value
-		if first && c != c.waiter.firstLocked() {
+		if first && c != c.request.firstLocked() {
 			continue
 		}
 		if first && (d.Waiters == mostTogether || d.Bytes > l.space.Room()) {
@@ -60,10 +60,10 @@ func (l *line) demandLocked(first bool) Demand {
 
 // Requested returns how many bytes requests that wait for a space lack.
 func (m *Manager) Requested(id tier.ID) (bytes int64) {
-	for _, d := range m.Demand(nil) {
-		if sp, ok := m.spaces.ByID(id); ok && d.Space == id {
-			bytes = max(0, d.Bytes-sp.Available())
-		}
+	if l := m.line(id); l != nil && m.waiting.Load() > 0 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		bytes = max(0, l.demandLocked(false).Bytes-l.space.Available())
 	}
 	return bytes
 }
@@ -86,7 +86,7 @@ type Eviction struct {
 	// Why returns why no batch can leave, for the errors of refused requests. It is called with no
 	// lock held, and may be nil.
 	Why func() string
-	// Broken is set if moves fail where only a repair helps: requests are refused after Config.Grace.
+	// Broken is set if moves fail where only a repair helps: requests are refused after 100 ms.
 	Broken bool
 }
 
@@ -98,7 +98,7 @@ func (m *Manager) Wake(id tier.ID) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l.wakeHeadLocked()
+	l.wakeLocked(true)
 }
 
 const (
@@ -116,24 +116,26 @@ const (
 // where that helps, and where it helps in none it asks for memory that is not in batches. woken is
 // set if something may have changed. It reports whether w should look for room and call it again at
 // once, because batches have left or others may, and whether w heads a line.
-func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (again, isHead bool) {
+func (m *Manager) makeRoom(ctx context.Context, w *request, woken bool) (again, isHead bool) {
 	lockrank.AssertNone("batches are evicted")
-	m.mu.Lock()
-	heads := w.headsLocked()
-	m.mu.Unlock()
 	coming := false
-	for _, c := range heads {
+	for i := range w.candidates {
+		c := &w.candidates[i]
 		l := c.line
 		m.mu.Lock()
-		has := c.lack() <= 0
-		lack := min(l.demandLocked(true).Bytes, l.space.Room()) - l.space.Available()
-		lack = max(lack, c.lack())
-		skip := !woken && l.dry && time.Since(l.tried) < retryEvict
+		if !c.headsLocked() {
+			m.mu.Unlock()
+			continue
+		}
+		isHead = true
+		own := c.lack()
+		lack := max(own, min(l.demandLocked(true).Bytes, l.space.Room())-l.space.Available())
+		skip := m.config.Evict == nil || !woken && l.dry && time.Since(l.tried) < retryEvict
 		m.mu.Unlock()
-		if has {
+		if own <= 0 {
 			return false, true
 		}
-		if skip || m.config.Evict == nil {
+		if skip {
 			continue
 		}
 		var e Eviction
@@ -148,8 +150,8 @@ func (m *Manager) makeRoom(ctx context.Context, w *waiter, woken bool) (again, i
 			break
 		}
 	}
-	if !coming && len(heads) > 0 {
-		m.reclaimFor(ctx, w, heads)
+	if isHead && !coming {
+		m.reclaimFor(ctx, w)
 	}
-	return false, len(heads) > 0
+	return false, isHead
 }

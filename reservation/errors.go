@@ -129,19 +129,6 @@ func ended(ctx context.Context, what string) error {
 	return fairqueue.Ended(ctx, "reservation: "+what)
 }
 
-// longError is the error of a long wait that its context has ended.
-type longError struct {
-	error
-	holdings *tier.Holdings // of what was waited for
-	hint     string         // the setting that would make the space larger; may be empty
-	passed   []string       // memory that was asked for and gave too little back in time
-}
-
-func (e *longError) Error() string {
-	return fmt.Sprintf("%s; in %s %s (%s)%s",
-		e.error, e.holdings.Space, e.holdings, lever(e.holdings, e.hint), notGiven(e.passed))
-}
-
 // notGiven lists memory that gave too little back in time.
 func notGiven(passed []string) (s string) {
 	for _, name := range passed {
@@ -151,7 +138,7 @@ func notGiven(passed []string) (s string) {
 }
 
 // lever says what would make room where that is held, by the largest part, with the hint of the space.
-func lever(h *tier.Holdings, hint string) string {
+func lever(h tier.Holdings, hint string) string {
 	sum := func(all []tier.Holder) (n int64) {
 		for _, one := range all {
 			n += one.Bytes
@@ -180,8 +167,6 @@ func lever(h *tier.Holdings, hint string) string {
 	return text
 }
 
-func (e *longError) Unwrap() error { return e.error }
-
 // errKept is the cause of a refusal while there is room.
 var errKept = errors.New("what is free is kept for an older request")
 
@@ -205,35 +190,34 @@ func (l *line) exceeded(bytes int64) error {
 	}
 }
 
-// exceeded is line.exceeded with the bytes that a reservation which grows already has.
-func (c *candidate) exceeded() error {
+// exceeded is the error of a request that fits no candidate even when empty. It is about c, or, if that
+// is nil, about the candidate with the highest limit. It includes the bytes that a reservation which
+// grows already has.
+func (w *request) exceeded(c *candidate) error {
+	if c == nil {
+		best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
+			return cmp.Compare(a.line.space.Room(), b.line.space.Room())
+		})
+		c = &best
+	}
 	n := c.need
 	if n == nothing {
 		n = c.asked
 	}
-	if c.waiter.grows != nil {
-		v, _ := c.waiter.grows.promise.View()
+	if w.grows != nil {
+		v, _ := w.grows.promise.View()
 		n += min(v.Promised, math.MaxInt64-n)
 	}
 	return c.line.exceeded(n)
 }
 
-// exceeded is the error of a request that fits no candidate even when empty. It is about the one
-// with the highest limit.
-func (w *waiter) exceeded() error {
-	best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
-		return cmp.Compare(a.line.space.Room(), b.line.space.Room())
-	})
-	return best.exceeded()
-}
-
 // noRoom returns the error of a request that does not fit now. It is about the first candidate in
 // which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
 // or as headroom.
-func (w *waiter) noRoom() *tier.NoSpaceError {
-	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.fits(c.line.space.Room()) })
+func (w *request) noRoom() *tier.NoSpaceError {
+	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.Room()) })
 	c := &w.candidates[max(0, first)]
-	e := c.refusal(nil).(*tier.NoSpaceError)
+	e := c.refusal(nil)
 	switch {
 	case e.Available >= c.need+c.spared():
 		e.Cause = errKept
@@ -244,7 +228,7 @@ func (w *waiter) noRoom() *tier.NoSpaceError {
 }
 
 // refusal returns the error of a request that its space refuses.
-func (c *candidate) refusal(cause error) error {
+func (c *candidate) refusal(cause error) *tier.NoSpaceError {
 	sp := c.line.space
 	return &tier.NoSpaceError{
 		Space:     sp.ID(),

@@ -16,16 +16,22 @@ func (m *Manager) Runnable() (out []string) {
 					e.Value.need,
 					l.space.Available(),
 					l.queue.Head() == e,
-					len(e.Value.waiter.candidates),
+					len(e.Value.request.candidates),
 					l.space.Limit(),
 				),
 			)
 		}
-		waiting := 0
+		waiting, upward := 0, 0
 		for e := range m.mu.waiters.All() {
 			if c := e.Value.in(l); c != nil && c.entry.Waits() {
 				waiting++
+				if c.upward {
+					upward++
+				}
 			}
+		}
+		if upward != l.upward {
+			out = append(out, fmt.Sprintf("%s: %d may use headroom, %d are counted", l.space.ID(), upward, l.upward))
 		}
 		if waiting != l.queue.Len() {
 			out = append(out, fmt.Sprintf("%s: %d wait, %d in line", l.space.ID(), waiting, l.queue.Len()))
@@ -37,6 +43,6 @@ func (m *Manager) Runnable() (out []string) {
 // What is not configured.
 const (
 	DefaultBypass = defaultBypass
-	DefaultGrace  = defaultGrace
+	DefaultGrace  = grace
 	LongWaitAfter = longWaitAfter
 )

@@ -51,17 +51,15 @@ func TestHeadroom(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)
-			most := int64(100)
+			held, most := mustTry(t, m, c.to, 10), int64(90)
+			defer release(t, held)
 			if c.leaves {
-				most = 70
-				held := mustTry(t, m, c.to, 10)
 				_, err := m.TryReserve(c.to, 61, c.origin)
 				if !errors.Is(err, tier.ErrNoSpace) ||
 					!strings.Contains(err.Error(), "kept for batches that consumers bring") {
 					t.Errorf("more than leaves the headroom: %v", err)
 				}
-				most -= 10
-				defer release(t, held)
+				most = 60
 			}
 			r := mustTry(t, m, c.to, most, c.origin)
 			release(t, r)
@@ -166,6 +164,9 @@ func TestConsumersPassProducers(t *testing.T) {
 		producer.waiting(t)
 		release(t, full)
 		release(t, producer.served(t), work.served(t))
+		if wrong := m.Runnable(); wrong != nil {
+			t.Errorf("%q", wrong)
+		}
 	})
 }
 

@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/histogram"
@@ -25,8 +27,8 @@ const (
 	defaultBypass = 16
 	maxBypass     = 1 << 20
 
-	// defaultGrace is how long nothing may change before owners that all wait count as deadlocked.
-	defaultGrace = 100 * time.Millisecond
+	// grace is how long nothing may change before owners that all wait count as deadlocked.
+	grace = 100 * time.Millisecond
 
 	// StallTimeout is the default of Config.StallTimeout. A kernel that works on an open batch
 	// may take longer than moves do, and waiters should not fail because of it.
@@ -47,11 +49,9 @@ type Config struct {
 	// there is no room yet. After that all freed bytes are kept for it. 0 means 16. Below 0, no
 	// request may bypass the oldest.
 	Bypass int
-	// Grace is how long nothing may change before a wait fails with ErrDeadlock because all owners
-	// that hold the wanted bytes wait. 0 means 100 ms.
-	Grace time.Duration
-	// StallTimeout is the same where reservations, handles or records without an owner hold some of
-	// the bytes. 0 means 30 s, below 0 that these waits never fail with ErrDeadlock.
+	// StallTimeout is how long nothing may change before a wait fails with ErrDeadlock where reservations,
+	// handles or records without an owner hold some of the wanted bytes. 0 means 30 s, below 0 that these
+	// waits never fail with ErrDeadlock. Where only owners hold them, all of which wait, it is 100 ms.
 	StallTimeout time.Duration
 	// Evict moves batches out of a space for requests that lack bytes there. It is called by the
 	// oldest waiter, on its goroutine and with no lock held, and again as long as it moves something or
@@ -84,16 +84,6 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-func (c Config) validate() error {
-	if c.Bypass > maxBypass {
-		return fmt.Errorf("reservation: a bypass of %d requests is above %d", c.Bypass, maxBypass)
-	}
-	if c.Grace < 0 {
-		return fmt.Errorf("reservation: a grace of %v is negative", c.Grace)
-	}
-	return nil
-}
-
 // Manager promises bytes of a fixed set of spaces. It is safe for concurrent use. The package
 // documentation describes its fairness and its locks.
 type Manager struct {
@@ -104,7 +94,7 @@ type Manager struct {
 	waits   histogram.Durations
 	panics  guard.Log    // of the functions of config
 	closed  atomic.Bool  // set under mu
-	waiting atomic.Int64 // how many wait, so that a release without waiters takes no lock
+	waiting atomic.Int64 // how many wait, so that calls take no lock while nobody does
 	growing atomic.Int64 // Grow calls that wait
 	refused atomic.Int64 // requests that failed because batches at rest fill their spaces
 	looking atomic.Bool  // a wait that has ended looks up the holders of what it waited for
@@ -114,11 +104,11 @@ type Manager struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		waiters  fairqueue.Queue[*waiter] // all, in order of arrival
+		waiters  fairqueue.Queue[*request] // all, in order of arrival
 		reclaim  []*reclaimer
-		nextLook time.Time // for deadlocks
-		blocked  waitsByName
-		cancels  []func() // end the subscriptions to the spaces
+		nextLook time.Time          // for deadlocks
+		blocked  map[string]Blocked // by name
+		cancels  []func()           // end the subscriptions to the spaces
 	}
 }
 
@@ -132,10 +122,11 @@ type line struct {
 
 	// Guarded by Manager.mu.
 	queue    fairqueue.Queue[*candidate]
-	upward   fairqueue.Queue[*candidate] // those of queue that may use headroom
-	room     int64                       // Space.Room when the queue was last filled
-	joined   uint64                      // how often a waiter has joined or left
-	progress progress
+	upward   int       // how many of queue may use headroom
+	room     int64     // Space.Room when the queue was last filled
+	joined   uint64    // how often a waiter has joined or left
+	changes  uint64    // of the line and of its space, when the oldest waiter last looked for deadlocks
+	since    time.Time // since when these are the same
 	dry      bool      // the last call of Evict moved nothing, and nothing was coming
 	tried    time.Time // when that was
 	eviction Eviction  // and its outcome
@@ -144,30 +135,22 @@ type line struct {
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
 // after the manager.
 func NewManager(cfg Config) (*Manager, error) {
-	if err := cfg.validate(); err != nil {
-		return nil, err
+	if cfg.Bypass > maxBypass {
+		return nil, fmt.Errorf("reservation: a bypass of %d requests is above %d", cfg.Bypass, maxBypass)
 	}
 	spaces, err := newSpaces(cfg.Spaces, cfg.Distance, cfg.Paired)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Bypass == 0 {
-		cfg.Bypass = defaultBypass
-	}
-	if cfg.Grace == 0 {
-		cfg.Grace = defaultGrace
-	}
-	if cfg.StallTimeout == 0 {
-		cfg.StallTimeout = StallTimeout
-	}
+	cfg.Bypass = max(0, cmp.Or(cfg.Bypass, defaultBypass))
+	cfg.StallTimeout = cmp.Or(cfg.StallTimeout, StallTimeout)
 	m := &Manager{spaces: spaces, config: cfg}
-	m.mu.blocked = make(waitsByName)
+	m.mu.blocked = make(map[string]Blocked)
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
 		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room(), dry: cfg.Evict == nil}
-		l.queue.Bypass = max(0, cfg.Bypass)
-		l.upward.Bypass = math.MaxInt
+		l.queue.Bypass = cfg.Bypass
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
 			if !pressed {
@@ -222,194 +205,178 @@ func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, o
 func (m *Manager) reserve(
 	ctx context.Context, wait bool, s Strategy, min, max int64, opts []Option,
 ) (Reservation, error) {
-	o, err := gather(opts)
-	_, sized := s.(Sized)
+	opens := &state{manager: m}
+	for _, set := range opts {
+		set(opens)
+	}
+	padding := opens.policy.padding
 	switch {
-	case err != nil:
-		return Reservation{}, err
+	case opens.policy.kind == policyIncrease && !(padding >= 1 && padding <= math.MaxFloat64):
+		return Reservation{}, fmt.Errorf("reservation: a padding of %v must be a number from 1", padding)
 	case s == nil:
 		return Reservation{}, errors.New("reservation: a strategy is required")
 	case min < 0:
 		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", min)
 	case max < min:
 		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", min, max)
-	case max > min && sized:
-		return Reservation{}, fmt.Errorf(
-			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, min, max)
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
-	if min == max {
-		if r, ok := m.reserveNow(s, min, &o); ok {
-			return r, nil
-		}
-	}
-	kept := o // so that o of the fast path is not on the heap
-	w := &waiter{min: min, max: max, owner: o.owner, options: &kept}
-	if err := m.candidates(w, s, min); err != nil {
-		return Reservation{}, err
-	}
-	m.addHeadroom(w, o.origin)
-	at, bytes, err := m.serve(ctx, wait, w)
-	if err != nil {
-		return Reservation{}, err
-	}
-	if w.opened.IsZero() { // of no bytes
-		return at.line.open(m, bytes, &o), nil
-	}
-	return w.opened, nil
-}
-
-// serve takes room for a request, and waits for it if wait is set.
-func (m *Manager) serve(ctx context.Context, wait bool, w *waiter) (*candidate, int64, error) {
-	at, n, err := m.take(w)
+	var some [2]candidate
+	all, err := m.candidates(some[:0], s, min, opens.origin)
+	_, sized := s.(Sized)
 	switch {
-	case at != nil || err != nil:
-		return at, n, err
-	case !wait:
-		return nil, 0, w.noRoom()
+	case err != nil:
+		return Reservation{}, err
+	case sized && max > min:
+		return Reservation{}, fmt.Errorf(
+			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, min, max)
 	}
-	return m.wait(ctx, w)
+	owner, _ := opens.promise.Owner.(*Owner)
+	if _, err = m.serve(ctx, wait, request{min: min, max: max, opens: opens, owner: owner}, all); err != nil {
+		return Reservation{}, err
+	}
+	return Reservation{opens}, nil
 }
 
-// reserveNow is a fast path for requests that one space may serve, and that need not wait. It
-// reports whether it served the request.
-func (m *Manager) reserveNow(s Strategy, bytes int64, o *options) (Reservation, bool) {
-	var l *line
-	switch s := s.(type) {
-	case specific:
-		l = m.line(tier.ID(s))
-	case anyInTier:
-		if all := m.spaces.InTier(tier.Kind(s)); len(all) == 1 {
-			l = m.line(all[0].ID())
-		}
-	}
-	if l == nil || l.space.Quota() != nil {
-		return Reservation{}, false
-	}
-	if keeps, _ := o.origin.of(l); keeps || o.origin == early { // see addHeadroom
-		return Reservation{}, false
-	}
-	need := charge(l.space, bytes)
-	if need == nothing || need == 0 || m.closed.Load() {
-		return Reservation{}, false
-	}
-	st := l.newState(m, o)
-	waits := m.waiting.Load() > 0
-	if waits {
-		m.mu.Lock()
-	}
-	ok, used, trigger := false, int64(0), int64(0)
-	if !waits || !l.queue.IsClosed() {
-		ok, used, trigger = l.space.Books().TryOpen(&st.promise, need, st.owner(), o.moves)
-	}
-	if waits {
-		if ok {
-			l.queue.Bypassed()
-		}
-		m.mu.Unlock()
-	}
-	if ok && used+l.space.Foreign() >= trigger {
-		l.space.Reserved()
-	}
-	return Reservation{st}, ok
-}
-
-// candidates asks the strategy which spaces may serve w, and what it needs in each.
-func (m *Manager) candidates(w *waiter, s Strategy, bytes int64) (err error) {
+// candidates asks the strategy which spaces may serve a request, and appends them with what it needs in
+// each to dst.
+func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin) (_ []candidate, err error) {
 	defer guard.Error(&err, "a strategy")
 	var some [8]*tier.Space
+	var spaces []*tier.Space
+	if own, ok := s.(*order); ok { // of which the compiler knows that it does not keep some
+		spaces = own.Candidates(m.spaces, some[:0])
+	} else {
+		spaces = s.Candidates(m.spaces, nil)
+	}
 	sized, differs := s.(Sized)
-	w.candidates = w.one[:0]
-	for _, sp := range s.Candidates(m.spaces, some[:0]) {
+	from := tier.Kind(o - within)
+	for _, sp := range spaces {
 		i := slices.Index(m.spaces.all, sp)
 		if i < 0 {
-			return fmt.Errorf("reservation: %s: %w: it names one that the manager does not have", s, ErrNoCandidate)
+			return nil, fmt.Errorf("reservation: %s: %w: it names a space that the manager lacks", s, ErrNoCandidate)
 		}
-		if w.in(m.lines[i]) != nil {
+		l := m.lines[i]
+		if slices.ContainsFunc(dst, func(c candidate) bool { return c.line == l }) {
 			continue
 		}
 		n := bytes
 		if differs {
 			if n = sized.BytesIn(sp, bytes); n < 0 {
-				return fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
+				return nil, fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
-		w.candidates = append(w.candidates, candidate{line: m.lines[i], need: charge(sp, n), asked: n})
+		dst = append(dst, candidate{
+			line: l, need: charge(sp, n), asked: n,
+			keeps:  !l.lowest && (o == incoming || o == early || o >= within && from < sp.Kind()),
+			upward: o == consuming || o >= within && from > sp.Kind(),
+		})
 	}
-	if len(w.candidates) == 0 {
-		return fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)
+	if len(dst) == 0 {
+		return nil, fmt.Errorf("reservation: %s: %w", s, ErrNoCandidate)
 	}
-	for i := range w.candidates {
-		w.candidates[i].waiter = w
-	}
-	return nil
+	return dst, nil
 }
 
-// take serves a request that has not waited, if one of its candidates has room: the first that
-// stays below its trigger, or else the first. It returns no candidate if the request must wait,
-// and an error if it can never be served.
-func (m *Manager) take(w *waiter) (*candidate, int64, error) {
-	if len(w.candidates) > 1 && w.min == w.max {
-		for i := range w.candidates {
-			if c := &w.candidates[i]; c.staysCalm() {
-				if n, ok, err := m.takeIn(c); ok || err != nil {
-					return c, n, err
-				}
-			}
-		}
+// serve takes room for a request from one of its candidates, and waits for it if wait is set. It returns
+// how many bytes it took. A request that need not wait is never on the heap, and nor are its candidates.
+func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candidate) (int64, error) {
+	tried := w
+	tried.candidates = all
+	m.setHeadroom(&tried)
+	n, ok, err := m.take(&tried)
+	switch {
+	case ok || err != nil:
+		return n, err
+	case !wait:
+		return 0, tried.noRoom()
 	}
+	waiter := w
+	waiter.candidates = slices.Clone(all)
+	for i := range waiter.candidates {
+		waiter.candidates[i].request = &waiter
+	}
+	return m.wait(ctx, &waiter)
+}
+
+// take serves a request, which may be waiting, if one of its candidates has room: the first that
+// stays below its trigger, or else the first. ok is false if the request must wait, and the error is
+// for one that can never be served.
+func (m *Manager) take(w *request) (n int64, ok bool, err error) {
+	w.refused = false
 	var fits *candidate // the first in which the request would fit if it were empty
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if !c.fits(c.line.space.Room()) {
+	for _, below := range [...]bool{true, false} {
+		if below && (len(w.candidates) == 1 || w.max > w.min) {
 			continue
 		}
-		if n, ok, err := m.takeIn(c); ok || err != nil {
-			return c, n, err
-		}
-		if fits == nil {
-			fits = c
+		for i := range w.candidates {
+			c := &w.candidates[i]
+			// Nothing is charged yet, so several requests at the same time may reach the trigger together.
+			if sp := c.line.space; below && !c.line.lowest && c.need >= sp.Trigger()-sp.PressureBytes() {
+				continue
+			}
+			if n, ok, err = m.takeIn(w, c); ok || err != nil {
+				return n, ok, err
+			}
+			if fits == nil && w.fits(c, c.line.space.Room()) {
+				fits = c
+			}
 		}
 	}
 	switch {
 	case fits == nil:
-		return nil, 0, w.exceeded()
+		return 0, false, w.exceeded(nil)
 	case fits.need == 0: // nothing was asked for at least, and there is nothing
-		return fits, 0, nil
+		w.max = w.min
+		return m.takeIn(w, fits)
 	}
-	return nil, 0, nil
+	return 0, false, nil
 }
 
-// takeIn reserves room for c's request in its space, if the space has it and the line lets the
-// request take it. It returns how many bytes it took. It may be called for requests that wait and
-// for others; a waiter that is served leaves all lines. No lock may be held: a quota may take its
-// time, and clean images that are in the way are dropped here.
+// takeIn reserves room for w's request in the space of c, if the space has it and the line lets the
+// request take it. It returns how many bytes it took. A waiter that is served leaves all lines, and a
+// reservation is opened in the same step: a look for deadlocks finds the waiter or the holder. No lock
+// may be held: a quota may take its time, and clean images that are in the way are dropped here.
 //
 // An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
 // room.
-func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
-	space := c.line.space
-	quota := space.Quota()
-	w := c.waiter
-	most := w.max
-	for {
-		seen := space.CopyChanges()
-		n = c.need
-		if most > w.min {
-			m.mu.Lock()
-			room := space.Available() - c.spared()
-			m.mu.Unlock()
-			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, room)))
+func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error) {
+	if c.need == nothing {
+		return 0, false, nil
+	}
+	space, most, seen := c.line.space, w.max, uint64(0)
+	for first := true; ; first = false {
+		if !first {
+			seen = space.CopyChanges()
 		}
+		if n = c.need; most > w.min {
+			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, space.Available()-c.spared())))
+		}
+		quota := space.Quota()
 		if n == 0 { // which bypasses nobody
-			return 0, w.max == w.min, nil
+			if w.max > w.min {
+				return 0, false, nil
+			}
+			quota = nil
 		}
-		m.mu.Lock()
-		err, may := m.overLocked(w), false
-		if err == nil {
-			may = m.mayTakeLocked(c)
+		// A waiter joins the line first and looks for room then. So a request that finds nobody in line
+		// takes what there was before.
+		inLine := n > 0 && (quota != nil || m.waiting.Load() > 0)
+		if inLine {
+			m.mu.Lock()
 		}
+		if w.waits != nil { // this way to w.err keeps the compiler from moving w to the heap
+			err = w.waits.Value.err
+		}
+		switch {
+		case err != nil:
+		case m.closed.Load():
+			err = closedError()
+		case w.grows != nil && !(Reservation{w.grows}).IsOpen():
+			err = errReleased("grow")
+		}
+		may := err == nil && (!inLine || c.mayTakeLocked())
 		if quota != nil && may {
 			m.mu.Unlock()
 			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
@@ -424,96 +391,81 @@ func (m *Manager) takeIn(c *candidate) (n int64, ok bool, err error) {
 			} else if err != nil {
 				return 0, false, c.refusal(err)
 			}
-			m.mu.Lock()
-			err = m.overLocked(w)
+			m.mu.Lock() // if the wait has failed meanwhile, the request is served all the same
 		}
+		var now books.State
 		var drop int64
-		if err == nil && may {
-			if ok, drop = space.Books().Reserve(n, c.spared()); ok {
-				if w.options != nil { // here, so that a look for deadlocks finds who holds the bytes
-					w.opened = c.line.open(m, n, w.options)
+		if may {
+			var opens *books.Promise
+			if w.opens != nil {
+				w.opens.line, opens = c.line, &w.opens.promise
+			}
+			if ok, drop, now = space.Books().Reserve(opens, n, c.spared()); ok {
+				if c.keeps && w.opens != nil {
+					w.opens.arriving = n
+					c.line.arriving.Add(n)
 				}
-				m.servedLocked(c)
+				if inLine {
+					c.line.queue.Served(nil) // if w is the head itself, its count ends here
+					m.leaveLocked(w)
+				}
 			}
 		}
-		m.mu.Unlock()
-		if ok {
-			space.Reserved()
-			return n, true, nil
-		}
-		if quota != nil && may {
-			quota.Credit(n)
+		if inLine {
+			m.mu.Unlock()
 		}
 		switch {
-		case err != nil || !may:
-			return 0, false, err
-		case drop > 0 && !space.DropOldest(drop, seen):
-			return 0, false, nil
+		case ok:
+			if now.Used() > min(now.Trigger-space.Foreign()-1, now.Limit) {
+				space.Reserved()
+			}
+			return n, true, nil
+		case quota != nil && may:
+			quota.Credit(n)
 		}
-		// Clean images were dropped, or another request was faster and less is left.
+		if err != nil || !may || drop == 0 && n == c.need || drop > 0 && !first && !space.DropOldest(drop, seen) {
+			return 0, false, err
+		}
+		// Clean images were dropped, or another request was faster and less is left for ReserveUpTo.
 	}
-}
-
-// overLocked returns the error that ended w's wait, or that of a closed manager.
-func (m *Manager) overLocked(w *waiter) error {
-	if w.err == nil && m.closed.Load() {
-		return closedError()
-	}
-	return w.err
 }
 
 // mayTakeLocked reports whether the request may take what it needs: there is room, and nobody waits,
 // or it is the waiter to serve next, or it may bypass the oldest waiter.
-func (m *Manager) mayTakeLocked(c *candidate) bool {
+func (c *candidate) mayTakeLocked() bool {
 	l := c.line
 	lack := c.lack()
 	if l.space.Quota() != nil && !c.entry.Waits() { // what the quota has left is known when it is charged
 		lack = c.need + c.spared() - (l.space.Limit() - l.space.Used())
 	}
+	head := l.queue.Head()
 	switch {
 	case lack > 0:
 		return false
 	case c.entry.Waits():
 		return l.nextLocked() == c.entry
-	case c.waiter.waits.Waits(): // it has left this line: it could never be served here
-		return false
-	case l.queue.Len() == 0:
-		return true
 	}
-	return !l.queue.IsClosed() || c.upward && l.keepsLocked()
-}
-
-// servedLocked notes that c was served: as a waiter, which leaves its lines, or as a bypass.
-func (m *Manager) servedLocked(c *candidate) {
-	if c.waiter.waits.Waits() {
-		c.line.queue.Served(c.entry)
-		m.leaveLocked(c.waiter)
-	} else {
-		c.line.queue.Bypassed()
-	}
+	return !l.queue.IsClosed() || c.upward && head.Value.keeps
 }
 
 // nextLocked returns the entry to serve with the present room, or nil: the head, or else the oldest
 // that fits, while the head may be bypassed. After that, as long as the head waits only because it
 // leaves headroom free, it is the oldest that may use the headroom.
 func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
-	if l.queue.Len() == 0 {
+	head := l.queue.Head()
+	if head == nil {
 		return nil
 	}
 	room := l.space.Available()
 	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
-	if e == nil && l.keepsLocked() {
-		if up := l.upward.Next(func(c *candidate) bool { return c.need <= room }); up != nil {
-			return up.Value.entry
+	if e == nil && head.Value.keeps && l.upward > 0 {
+		for e := range l.queue.All() {
+			if e.Value.upward && e.Value.need <= room {
+				return e
+			}
 		}
 	}
 	return e
-}
-
-// keepsLocked reports whether the head leaves headroom free, which others may use.
-func (l *line) keepsLocked() bool {
-	head := l.queue.Head()
-	return head != nil && head.Value.keeps
 }
 
 // spaceChanged serves the waiters of a line after bytes were freed, a limit has changed, or the
@@ -529,20 +481,23 @@ func (m *Manager) spaceChanged(l *line) {
 	if l.room != l.space.Room() {
 		m.refillLocked(l)
 	}
-	l.wakeLocked()
+	l.wakeLocked(false)
 	for _, faster := range m.lines {
 		if faster.space.Kind() < l.space.Kind() { // its batches may have room now
-			faster.wakeHeadLocked()
+			faster.wakeLocked(true)
 		}
 	}
 }
 
 // wakeLocked wakes the waiter that can be served next. When it has taken its room, or has left, it
-// wakes the one after it.
-func (l *line) wakeLocked() {
+// wakes the one after it. With head it also wakes the head, which may be a new one, and makes room.
+func (l *line) wakeLocked(head bool) {
 	if e := l.nextLocked(); e != nil {
 		e.Value.woken = true
-		e.Value.waiter.wakeUp()
+		e.Value.request.wakeUp()
+	}
+	if first := l.queue.Head(); head && first != nil {
+		first.Value.request.wakeUp()
 	}
 }
 
@@ -556,66 +511,40 @@ func (m *Manager) refillLocked(l *line) {
 	}
 	for e := range m.mu.waiters.All() {
 		w := e.Value
-		if c := w.in(l); c != nil && c.fits(l.room) {
+		if c := w.in(l); c != nil && w.fits(c, l.room) {
 			c.joinLocked()
 		} else if c != nil && w.firstLocked() == nil {
-			m.failLocked(w, c.exceeded())
+			m.failLocked(w, w.exceeded(c))
 		}
 	}
-	l.wakeHeadLocked()
+	l.wakeLocked(true)
 }
 
-// wakeHeadLocked wakes the head, which may be a new one and then has more to do than others: see wait.
-func (l *line) wakeHeadLocked() {
-	if head := l.queue.Head(); head != nil {
-		head.Value.waiter.wakeUp()
-	}
-}
-
-// addHeadroom sets which candidates leave headroom free and how much, and which may use it. A
-// prefetch also leaves free what is above the stop mark.
-func (m *Manager) addHeadroom(w *waiter, o origin) {
-	if o == unknown {
-		return
-	}
+// setHeadroom sets how much headroom the candidates of w leave free. It is called again while w waits,
+// because that changes with the batches and with what is at work. A wait of more than
+// Config.StallTimeout leaves none any more: consumers have had their time. An early request also
+// leaves free what is above the stop mark.
+func (m *Manager) setHeadroom(w *request) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
-		sp := c.line.space
-		c.keeps, c.upward = o.of(c.line)
-		if c.keeps && c.need < nothing {
-			c.spare = m.headroom(sp.ID(), c.need)
-		}
-		if o == early {
-			c.spare = max(c.spare, sp.Limit()-sp.Stop()+sp.Foreign())
-		}
-	}
-}
-
-// keepHeadroom asks again how much headroom a waiter leaves free, because that changes with the
-// batches and with what is at work. A wait of more than Config.StallTimeout leaves none any more:
-// consumers have had their time.
-func (m *Manager) keepHeadroom(w *waiter) {
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if !c.keeps {
+		isEarly := w.opens != nil && w.opens.origin == early
+		if !c.keeps && !isEarly {
 			continue
 		}
-		keeps, spare := m.config.StallTimeout < 0 || time.Since(w.begun) < m.config.StallTimeout, int64(0)
-		if keeps {
-			spare = m.headroom(c.line.space.ID(), c.need)
+		sp, keeps, spare := c.line.space, c.keeps, int64(0)
+		if !w.begun.IsZero() && m.config.StallTimeout >= 0 && time.Since(w.begun) >= m.config.StallTimeout {
+			keeps = false
+		}
+		if keeps && m.config.Headroom != nil && c.need < nothing {
+			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(sp.ID(), c.need)) })
+		}
+		if isEarly {
+			spare = max(spare, sp.Limit()-sp.Stop()+sp.Foreign())
 		}
 		m.mu.Lock()
 		c.keeps, c.spare = keeps, spare
 		m.mu.Unlock()
 	}
-}
-
-// headroom asks how much a request for need bytes leaves free in a space.
-func (m *Manager) headroom(id tier.ID, need int64) (bytes int64) {
-	if m.config.Headroom != nil {
-		m.panics.Do("Config.Headroom", func() { bytes = max(0, m.config.Headroom(id, need)) })
-	}
-	return bytes
 }
 
 // Close ends all waits with tier.ErrClosed, refuses requests from now on, and waits for calls of

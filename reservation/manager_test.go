@@ -287,6 +287,32 @@ func TestClosedManagerRefuses(t *testing.T) {
 	wantUsage(t, s, 0, 0, 0)
 }
 
+// A request whose bytes reach the trigger, together with those of others, calls the space's subscribers.
+func TestReservePresses(t *testing.T) {
+	for foreign, want := range map[int64]int64{0: 80, 30: 50} {
+		m, s := one(t, 100, 0)
+		if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+			t.Fatal(err)
+		}
+		s.SetForeign(foreign)
+		pressed := 0
+		defer s.Subscribe(func(p bool) {
+			if p {
+				pressed++
+			}
+		})()
+		below := mustTry(t, m, onGPU0, want-1)
+		if pressed != 0 {
+			t.Errorf("%d bytes below the trigger press", want-1)
+		}
+		at := mustTry(t, m, onGPU0, 1)
+		if pressed != 1 {
+			t.Errorf("%d bytes, which reach the trigger, press %d times", want, pressed)
+		}
+		release(t, below, at)
+	}
+}
+
 // A reservation that need not wait takes one allocation.
 func TestReserveAllocatesOnce(t *testing.T) {
 	if invariants.Enabled {

@@ -1,14 +1,11 @@
 package reservation
 
 import (
-	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // WithOutOfMemory sets a hook that is called when an allocation from the reservation
@@ -26,10 +23,10 @@ import (
 // says so beside the first cause, and the books are as if it had not been called. Nil is no
 // hook.
 func WithOutOfMemory(hook func(r Reservation, requested int64, err error) (again bool)) Option {
-	return func(o *options) {
-		o.memory = nil
+	return func(s *state) {
+		s.memory = nil
 		if hook != nil {
-			o.memory = &memoryHook{call: hook} // each reservation has its own
+			s.memory = &memoryHook{call: hook} // each reservation has its own
 		}
 	}
 }
@@ -38,29 +35,6 @@ func WithOutOfMemory(hook func(r Reservation, requested int64, err error) (again
 type memoryHook struct {
 	call   func(Reservation, int64, error) bool
 	inside sync.Map // numbers of the goroutines that run it
-}
-
-// again asks the hook about an allocation that failed with first, and tries it again
-// if it should.
-func (h *memoryHook) again(r Reservation, size int64, first error, try func() (*tier.Buffer, error)) (*tier.Buffer, error) {
-	space := r.Space()
-	if size > space.Capacity() || !errors.Is(first, ErrExceeded) && !errors.Is(first, tier.ErrNoSpace) {
-		return nil, first
-	}
-	requested := space.Charge(size)
-	again, err := h.ask(r, requested, first)
-	if err != nil {
-		return nil, errors.Join(first, err)
-	}
-	if !again {
-		return nil, first
-	}
-	b, second := try()
-	if second != nil {
-		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; before that: %w",
-			space.ID(), requested, second, first)
-	}
-	return b, nil
 }
 
 // ask calls the hook, unless this goroutine is in it already.

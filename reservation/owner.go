@@ -23,8 +23,13 @@ type Owner struct {
 // NewOwner returns an owner of one goroutine. The name is for error messages.
 func NewOwner(name string) *Owner { return &Owner{name: name} }
 
-// Name returns the owner's name.
-func (o *Owner) Name() string { return o.name }
+// Name returns the owner's name, and "" for a nil Owner.
+func (o *Owner) Name() string {
+	if o == nil {
+		return ""
+	}
+	return o.name
+}
 
 // SetWorkers says how many goroutines work for the owner, and so how many must wait
 // before nothing can be expected of it. Below 1 is 1.
@@ -39,14 +44,6 @@ func (o *Owner) wait(n int64) {
 		o.changed.Store(time.Now().UnixNano())
 		o.waiting.Add(n)
 	}
-}
-
-// label is the name that the owner's waits are counted by; empty for nil.
-func (o *Owner) label() string {
-	if o == nil {
-		return ""
-	}
-	return o.name
 }
 
 // Context returns a context whose waits are the owner's: those of requests made with it that name
@@ -74,13 +71,25 @@ func Waits(ctx context.Context) (done func()) {
 	return func() { o.wait(-1) }
 }
 
-// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil means no
-// owner.
-func WithOwner(o *Owner) Option { return func(opts *options) { opts.owner = o } }
+// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil changes
+// nothing.
+func WithOwner(o *Owner) Option {
+	return func(s *state) {
+		if o != nil {
+			s.promise.Owner = o
+		}
+	}
+}
 
 // WithName sets the name under which errors and listings of holders have a reservation without an
 // owner.
-func WithName(name string) Option { return func(opts *options) { opts.name = label(name) } }
+func WithName(name string) Option {
+	return func(s *state) {
+		if s.promise.Owner == nil && name != "" {
+			s.promise.Owner = label(name)
+		}
+	}
+}
 
 // label is the owner, in the books, of a reservation that has only a name.
 type label string

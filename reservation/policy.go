@@ -1,11 +1,6 @@
 package reservation
 
-import (
-	"fmt"
-	"math"
-
-	"github.com/spillway-db/spillway/tier"
-)
+import "github.com/spillway-db/spillway/tier"
 
 // LimitPolicy says what happens when more is allocated from a reservation than
 // was promised. The zero value is Fail.
@@ -37,21 +32,6 @@ func Increase(padding float64) LimitPolicy {
 	return LimitPolicy{kind: policyIncrease, padding: padding}
 }
 
-func (p LimitPolicy) validate() error {
-	if p.kind == policyIncrease && !(p.padding >= 1 && p.padding <= math.MaxFloat64) {
-		return fmt.Errorf("reservation: a padding of %v must be a number from 1", p.padding)
-	}
-	return nil
-}
-
-// hint returns what helps when an allocation was refused.
-func (p LimitPolicy) hint() string {
-	if p.kind == policyFail {
-		return "reserve more, or with the policy Increase or Ignore"
-	}
-	return "reserve more from the start, or free some of it"
-}
-
 // origin is where the bytes come from that a reservation is for.
 type origin uint8
 
@@ -63,67 +43,36 @@ const (
 	within                  // within + k: from tier k
 )
 
-// of returns what a request with this origin may do with the headroom of a line's space: keep it
-// free, or use it ahead of those that keep it. The slowest tier has no headroom.
-func (o origin) of(l *line) (keeps, uses bool) {
-	if o < within {
-		return (o == incoming || o == early) && !l.lowest, o == consuming
-	}
-	from := tier.Kind(o - within)
-	return from < l.space.Kind() && !l.lowest, from > l.space.Kind()
-}
-
-// Option is an option of a reservation.
-type Option func(*options)
-
-type options struct {
-	policy  LimitPolicy
-	owner   *Owner
-	name    label
-	memory  *memoryHook
-	origin  origin
-	noClear bool // see WithoutClearing
-	moves   bool // see Moving
-}
-
-func gather(opts []Option) (o options, err error) {
-	if len(opts) > 0 {
-		all := new(options)
-		for _, f := range opts {
-			f(all)
-		}
-		o = *all
-	}
-	return o, o.policy.validate()
-}
+// Option is an option of a reservation. It is applied before the request is made.
+type Option func(*state)
 
 // WithPolicy sets what happens when the promise is exceeded; Fail is the
 // default.
-func WithPolicy(p LimitPolicy) Option { return func(o *options) { o.policy = p } }
+func WithPolicy(p LimitPolicy) Option { return func(s *state) { s.policy = p } }
 
 // WithoutClearing makes allocations from the reservation fail at once where the room is in pieces.
 // Nothing is moved out of the way (Config.Clear). It is for callers that can go elsewhere, or do
 // such moving themselves.
-func WithoutClearing() Option { return func(o *options) { o.noClear = true } }
+func WithoutClearing() Option { return func(s *state) { s.noClear.Store(true) } }
 
 // Moving says that the bytes are for data that is written to the space just now: what is drawn from
 // the reservation is no program's buffer while that is open (tier.Holdings.Others).
-func Moving() Option { return func(o *options) { o.moves = true } }
+func Moving() Option { return func(s *state) { s.promise.Moves = true } }
 
 // Incoming says that the bytes are for data from outside. The request leaves the headroom of a
 // space free (Config.Headroom). So consumers can still bring what they work on to where they need
 // it when all tiers are full of incoming data.
-func Incoming() Option { return func(o *options) { o.origin = incoming } }
+func Incoming() Option { return func(s *state) { s.origin = incoming } }
 
 // Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of
 // the space stays at its stop mark at most, also if several such requests come at once. Only one
 // that is larger may have the space alone.
-func Early() Option { return func(o *options) { o.origin = early } }
+func Early() Option { return func(s *state) { s.origin = early } }
 
 // Consuming says that the bytes are for a batch that somebody opens. The request may use the
 // headroom of a space, ahead of those that leave it free.
-func Consuming() Option { return func(o *options) { o.origin = consuming } }
+func Consuming() Option { return func(s *state) { s.origin = consuming } }
 
 // MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
 // leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
-func MovedFrom(k tier.Kind) Option { return func(o *options) { o.origin = within + origin(k) } }
+func MovedFrom(k tier.Kind) Option { return func(s *state) { s.origin = within + origin(k) } }

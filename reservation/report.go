@@ -3,7 +3,8 @@ package reservation
 import (
 	"cmp"
 	"context"
-	"math"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,30 +27,27 @@ type LongWait struct {
 	Waited    time.Duration // by it
 	Owner     string        // of it; "" if it has none
 	Waiters   int           // all that wait for the space
-	Waiting   int64         // the sum of what they need
+	Waiting   int64         // the sum of what they need, and the headroom that they leave free
 	Holdings  tier.Holdings // of the space
 }
 
 // reportLong calls Config.LongWait for w, if it heads a line and its report is due.
-func (m *Manager) reportLong(w *waiter) {
+func (m *Manager) reportLong(w *request) {
 	waited := time.Since(w.begun)
 	if m.config.LongWait == nil || waited < w.due {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	heads := w.headsLocked()
-	if len(heads) == 0 || m.reporting.Swap(true) {
+	head := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.headsLocked() })
+	if head < 0 || m.reporting.Swap(true) {
 		return
 	}
 	w.due = 2 * waited
-	c := heads[0]
+	c := &w.candidates[head]
+	d := c.line.demandLocked(false)
 	one := LongWait{
-		Space: c.line.space.ID(), Requested: c.need, Waited: waited, Owner: w.owner.label(),
-		Waiters: c.line.queue.Len(),
-	}
-	for e := range c.line.queue.All() {
-		one.Waiting += min(e.Value.need, math.MaxInt64-one.Waiting)
+		Space: d.Space, Requested: c.need, Waited: waited, Owner: w.owner.Name(), Waiters: d.Waiters, Waiting: d.Bytes,
 	}
 	m.calls.Go(func() { // holders may take long to look up
 		labels.Alarm.Set()
@@ -73,7 +71,7 @@ func (m *Manager) holders(id tier.ID) (h tier.Holdings) {
 
 // giveUp ends a wait that its context has ended. After a second its error names the holders of what
 // was waited for; of many waits that end at once one looks them up.
-func (m *Manager) giveUp(ctx context.Context, w *waiter) error {
+func (m *Manager) giveUp(ctx context.Context, w *request) error {
 	err := ended(ctx, w.String())
 	m.mu.Lock()
 	m.failLocked(w, err)
@@ -85,7 +83,7 @@ func (m *Manager) giveUp(ctx context.Context, w *waiter) error {
 	defer m.looking.Store(false)
 	space := w.candidates[0].line.space
 	h := m.holders(space.ID())
-	return &longError{error: err, holdings: &h, hint: space.Hint(), passed: passed}
+	return fmt.Errorf("%w; in %s %s (%s)%s", err, h.Space, &h, lever(h, space.Hint()), notGiven(passed))
 }
 
 // WaitStats says how long finished waits took, however they ended, and how many are not over.
@@ -141,23 +139,12 @@ const (
 	otherOwners = "(others)"
 )
 
-// waitsByName are the waits of owners, by their names.
-type waitsByName map[string]*Blocked
-
-// of returns the waits of a name, which may be new.
-func (all waitsByName) of(name string) *Blocked {
-	if all[name] == nil {
-		all[name] = &Blocked{Owner: name}
-	}
-	return all[name]
-}
-
 // countBlocked counts a finished wait by the name of its owner.
 func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := m.mu.blocked
-	if len(all) >= maxBlocked && all[o.label()] == nil {
+	all, name := m.mu.blocked, o.Name()
+	if _, known := all[name]; !known && len(all) >= maxBlocked {
 		others := Blocked{Owner: otherOwners}
 		for _, b := range all {
 			others.Waits += b.Waits
@@ -165,37 +152,30 @@ func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 			others.Longest = max(others.Longest, b.Longest)
 		}
 		clear(all)
-		all[otherOwners] = &others
+		all[otherOwners] = others
 	}
-	b := all.of(o.label())
-	b.Waits++
-	b.Total += took
-	b.Longest = max(b.Longest, took)
+	b := all[name]
+	all[name] = Blocked{Owner: name, Waits: b.Waits + 1, Total: b.Total + took, Longest: max(b.Longest, took)}
 }
 
 // Blocked returns how long owners have waited for room, and wait still, the longest first. If
 // there are more than a thousand names, some are summed as "(others)".
-func (m *Manager) Blocked() (out []Blocked) {
-	all := make(waitsByName)
+func (m *Manager) Blocked() []Blocked {
 	m.mu.Lock()
-	for name, b := range m.mu.blocked {
-		*all.of(name) = *b
-	}
+	all := maps.Clone(m.mu.blocked)
 	for e := range m.mu.waiters.All() {
-		name := e.Value.owner.label()
-		if all[name] == nil && len(all) >= maxBlocked {
+		name := e.Value.owner.Name()
+		if _, known := all[name]; !known && len(all) >= maxBlocked {
 			name = otherOwners
 		}
-		b := all.of(name)
+		b := all[name]
+		b.Owner = name
 		b.Waiting++
 		b.SoFar += time.Since(e.Value.begun)
+		all[name] = b
 	}
 	m.mu.Unlock()
-	for _, b := range all {
-		out = append(out, *b)
-	}
-	slices.SortFunc(out, func(a, b Blocked) int {
+	return slices.SortedFunc(maps.Values(all), func(a, b Blocked) int {
 		return cmp.Or(cmp.Compare(b.Total+b.SoFar, a.Total+a.SoFar), cmp.Compare(a.Owner, b.Owner))
 	})
-	return out
 }

@@ -25,59 +25,20 @@ import (
 type Reservation struct{ state *state }
 
 // state is what all copies of a Reservation share. The promise, whose bytes the space's books count,
-// has a lock of its own; the rest is set once.
+// has a lock of its own; the rest is set before the reservation is open.
 type state struct {
 	manager  *Manager
 	line     *line
 	promise  books.Promise
-	options  *options    // nil without options
+	policy   LimitPolicy
+	memory   *memoryHook // see WithOutOfMemory; may be nil
+	origin   origin
 	noClear  atomic.Bool // see WithoutClearing
 	arriving int64       // its part of line.arriving
 }
 
-// newState returns the state of a reservation whose promise is not open yet.
-func (l *line) newState(m *Manager, o *options) *state {
-	s := &state{manager: m, line: l}
-	if *o != (options{}) {
-		one := *o
-		s.options = &one
-		s.noClear.Store(o.noClear)
-	}
-	return s
-}
-
-// owner returns the owner that the options name, as the books keep it.
-func (s *state) owner() any {
-	switch o := s.options; {
-	case o != nil && o.owner != nil:
-		return o.owner
-	case o != nil && o.name != "":
-		return o.name
-	}
-	return nil
-}
-
-// policy returns what happens when more is drawn than was promised.
-func (s *state) policy() LimitPolicy {
-	if s.options == nil {
-		return Fail()
-	}
-	return s.options.policy
-}
-
 // IsZero reports whether r is the zero value, and so no reservation.
 func (r Reservation) IsZero() bool { return r.state == nil }
-
-// open makes a reservation of bytes that were reserved in l's space.
-func (l *line) open(m *Manager, bytes int64, o *options) Reservation {
-	s := l.newState(m, o)
-	l.space.Books().Open(&s.promise, bytes, s.owner(), o.moves)
-	if keeps, _ := o.origin.of(l); keeps {
-		s.arriving = bytes
-		l.arriving.Add(bytes)
-	}
-	return Reservation{s}
-}
 
 // Space returns where the bytes are.
 func (r Reservation) Space() *tier.Space {
@@ -154,27 +115,41 @@ func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int
 	}
 	b, err := s.tryAlloc(size, cuts, reclaimed)
 	if err != nil {
-		b, err = r.allocAgain(err, size, func() (*tier.Buffer, error) { return s.tryAlloc(size, cuts, reclaimed) })
+		return r.allocAgain(err, size, func() (*tier.Buffer, error) { return s.tryAlloc(size, cuts, reclaimed) })
 	}
-	return b, err
+	return b, nil
 }
 
-// allocAgain does what may help an allocation that has failed with err, and tries again.
+// allocAgain does what may help an allocation that has failed with err, and tries again: it has batches
+// evicted where the free room is in pieces, and then asks the out-of-memory hook.
 func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer, error)) (b *tier.Buffer, _ error) {
-	s := r.state
+	s, space := r.state, r.state.line.space
 	if clear := s.manager.config.Clear; clear != nil && inPieces(err) && !s.noClear.Load() {
 		lockrank.AssertNone("batches are evicted for contiguous room")
-		clear(s.line.space.ID(), func() bool {
+		clear(space.ID(), func() bool {
 			if err != nil { // also if it is called once more than it should be
 				b, err = try()
 			}
 			return !inPieces(err) || s.noClear.Load()
 		})
 	}
-	if err != nil && s.options != nil && s.options.memory != nil {
-		return s.options.memory.again(r, size, err, try)
+	if s.memory == nil || size > space.Capacity() || !errors.Is(err, ErrExceeded) && !errors.Is(err, tier.ErrNoSpace) {
+		return b, err
 	}
-	return b, err
+	requested := space.Charge(size)
+	again, panicked := s.memory.ask(r, requested, err)
+	switch {
+	case panicked != nil:
+		return nil, errors.Join(err, panicked)
+	case !again:
+		return nil, err
+	}
+	b, second := try()
+	if second != nil {
+		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; "+
+			"before that: %w", space.ID(), requested, second, err)
+	}
+	return b, nil
 }
 
 // inPieces reports whether an allocation failed because what is free lies in pieces.
@@ -236,24 +211,36 @@ func (r Reservation) Promote(c *tier.Clean) error {
 // draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
 // where the policy allows that. It returns by how much the promise grew.
 func (s *state) draw(n int64) (grown int64, err error) {
-	space, policy := s.line.space, s.policy()
+	space, increases := s.line.space, s.policy.kind == policyIncrease
 	var extra int64 // reserved beyond what was unused
 	for {
 		v, _ := s.promise.View()
-		out := s.promise.Draw(n, extra, policy.kind == policyIncrease)
+		out := s.promise.Draw(n, extra, increases)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
-			if policy.kind == policyIncrease {
+			if increases {
 				grown = extra
 			}
 			return grown, nil
 		}
-		more := int64(0)
-		if !out.Released {
-			if more, err = s.beyond(out.Short); err == nil {
-				extra += more
-				continue
+		more, cause := int64(0), error(nil)
+		if !out.Released && s.policy.kind != policyFail {
+			sizes := []int64{out.Short}
+			if increases {
+				sizes = []int64{size.Times(s.policy.padding, out.Short), out.Short}
 			}
+			for i := 0; i < len(sizes) && more == 0; i++ {
+				ask := sizes[i]
+				own := candidate{line: s.line, need: ask, asked: ask}
+				w := request{min: ask, max: ask, grows: s, candidates: []candidate{own}}
+				if more, _, cause = s.manager.takeIn(&w, &w.candidates[0]); cause == nil && more == 0 {
+					cause = w.noRoom()
+				}
+			}
+		}
+		if more > 0 {
+			extra += more
+			continue
 		}
 		if extra > 0 {
 			space.Books().Unreserve(extra)
@@ -262,49 +249,14 @@ func (s *state) draw(n int64) (grown int64, err error) {
 		if out.Released {
 			return 0, errReleased("alloc")
 		}
+		hint := "reserve more, or with the policy Increase or Ignore"
+		if s.policy.kind != policyFail {
+			hint = "reserve more from the start, or free some of it"
+		}
 		return 0, &ExceededError{
-			Space:     space.ID(),
-			Requested: n,
-			Available: v.Unused,
-			Limit:     v.Promised,
-			Hint:      policy.hint(),
-			Cause:     errors.Unwrap(err),
+			Space: space.ID(), Requested: n, Available: v.Unused, Limit: v.Promised, Hint: hint, Cause: cause,
 		}
 	}
-}
-
-// errRefused wraps the reason why nothing can be had beyond a promise.
-type errRefused struct{ cause error }
-
-func (e errRefused) Error() string { return "the policy refuses more" }
-func (e errRefused) Unwrap() error { return e.cause }
-
-// beyond reserves room for the shortfall of an allocation, if the policy allows it, and returns how
-// much it reserved.
-func (s *state) beyond(shortfall int64) (int64, error) {
-	if s.policy().kind == policyFail {
-		return 0, errRefused{}
-	}
-	ask := func(n int64) (int64, bool, error) {
-		w := s.request(n, n)
-		got, ok, err := s.manager.takeIn(&w.one[0])
-		if !ok && err == nil {
-			err = w.noRoom()
-		}
-		return got, ok, err
-	}
-	if s.policy().kind == policyIncrease {
-		if n := size.Times(s.policy().padding, shortfall); n > shortfall {
-			if got, ok, _ := ask(n); ok {
-				return got, nil
-			}
-		}
-	}
-	got, ok, err := ask(shortfall)
-	if !ok {
-		return 0, errRefused{err}
-	}
-	return got, nil
 }
 
 // Shrink gives n unused bytes back. More than are unused is an ExceededError

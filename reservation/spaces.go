@@ -13,13 +13,11 @@ import (
 // Spaces is the set of spaces that a manager hands out, ordered by kind and ordinal. It never
 // changes and is safe for concurrent use.
 type Spaces struct {
-	all      []*tier.Space
-	kinds    [tier.Disk + 1][]*tier.Space // parts of all
-	distance map[[2]tier.ID]distance
+	all   []*tier.Space
+	kinds [tier.Disk + 1][]*tier.Space // parts of all
+	// distance is how far apart two spaces are: their nodes, and 0 if they are paired, else 1.
+	distance map[[2]tier.ID][2]int
 }
-
-// distance is how far apart two spaces are: their nodes, and 0 if they are paired, else 1.
-type distance [2]int
 
 func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b tier.ID) bool) (_ *Spaces, err error) {
 	defer guard.Error(&err, "Config.Distance or Config.Paired")
@@ -29,7 +27,7 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 	if slices.Contains(spaces, nil) {
 		return nil, errors.New("reservation: a space is nil")
 	}
-	s := &Spaces{all: slices.Clone(spaces), distance: make(map[[2]tier.ID]distance)}
+	s := &Spaces{all: slices.Clone(spaces), distance: make(map[[2]tier.ID][2]int)}
 	slices.SortFunc(s.all, func(a, b *tier.Space) int {
 		return cmp.Or(cmp.Compare(a.Kind(), b.Kind()), cmp.Compare(a.ID().Ordinal, b.ID().Ordinal))
 	})
@@ -42,7 +40,7 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
-			d := distance{1, 1}
+			d := [2]int{1, 1}
 			switch {
 			case nodes != nil:
 				d[0] = nodes(a.Node(), b.Node())
@@ -77,11 +75,4 @@ func (s *Spaces) ByID(id tier.ID) (*tier.Space, bool) {
 		}
 	}
 	return nil, false
-}
-
-// compareDistance is negative if a is nearer to from than b, positive if it is farther; all are
-// spaces of the set.
-func (s *Spaces) compareDistance(from tier.ID, a, b *tier.Space) int {
-	toA, toB := s.distance[[2]tier.ID{from, a.ID()}], s.distance[[2]tier.ID{from, b.ID()}]
-	return slices.Compare(toA[:], toB[:])
 }

@@ -241,7 +241,7 @@ func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := m.TryReserve(onGPU0, 60); !errors.Is(err, tier.ErrNoSpace) || q.charged.Load() != 0 {
+	if _, err := m.TryReserve(onGPU0, 60); !errors.Is(err, reservation.ErrExceeded) || q.charged.Load() != 0 {
 		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
 	}
 	r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))

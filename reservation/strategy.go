@@ -36,115 +36,91 @@ type Sized interface {
 // AnyInTier is every space of a kind, the one with the most room first, less what others hold on
 // its device; of spill volumes the one whose turn it is, so that each gets bytes in proportion to
 // how fast it takes them.
-func AnyInTier(k tier.Kind) Strategy { return anyInTier(k) }
+func AnyInTier(k tier.Kind) Strategy { return &order{kinds: []tier.Kind{k}} }
 
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
 // if there is one, then the others in the order of AnyInTier.
 func AnyInTierPreferring(k tier.Kind, ordinal int) Strategy {
-	return preferring{Kind: k, Ordinal: ordinal}
+	return &order{first: true, space: tier.ID{Kind: k, Ordinal: ordinal}, kinds: []tier.Kind{k}}
 }
 
 // Specific is one space. If there is no such space the request is an error.
-func Specific(id tier.ID) Strategy { return specific(id) }
+func Specific(id tier.ID) Strategy { return &order{first: true, space: id} }
 
 // AnyInTiers is every space of the first kind, then every space of the next,
 // and so on; within a kind in the order of AnyInTier.
-func AnyInTiers(kinds ...tier.Kind) Strategy { return anyInTiers(slices.Clone(kinds)) }
+func AnyInTiers(kinds ...tier.Kind) Strategy { return &order{kinds: slices.Clone(kinds)} }
 
 // ToDowngrade is every space of a slower kind to which data in from can move down: the nearest
 // first, by Config.Distance between their NUMA nodes and then those that are paired with it, and
 // those equally near in the order of AnyInTier. A kind that is not slower, or a space that is
 // unknown, has no candidates.
-func ToDowngrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, "down"} }
+func ToDowngrade(from tier.ID, to tier.Kind) Strategy {
+	return &order{way: "down", space: from, kinds: []tier.Kind{to}}
+}
 
 // ToUpgrade is every space of a faster kind to which data in from can move up,
 // in the order of ToDowngrade.
-func ToUpgrade(from tier.ID, to tier.Kind) Strategy { return move{from, to, "up"} }
-
-// anyInTier is a byte, so that making one does not allocate.
-type anyInTier tier.Kind
-
-func (a anyInTier) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	return spaces.appendBest(dst, tier.Kind(a), nil)
+func ToUpgrade(from tier.ID, to tier.Kind) Strategy {
+	return &order{way: "up", space: from, kinds: []tier.Kind{to}}
 }
 
-func (a anyInTier) String() string { return "any " + tier.Kind(a).String() }
+// order is all the strategies above: one space, if first is set, and then those of each kind in turn.
+type order struct {
+	first bool
+	way   string // "up" or "down": the nearest to space come first; else ""
+	space tier.ID
+	kinds []tier.Kind
+}
 
-type specific tier.ID
-
-func (s specific) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	if sp, ok := spaces.ByID(tier.ID(s)); ok {
+// Candidates implements Strategy. Spaces change while it looks; then the order is as good as any.
+func (o *order) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
+	sp, known := spaces.ByID(o.space)
+	switch {
+	case o.first && known:
 		dst = append(dst, sp)
-	}
-	return dst
-}
-
-func (s specific) String() string { return tier.ID(s).String() }
-
-type preferring tier.ID
-
-func (p preferring) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	return spaces.appendBest(specific(p).Candidates(spaces, dst), p.Kind, nil)
-}
-
-func (p preferring) String() string { return fmt.Sprintf("any %s, preferring %d", p.Kind, p.Ordinal) }
-
-type anyInTiers []tier.Kind
-
-func (a anyInTiers) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	for _, k := range a {
-		dst = spaces.appendBest(dst, k, nil)
-	}
-	return dst
-}
-
-func (a anyInTiers) String() string {
-	if len(a) == 0 {
-		return "any of no tiers"
-	}
-	s := "any " + a[0].String()
-	for _, k := range a[1:] {
-		s += ", then " + k.String()
-	}
-	return s
-}
-
-type move struct {
-	from tier.ID
-	to   tier.Kind
-	way  string // "up" or "down"
-}
-
-func (m move) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
-	if _, ok := spaces.ByID(m.from); !ok || m.to == m.from.Kind || (m.to > m.from.Kind) != (m.way == "down") {
+	case o.way == "":
+	case !known, o.kinds[0] == o.space.Kind, (o.kinds[0] > o.space.Kind) != (o.way == "down"):
 		return dst
 	}
-	return spaces.appendBest(dst, m.to, &m.from)
-}
-
-func (m move) String() string { return fmt.Sprintf("%s from %s to %s", m.way, m.from, m.to) }
-
-// appendBest appends the spaces of a kind that are not in dst yet: the nearest to from first, if
-// that is not nil, and of those equally near by pace and then by room. Spaces change while it looks;
-// then the order is as good as any.
-func (s *Spaces) appendBest(dst []*tier.Space, k tier.Kind, from *tier.ID) []*tier.Space {
-	start := len(dst)
-	for _, sp := range s.InTier(k) {
-		if !slices.Contains(dst[:start], sp) {
-			dst = append(dst, sp)
-		}
-	}
-	slices.SortStableFunc(dst[start:], func(a, b *tier.Space) int {
-		if from != nil {
-			if c := s.compareDistance(*from, a, b); c != 0 {
-				return c
+	for _, k := range o.kinds {
+		start := len(dst)
+		for _, sp := range spaces.InTier(k) {
+			if !slices.Contains(dst[:start], sp) {
+				dst = append(dst, sp)
 			}
 		}
-		return cmp.Or(a.Pace().Compare(b.Pace()), cmp.Compare(left(b), left(a)))
-	})
+		slices.SortStableFunc(dst[start:], func(a, b *tier.Space) int {
+			if o.way != "" {
+				toA, toB := spaces.distance[[2]tier.ID{o.space, a.ID()}], spaces.distance[[2]tier.ID{o.space, b.ID()}]
+				if c := slices.Compare(toA[:], toB[:]); c != 0 {
+					return c
+				}
+			}
+			// A GPU that is full of others' memory comes after one that is not, although its books have as
+			// much room.
+			return cmp.Or(a.Pace().Compare(b.Pace()), cmp.Compare(b.Available()-b.Foreign(), a.Available()-a.Foreign()))
+		})
+	}
 	return dst
 }
 
-// left returns what a space could take, less what others hold on its device. A GPU that is full of
-// others' memory comes after one that is not, although its books have as much room.
-func left(s *tier.Space) int64 { return s.Available() - s.Foreign() }
+func (o *order) String() string {
+	kinds := "of no tiers"
+	for i, k := range o.kinds {
+		if i == 0 {
+			kinds = k.String()
+		} else {
+			kinds += ", then " + k.String()
+		}
+	}
+	switch {
+	case o.way != "":
+		return fmt.Sprintf("%s from %s to %s", o.way, o.space, kinds)
+	case o.first && len(o.kinds) == 0:
+		return o.space.String()
+	case o.first:
+		return fmt.Sprintf("any %s, preferring %d", kinds, o.space.Ordinal)
+	}
+	return "any " + kinds
+}

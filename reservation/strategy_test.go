@@ -144,6 +144,28 @@ func TestPairedComesFirst(t *testing.T) {
 	}
 }
 
+// A request goes to the first space that stays below its trigger, or else to the first that has room.
+func TestFirstBelowItsTrigger(t *testing.T) {
+	a, b := spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100)
+	for _, s := range []*tier.Space{a, b} {
+		if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{a, b, spaceOf(t, "host:0", 100)}})
+	first := reservation.AnyInTierPreferring(tier.GPU, 0)
+	for _, c := range []struct {
+		bytes int64
+		want  *tier.Space
+	}{{60, a}, {30, b}, {19, a}, {49, b}, {19, a}} { // the last one reaches the trigger of both
+		r := mustTry(t, m, first, c.bytes)
+		defer release(t, r)
+		if r.Space() != c.want {
+			t.Errorf("%d bytes were put in %s, want %s", c.bytes, r.Space().ID(), c.want.ID())
+		}
+	}
+}
+
 func TestStrategiesDoNotAllocate(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("needs a build without -tags invariants, whose checks of ranks allocate")

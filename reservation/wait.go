@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -25,17 +26,15 @@ func charge(s *tier.Space, bytes int64) int64 {
 	return s.Charge(bytes)
 }
 
-// waiter is a request. If there is no room for it, it waits in the line of each of its candidates
-// and leaves them all when it is served from one. Its own goroutine does all the work for it
-// (Manager.wait): others only wake it.
-type waiter struct {
+// request is a call of Reserve or Grow, or of Alloc for more than was promised. If there is no room for
+// it, it waits in the line of each of its candidates and leaves them all when it is served from one.
+// Its own goroutine does all the work for it (Manager.wait): others only wake it.
+type request struct {
 	min, max   int64 // bytes asked for
 	candidates []candidate
-	one        [1]candidate // the memory of candidates, if there is one
-	owner      *Owner       // the task that waits; nil if it is unknown
-	grows      *state       // the reservation that a Grow is for; nil for other requests
-	options    *options     // of the reservation to make; nil for other requests
-	opened     Reservation  // once it is made
+	owner      *Owner // the task that waits; nil if it is unknown
+	opens      *state // the reservation to open; nil for other requests
+	grows      *state // the reservation that gets more; nil for new ones
 
 	wake    chan struct{} // has one place
 	begun   time.Time     // of the wait
@@ -43,28 +42,25 @@ type waiter struct {
 	refused bool          // a quota has refused what it reports as free
 
 	// Guarded by Manager.mu.
-	waits  *fairqueue.Entry[*waiter]
-	err    error    // set when the wait has failed
-	over   []func() // called when the wait is over: see DeadlockError.Wait
-	passed []*reclaimer
-	asked  *reclaimer // was asked to give memory back, until asks
-	asks   time.Time
+	waits  *fairqueue.Entry[*request]
+	err    error        // set when the wait has failed
+	over   []func()     // called when the wait is over: see DeadlockError.Wait
+	passed []*reclaimer // have been asked for memory, and gave too little back in time
 }
 
 // candidate is a request in one of the spaces that may serve it.
 type candidate struct {
-	waiter *waiter
-	line   *line
-	need   int64 // bytes that the space charges
-	asked  int64 // bytes asked for here
-	upward bool  // it may use headroom, and goes ahead of those that leave it free
+	request *request // set when it waits
+	line    *line
+	need    int64 // bytes that the space charges
+	asked   int64 // bytes asked for here
+	upward  bool  // it may use headroom, and goes ahead of those that leave it free
 
-	// Guarded by Manager.mu while the request waits.
+	// Guarded by Manager.mu while the request waits. Only its goroutine changes keeps and spare.
 	keeps bool                         // it leaves headroom free
 	spare int64                        // bytes of headroom that it leaves free
 	woken bool                         // the line has woken it, and it must wake the next one if it is not served
 	entry *fairqueue.Entry[*candidate] // in the line's queue; nil if it was never there
-	ahead *fairqueue.Entry[*candidate] // in the line's queue upward
 }
 
 // joinLocked puts c at the end of its line.
@@ -76,15 +72,17 @@ func (c *candidate) joinLocked() {
 		l.queue.Return(c.entry)
 	}
 	if c.upward {
-		c.ahead = l.upward.Push(c)
+		l.upward++
 	}
 	l.joined++
 }
 
 // leaveLocked takes c out of its line.
 func (c *candidate) leaveLocked() {
+	if c.upward && c.entry.Waits() {
+		c.line.upward--
+	}
 	c.entry.Remove()
-	c.ahead.Remove()
 	c.line.joined++
 }
 
@@ -102,26 +100,21 @@ func (c *candidate) spared() int64 {
 // Manager.mu while the request waits.
 func (c *candidate) lack() int64 { return c.need + c.spared() - c.line.space.Available() }
 
-// fits reports whether the request could ever be served, with room bytes in the empty space. A
-// reservation that grows keeps what it has.
-func (c *candidate) fits(room int64) bool {
-	if c.waiter.grows != nil {
-		v, _ := c.waiter.grows.promise.View()
+// headsLocked reports whether c is the oldest in its line.
+func (c *candidate) headsLocked() bool { return c.entry.Waits() && c.line.queue.Head() == c.entry }
+
+// fits reports whether the request could ever be served from its candidate c, with room bytes in the
+// empty space. A reservation that grows keeps what it has.
+func (w *request) fits(c *candidate, room int64) bool {
+	if w.grows != nil {
+		v, _ := w.grows.promise.View()
 		room -= v.Promised
 	}
 	return c.need <= room
 }
 
-// staysCalm reports whether serving the request here would not start the monitor: the pressure
-// stays below the trigger, or there is no slower tier. Nothing is charged yet, so several requests
-// at the same time may reach the trigger together.
-func (c *candidate) staysCalm() bool {
-	sp := c.line.space
-	return c.need <= sp.Room() && (c.line.lowest || c.need < sp.Trigger()-sp.PressureBytes())
-}
-
 // in returns w's candidate in l, or nil.
-func (w *waiter) in(l *line) *candidate {
+func (w *request) in(l *line) *candidate {
 	for i := range w.candidates {
 		if w.candidates[i].line == l {
 			return &w.candidates[i]
@@ -130,18 +123,8 @@ func (w *waiter) in(l *line) *candidate {
 	return nil
 }
 
-// headsLocked returns the candidates of w that head their lines.
-func (w *waiter) headsLocked() (heads []*candidate) {
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.entry.Waits() && c.line.queue.Head() == c.entry {
-			heads = append(heads, c)
-		}
-	}
-	return heads
-}
-
 // firstLocked returns the first candidate of w that waits in a line; nil if none does.
-func (w *waiter) firstLocked() *candidate {
+func (w *request) firstLocked() *candidate {
 	for i := range w.candidates {
 		if w.candidates[i].entry.Waits() {
 			return &w.candidates[i]
@@ -151,14 +134,14 @@ func (w *waiter) firstLocked() *candidate {
 }
 
 // wakeUp makes w look again. It never blocks.
-func (w *waiter) wakeUp() {
+func (w *request) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default: // a wake-up is already pending
 	}
 }
 
-func (w *waiter) String() string {
+func (w *request) String() string {
 	s := fmt.Sprintf("waiting for %d bytes in %s", w.candidates[0].need, w.candidates[0].line.space.ID())
 	if n := len(w.candidates) - 1; n > 0 {
 		s += fmt.Sprintf(" or %d others", n)
@@ -169,35 +152,59 @@ func (w *waiter) String() string {
 // tick is how often the head of a line looks whether it can still be served.
 const tick = 25 * time.Millisecond
 
-// wait waits until one of w's candidates has room, takes it, and returns the candidate and how much
-// it took; or the error that ended the wait. The head of a line makes room on this goroutine: see
-// makeRoom. It also looks for deadlocks (watch).
-func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, err error) {
+// wait waits until one of w's candidates has room, takes it, and returns how much it took; or the
+// error that ended the wait. The head of a line makes room on this goroutine: see makeRoom. It also
+// looks for deadlocks (watch).
+func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
 	if w.owner == nil {
 		w.owner = OwnerOf(ctx)
 	}
 	w.wake = make(chan struct{}, 1)
 	w.begun = time.Now()
 	w.due = longWaitAfter
-	if err := m.join(w); err != nil {
-		return nil, 0, err
+	m.mu.Lock()
+	for i := range w.candidates {
+		if l := w.candidates[i].line; l.room != l.space.Room() {
+			m.refillLocked(l)
+		}
 	}
-	defer m.leave(w)                                         // a function of the program's may panic, or end the goroutine
-	if at, n, err := m.takeAny(w); at != nil || err != nil { // what was freed before w was in line
-		return at, n, err
+	// It joins all lines, except those where it could never be served, and looks for room then: a release
+	// does it the other way round.
+	w.waits = m.mu.waiters.Push(w)
+	m.waiting.Add(1)
+	w.owner.wait(1)
+	for i := range w.candidates {
+		if c := &w.candidates[i]; w.fits(c, c.line.room) {
+			c.joinLocked()
+		}
+	}
+	if w.firstLocked() == nil { // a limit was lowered just now
+		m.failLocked(w, w.exceeded(nil))
+	}
+	m.mu.Unlock()
+	begun := false
+	defer func() { // also if a function of the program's has panicked, or ended the goroutine
+		m.mu.Lock()
+		m.leaveLocked(w)
+		m.mu.Unlock()
+		if took := time.Since(w.begun); begun {
+			m.waits.Record(took)
+			m.countBlocked(w.owner, took)
+			m.emit(ctx, w, events.WaitEnded, took, err)
+		}
+	}()
+	n, ok, err := m.take(w) // what was freed before w was in line
+	if ok || err != nil {
+		return n, err
 	}
 	if exec.IsEnabled() {
 		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID().String()).End()
 	}
+	begun = true
 	m.emit(ctx, w, events.WaitBegun, 0, nil)
-	defer func() {
-		took := time.Since(w.begun)
-		m.waits.Record(took)
-		m.countBlocked(w.owner, took)
-		m.emit(ctx, w, events.WaitEnded, took, err)
-	}()
 	var ticks <-chan time.Time
-	for woken := true; ; {
+	woken := true
+	for {
 		again, isHead := m.makeRoom(ctx, w, woken)
 		if isHead && ticks == nil {
 			ticker := time.NewTicker(tick)
@@ -216,84 +223,29 @@ func (m *Manager) wait(ctx context.Context, w *waiter) (at *candidate, n int64, 
 				woken = false
 				m.watch(w)
 			case <-ctx.Done():
-				return nil, 0, m.giveUp(ctx, w)
+				return 0, m.giveUp(ctx, w)
 			}
 		}
-		m.keepHeadroom(w)
-		if at, n, err := m.takeAny(w); at != nil || err != nil {
-			return at, n, err
+		m.setHeadroom(w)
+		if n, ok, err = m.take(w); ok || err != nil {
+			return n, err
 		}
-	}
-}
-
-// takeAny serves a waiter from the first of its candidates that has room.
-func (m *Manager) takeAny(w *waiter) (*candidate, int64, error) {
-	w.refused = false
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		n, ok, err := m.takeIn(c)
-		if err != nil {
-			m.mu.Lock()
-			m.failLocked(w, err)
-			m.mu.Unlock()
-			return nil, 0, err
+		// Another request may have taken what w was woken for. The rest may be enough for waiters that were
+		// not woken.
+		m.mu.Lock()
+		for i := range w.candidates {
+			if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
+				c.woken = false
+				c.line.wakeLocked(false)
+			}
 		}
-		if ok {
-			return c, n, nil
-		}
+		m.mu.Unlock()
 	}
-	// Another request may have taken the room that w was woken for. The rest may be enough for waiters
-	// that were not woken.
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
-			c.woken = false
-			c.line.wakeLocked()
-		}
-	}
-	return nil, 0, nil
-}
-
-// join puts w at the end of the lines of its candidates, except where it could never be served.
-func (m *Manager) join(w *waiter) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.overLocked(w); err != nil {
-		return err
-	}
-	for i := range w.candidates {
-		if l := w.candidates[i].line; l.room != l.space.Room() {
-			m.refillLocked(l)
-		}
-	}
-	w.waits = m.mu.waiters.Push(w)
-	m.waiting.Add(1)
-	w.owner.wait(1)
-	for i := range w.candidates {
-		if c := &w.candidates[i]; c.fits(c.line.room) {
-			c.joinLocked()
-		}
-	}
-	switch {
-	case w.grows != nil && !(Reservation{w.grows}).IsOpen(): // later a Release finds w: see changed
-		m.failLocked(w, errReleased("grow"))
-	case w.firstLocked() == nil: // a limit was lowered just now
-		m.failLocked(w, w.candidates[0].exceeded())
-	}
-	return w.err
-}
-
-// leave ends w's wait, if it is not over.
-func (m *Manager) leave(w *waiter) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.leaveLocked(w)
 }
 
 // leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served
-// now, and the new heads.
-func (m *Manager) leaveLocked(w *waiter) {
+// now, and the new heads. It does nothing for a request that does not wait.
+func (m *Manager) leaveLocked(w *request) {
 	if !w.waits.Waits() {
 		return
 	}
@@ -306,16 +258,13 @@ func (m *Manager) leaveLocked(w *waiter) {
 	for i := range w.candidates {
 		c := &w.candidates[i]
 		c.leaveLocked()
-		c.line.wakeLocked()
-		c.line.wakeHeadLocked()
+		c.line.wakeLocked(true)
 	}
 }
 
 // failLocked ends w's wait with an error.
-func (m *Manager) failLocked(w *waiter, err error) {
-	if w.err == nil {
-		w.err = err
-	}
+func (m *Manager) failLocked(w *request, err error) {
+	w.err = cmp.Or(w.err, err)
 	m.leaveLocked(w)
 	w.wakeUp()
 }
@@ -351,14 +300,13 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		// Both together, drawn as one, may be charged more than each by itself.
 		need = max(need, whole-charge(space, v.Promised))
 	}
-	o, _ := v.Owner.(*Owner)
-	w := s.request(n, need)
-	w.owner, w.grows = o, s
+	owner, _ := v.Owner.(*Owner)
 	if wait {
 		m.growing.Add(1)
 		defer m.growing.Add(-1)
 	}
-	_, charged, err := m.serve(ctx, wait, w)
+	own := [1]candidate{{line: s.line, need: need, asked: n}}
+	charged, err := m.serve(ctx, wait, request{min: n, max: n, grows: s, owner: owner}, own[:])
 	if err != nil {
 		return err
 	}
@@ -373,37 +321,24 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	return nil
 }
 
-// request returns a request for n bytes more in the reservation's space.
-func (s *state) request(n, need int64) *waiter {
-	w := &waiter{min: n, max: n}
-	w.one[0] = candidate{waiter: w, line: s.line, need: need, asked: n}
-	w.candidates = w.one[:]
-	return w
-}
-
-// changed checks the Grow calls that wait, after the promise has changed or was released: those
-// that can never be served now, and would keep all others from being served, fail.
+// changed makes the Grow calls that wait look again, after the promise has changed or was released:
+// those that can never be served now, and would keep all others from being served, fail.
 func (s *state) changed() {
 	m := s.manager
 	if m.growing.Load() == 0 {
 		return
 	}
-	_, open := s.promise.View()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := range m.mu.waiters.All() {
-		switch w := e.Value; {
-		case w.grows != s:
-		case !open:
-			m.failLocked(w, errReleased("grow"))
-		case !w.candidates[0].fits(s.line.room):
-			m.failLocked(w, w.candidates[0].exceeded())
+		if e.Value.grows == s {
+			e.Value.wakeUp()
 		}
 	}
 }
 
 // emit calls Config.Events for a wait, with no lock held.
-func (m *Manager) emit(ctx context.Context, w *waiter, kind events.Kind, took time.Duration, err error) {
+func (m *Manager) emit(ctx context.Context, w *request, kind events.Kind, took time.Duration, err error) {
 	if m.config.Events == nil {
 		return
 	}
@@ -412,7 +347,7 @@ func (m *Manager) emit(ctx context.Context, w *waiter, kind events.Kind, took ti
 		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: c.line.space.ID(), Bytes: c.need,
 		Took: took, Err: err,
 	}
-	if name := w.owner.label(); w.owner != nil && name != e.Task {
+	if name := w.owner.Name(); w.owner != nil && name != e.Task {
 		e.Task, e.TaskID = name, 0
 	}
 	m.panics.Do("Config.Events", func() { m.config.Events(e) })

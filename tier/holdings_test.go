@@ -17,11 +17,10 @@ func (n named) Name() string { return string(n) }
 // owned reserves n bytes for an owner.
 func owned(t testing.TB, s *tier.Space, n int64, owner any, moves bool) *books.Promise {
 	t.Helper()
-	if ok, _ := s.Books().Reserve(n, 0); !ok {
+	p := &books.Promise{By: books.By{Owner: owner, Moves: moves}}
+	if ok, _, _ := s.Books().Reserve(p, n, 0); !ok {
 		t.Fatal("no room")
 	}
-	p := new(books.Promise)
-	s.Books().Open(p, n, owner, moves)
 	return p
 }
 

@@ -61,7 +61,7 @@ func TestSpaceIsLost(t *testing.T) {
 	isLost("marks", s.SetMarks(tier.Fractions{}))
 	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
-	taken, _ := s.Books().Reserve(1, 0)
+	taken, _, _ := s.Books().Reserve(nil, 1, 0)
 	if taken || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.Ceiling() != 0 {
 		t.Error("there is room in a lost space")
 	}

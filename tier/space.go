@@ -387,10 +387,9 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	}
 	for err == nil && s.Lost() == nil {
 		seen := s.CopyChanges()
-		ok, drop := s.books.Reserve(n, spare)
+		p := &books.Promise{By: books.By{Owner: owner}}
+		ok, drop, _ := s.books.Reserve(p, n, spare)
 		if ok {
-			p := new(books.Promise)
-			s.books.Open(p, n, owner, false)
 			s.Reserved()
 			return p, nil
 		}

@@ -398,7 +398,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	c.expect(t, "foreign bytes that press", true)
 	s.SetForeign(790)
 	c.expect(t, "the same foreign bytes")
-	if ok, _ := s.Books().Reserve(1, 0); !ok {
+	if ok, _, _ := s.Books().Reserve(nil, 1, 0); !ok {
 		t.Fatal("no room")
 	}
 	s.Reserved()

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
@@ -105,34 +106,34 @@ func (b *Books) ResetPeak() {
 	b.now.Peak = b.now.Used()
 }
 
-// Reserve reserves n bytes if spare more stay free below the limit, and reports whether it did. A
-// spare below 0 allows as much above the limit, up to the capacity. Clean images may be in the way:
-// drop is how many of their bytes the caller must drop before it tries again, 0 if that would not
-// help.
-func (b *Books) Reserve(n, spare int64) (ok bool, drop int64) {
+// Reserve reserves n bytes if spare more stay free below the limit, and reports whether it did, and
+// the books as they are then. A spare below 0 allows as much above the limit, up to the capacity.
+// Clean images may be in the way: drop is how many of their bytes the caller must drop before it tries
+// again, 0 if that would not help. The bytes are those of p, a zero promise but for its By, which
+// Reserve opens. If p is nil, they are in no promise.
+func (b *Books) Reserve(p *Promise, n, spare int64) (ok bool, drop int64, now State) {
+	if n < 0 {
+		panic(fmt.Sprintf("books: reserving %d bytes", n))
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.reserveLocked(n, spare)
-}
-
-func (b *Books) reserveLocked(n, spare int64) (ok bool, drop int64) {
 	used := b.now.Used()
 	limit := min(b.capacity, b.now.Limit-min(0, spare))
-	over := used + n + b.now.Cached - limit
-	switch {
-	case n < 0:
-		panic(fmt.Sprintf("books: reserving %d bytes", n))
+	switch over := used + n + b.now.Cached - limit; {
 	case n == 0:
-		return true, 0
 	case n > limit-max(0, spare)-used:
-		return false, 0
+		return false, 0, b.now
 	case over > 0:
-		return false, over
+		return false, over, b.now
 	}
 	b.now.Reserved += n
 	b.now.Peak = max(b.now.Peak, used+n)
 	b.now.Changes++
-	return true, 0
+	if p != nil {
+		p.books, p.promised, p.Stack = b, n, invariants.Stack()
+		b.addLocked(p.By, n)
+	}
+	return true, 0, b.now
 }
 
 // Unreserve frees n reserved bytes that are in no promise.
@@ -152,21 +153,17 @@ func (b *Books) Uncache(n int64) { b.move(n, &b.now.Cached, nil) }
 func (b *Books) move(n int64, from, to *int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.takeLocked(n, from)
-	if to != nil {
-		*to += n
-	}
-	if to != &b.now.Retired {
-		b.now.Progress++
-	}
-}
-
-func (b *Books) takeLocked(n int64, from *int64) {
 	if n < 0 || n > *from {
 		panic(fmt.Sprintf("books: taking %d of %d bytes: %+v", n, *from, b.now.Usage))
 	}
 	*from -= n
+	if to != nil {
+		*to += n
+	}
 	b.now.Changes++
+	if to != &b.now.Retired {
+		b.now.Progress++
+	}
 }
 
 // Left is what Remaining of a tier.Quota returns to the holder of mine of the used bytes, under a

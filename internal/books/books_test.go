@@ -18,12 +18,10 @@ type buffer struct {
 
 // promise reserves n bytes as a promise, nil if spare more are not free.
 func promise(b *Books, n, spare int64, owner any, moves bool) (p *Promise, drop int64) {
-	ok, drop := b.Reserve(n, spare)
-	if !ok {
+	p = &Promise{By: By{Owner: owner, Moves: moves}}
+	if ok, drop, _ := b.Reserve(p, n, spare); !ok {
 		return nil, drop
 	}
-	p = new(Promise)
-	b.Open(p, n, owner, moves)
 	return p, 0
 }
 
@@ -97,11 +95,11 @@ func TestRandom(t *testing.T) {
 				out := p.Draw(n, 0, grow)
 				extra := out.Short
 				if extra > 0 {
-					if ok, drop := b.Reserve(extra, 0); !ok && drop == 0 {
+					if ok, drop, _ := b.Reserve(nil, extra, 0); !ok && drop == 0 {
 						break
 					} else if !ok {
 						dropped(drop)
-						if ok, _ := b.Reserve(extra, 0); !ok {
+						if ok, _, _ := b.Reserve(nil, extra, 0); !ok {
 							t.Fatal("refused after clean images were dropped")
 						}
 					}
@@ -149,7 +147,7 @@ func TestRandom(t *testing.T) {
 				}
 			case 5:
 				if len(open) > 0 {
-					if ok, _ := b.Reserve(n, 0); ok {
+					if ok, _, _ := b.Reserve(nil, n, 0); ok {
 						open[rng.IntN(len(open))].Resize(n)
 					}
 				}
@@ -214,11 +212,11 @@ func TestMisuse(t *testing.T) {
 		"reclaim":   func(b *Books) { (&Promise{books: b}).Reclaim(1) },
 		"uncache":   func(b *Books) { b.Uncache(1) },
 		"negative":  func(b *Books) { b.Unreserve(-1) },
-		"reserve":   func(b *Books) { b.Reserve(-1, 0) },
+		"reserve":   func(b *Books) { b.Reserve(nil, -1, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
-			if ok, _ := b.Reserve(10, 0); !ok {
+			if ok, _, _ := b.Reserve(nil, 10, 0); !ok {
 				t.Fatal("refused")
 			}
 			before := of(b)
@@ -239,25 +237,25 @@ func TestMisuse(t *testing.T) {
 // a spare below 0 may exceed the limit, and never the capacity.
 func TestSpare(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
-	if ok, drop := b.Reserve(50, 41); ok || drop != 0 {
+	if ok, drop, _ := b.Reserve(nil, 50, 41); ok || drop != 0 {
 		t.Error("41 bytes more do not fit")
 	}
-	if ok, _ := b.Reserve(50, 40); !ok || of(b).Reserved != 50 {
+	if ok, _, _ := b.Reserve(nil, 50, 40); !ok || of(b).Reserved != 50 {
 		t.Error("40 bytes more fit")
 	}
-	if ok, _ := b.Reserve(46, -5); ok {
+	if ok, _, _ := b.Reserve(nil, 46, -5); ok {
 		t.Error("5 bytes above the limit are allowed, not 6")
 	}
-	if ok, _ := b.Reserve(51, -1000); ok {
+	if ok, _, _ := b.Reserve(nil, 51, -1000); ok {
 		t.Error("reserved more than the capacity")
 	}
-	if ok, _ := b.Reserve(50, -1000); !ok || of(b).Reserved != 100 {
+	if ok, _, _ := b.Reserve(nil, 50, -1000); !ok || of(b).Reserved != 100 {
 		t.Error("the capacity is not to be had")
 	}
 }
 
-// TestTryOpen: it reserves no room that clean images have, and returns the used bytes.
-func TestTryOpen(t *testing.T) {
+// TestOpen: it reserves no room that clean images have, and returns the used bytes.
+func TestOpen(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 40, 0, nil, false)
 	p.Draw(40, 0, false)
@@ -268,7 +266,8 @@ func TestTryOpen(t *testing.T) {
 		want bool
 		used int64
 	}{{51, false, 0}, {30, true, 30}, {21, false, 30}, {20, true, 50}, {1, false, 50}, {0, true, 50}} {
-		ok, used, trigger := b.TryOpen(new(Promise), c.n, "me", false)
+		ok, _, now := b.Reserve(&Promise{By: By{Owner: "me"}}, c.n, 0)
+		used, trigger := now.Used(), now.Trigger
 		if ok != c.want || used != c.used || trigger != 80 || of(b).Reserved != c.used {
 			t.Errorf("%d bytes: %v, %d used, the trigger is %d; want %v and %d", c.n, ok, used, trigger, c.want, c.used)
 		}
@@ -305,7 +304,7 @@ func TestOwner(t *testing.T) {
 func TestReclaimAfterRelease(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 10, 0, nil, false)
-	b.Reserve(5, 0)
+	b.Reserve(nil, 5, 0)
 	p.Draw(15, 5, true)
 	p.Release()
 	b.Retire(15)
@@ -322,7 +321,7 @@ func TestReclaimAfterRelease(t *testing.T) {
 func TestOverdraft(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 10, 0, nil, false)
-	if ok, _ := b.Reserve(25, 0); !ok {
+	if ok, _, _ := b.Reserve(nil, 25, 0); !ok {
 		t.Fatal("no room")
 	}
 	if out := p.Draw(30, 20, false); out != (Outcome{}) { // 20 bytes more than promised
@@ -349,12 +348,12 @@ func TestChanges(t *testing.T) {
 	p, _ := promise(b, 50, 0, nil, false)
 	var h Hold
 	h.Begin(b, HoldView{})
-	b.Reserve(1, 0) // for a promise to open
+	b.Reserve(nil, 1, 0) // for a promise to open
 	for name, f := range map[string]func(){
-		"reserve": func() { b.Reserve(1, 0) }, "draw": func() { p.Draw(10, 0, false) },
+		"reserve": func() { b.Reserve(nil, 1, 0) }, "draw": func() { p.Draw(10, 0, false) },
 		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "owner of a hold": func() { h.SetOwner("a") },
 		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
-		"open": func() { b.Open(new(Promise), 1, nil, false) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
+		"open": func() { b.Reserve(new(Promise), 1, 0) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
 		"end": h.End,
 	} {
 		before := b.Now().Changes
@@ -363,7 +362,7 @@ func TestChanges(t *testing.T) {
 		}
 	}
 	before := b.Now().Changes
-	if b.Reserve(1000, 0); b.Now().Changes != before {
+	if b.Reserve(nil, 1000, 0); b.Now().Changes != before {
 		t.Error("a refusal is a change")
 	}
 }

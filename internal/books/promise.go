@@ -8,7 +8,7 @@ import (
 )
 
 // A Promise is what one reservation has of a space: promised bytes, some of which are drawn, that
-// is in buffers. It is open from Open or TryOpen until Release. Buffers that were drawn from it keep
+// is in buffers. It is open from Books.Reserve until Release. Buffers that were drawn from it keep
 // a pointer to it, so that their bytes return to it while it is open. With a soft limit more may be
 // drawn than was promised: it is overdrawn then, and bytes that come back make up for that first.
 //
@@ -17,7 +17,7 @@ type Promise struct {
 	books           *Books
 	promised, drawn int64 // promised is 0 once it is released
 	released        bool
-	by              By
+	By              // set before the promise is opened
 }
 
 // By is what promises are summed by.
@@ -34,28 +34,6 @@ var Occupied any = struct{ name string }{"memory that was there before"}
 type PromiseView struct {
 	By
 	Promised, Unused int64 // Unused is not set in a sum
-}
-
-// Open makes p, a zero promise, one of n bytes that the caller has reserved. moves marks a promise
-// for data that is being moved.
-func (b *Books) Open(p *Promise, n int64, owner any, moves bool) {
-	p.books, p.promised, p.by = b, n, By{owner, moves, invariants.Stack()}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.addLocked(p.by, n)
-}
-
-// TryOpen reserves n bytes and opens p with them, if there is room for them below the limit and no
-// clean image is in the way. It reports whether it did, how many bytes are used then, and the
-// trigger.
-func (b *Books) TryOpen(p *Promise, n int64, owner any, moves bool) (ok bool, used, trigger int64) {
-	p.books, p.promised, p.by = b, n, By{owner, moves, invariants.Stack()}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if ok, _ = b.reserveLocked(n, 0); ok {
-		b.addLocked(p.by, n)
-	}
-	return ok, b.now.Used(), b.now.Trigger
 }
 
 // addLocked adds n promised bytes to a sum of open promises.
@@ -91,7 +69,7 @@ func (b *Books) Promises() []PromiseView {
 func (p *Promise) View() (v PromiseView, open bool) {
 	p.books.mu.Lock()
 	defer p.books.mu.Unlock()
-	return PromiseView{By: p.by, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
+	return PromiseView{By: p.By, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
 }
 
 // SetOwner sets who holds the promise, and reports whether it was open and had no owner.
@@ -99,12 +77,12 @@ func (p *Promise) SetOwner(owner any) bool {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p.released || p.by.Owner != nil {
+	if p.released || p.Owner != nil {
 		return false
 	}
-	b.addLocked(p.by, -p.promised)
-	p.by.Owner = owner
-	b.addLocked(p.by, p.promised)
+	b.addLocked(p.By, -p.promised)
+	p.Owner = owner
+	b.addLocked(p.By, p.promised)
 	return true
 }
 
@@ -130,11 +108,11 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
 	}
 	b.now.Changes++
-	if !p.by.Moves || p.released && (drawn != 0 || p.drawn > 0) { // a move counts once it has ended well
+	if !p.Moves || p.released && (drawn != 0 || p.drawn > 0) { // a move counts once it has ended well
 		b.now.Progress++
 	}
 	if promised != 0 {
-		b.addLocked(p.by, promised)
+		b.addLocked(p.By, promised)
 	}
 	return reserved - needs - drawn
 }
@@ -167,7 +145,10 @@ func (p *Promise) Reclaim(n int64) (freed int64) {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.takeLocked(n, &b.now.Retired)
+	if n < 0 || n > b.now.Retired {
+		panic(fmt.Sprintf("books: reclaiming %d bytes: %+v", n, b.now.Usage))
+	}
+	b.now.Retired -= n
 	return p.changeLocked(0, -n, 0)
 }
 

@@ -98,10 +98,11 @@ func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
 	return nil
 }
 
-// Served removes an entry whose waiter was served. If it was not the head, it counts a bypass.
+// Served removes an entry whose waiter was served; nil stands for a request that was served without
+// waiting. If another entry is the head, that counts as a bypass.
 func (q *Queue[T]) Served(e *Entry[T]) {
-	if e != q.Head() {
-		q.Bypassed()
+	if head := q.Head(); head != nil { // if that is e, its count ends here
+		head.bypassed++
 	}
 	e.Remove()
 }
@@ -111,13 +112,6 @@ func (q *Queue[T]) Served(e *Entry[T]) {
 func (q *Queue[T]) IsClosed() bool {
 	head := q.Head()
 	return head != nil && head.bypassed >= q.Bypass
-}
-
-// Bypassed counts a bypass by a request that was served without waiting.
-func (q *Queue[T]) Bypassed() {
-	if head := q.Head(); head != nil {
-		head.bypassed++
-	}
 }
 
 // Ended returns the error of a wait that ctx has ended: what, and the cause. It matches the cause

@@ -57,7 +57,7 @@ func TestQueueModel(t *testing.T) {
 				}
 			case 3:
 				if !q.IsClosed() {
-					q.Bypassed()
+					q.Served(nil)
 					if len(m.needs) > 0 {
 						m.bypassed++
 					}
