@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
@@ -46,8 +47,16 @@ type Entry struct {
 type fixedMeta struct {
 	Flags      uint32
 	Rows, Body int64
+	Block      uint32 // Descriptor.Block
 	// How many there are. The schema is counted in bytes.
 	Nodes, Buffers, Sums, Dictionaries, Runs, Metadata, Schema uint32
+}
+
+// fixedRun is a payload.Run without its frames. Those of all runs follow them.
+type fixedRun struct {
+	Offset int64
+	Sum    uint64
+	Codec  uint8
 }
 
 type fixedPlace struct {
@@ -104,7 +113,7 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 func (e *Entry) meta(schema []byte) []byte {
 	d := e.Descriptor
 	f := fixedMeta{
-		Rows: d.Rows, Body: d.Body,
+		Rows: d.Rows, Body: d.Body, Block: uint32(d.Block),
 		Nodes: uint32(len(d.Nodes)), Buffers: uint32(len(d.Buffers)), Sums: uint32(len(d.Sums)),
 		Dictionaries: uint32(len(e.Dictionaries)), Runs: uint32(len(e.Runs)), Schema: uint32(len(schema)),
 	}
@@ -122,7 +131,13 @@ func (e *Entry) meta(schema []byte) []byte {
 		f.Metadata = uint32(d.Metadata.Len())
 	}
 	var p []byte
-	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, e.Runs} {
+	var runs []fixedRun
+	var frames []uint32
+	for i := range e.Runs {
+		r := &e.Runs[i]
+		runs, frames = append(runs, fixedRun{r.Offset, r.Sum, r.Codec}), append(frames, r.Frames...)
+	}
+	for _, part := range []any{f, d.Nodes, d.Buffers, d.Sums, e.Dictionaries, d.From, runs, frames} {
 		p, _ = binary.Append(p, binary.LittleEndian, part) // all are of a fixed size
 	}
 	for i := range f.Metadata {
@@ -169,14 +184,22 @@ func (s *Schemas) read(p []byte) (*arrow.Schema, error) {
 func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	r := reader{p: meta}
 	f := one[fixedMeta](&r)
-	d := &batch.Descriptor{Rows: f.Rows, Body: f.Body}
+	d := &batch.Descriptor{Rows: f.Rows, Body: f.Body, Block: int64(f.Block)}
+	r.bad = r.bad || d.Block != 0 && (bits.OnesCount32(f.Block) != 1 || d.Block < tier.Page || d.Block > payload.SumChunk)
 	e := &Entry{Descriptor: d, Packed: f.Flags&packed != 0}
 	d.Nodes, d.Buffers = list[payload.Node](&r, f.Nodes), list[payload.Span](&r, f.Buffers)
 	d.Sums, e.Dictionaries = list[uint64](&r, f.Sums), list[uint64](&r, f.Dictionaries)
 	if f.Flags&extension != 0 {
 		d.From = list[int64](&r, f.Buffers)
 	}
-	e.Runs = list[payload.Run](&r, f.Runs)
+	runs, left := list[fixedRun](&r, f.Runs), d.Body
+	for _, run := range runs {
+		n := (min(max(left, 0), payload.RunSize) + d.Frame() - 1) / d.Frame()
+		e.Runs = append(e.Runs, payload.Run{
+			Offset: run.Offset, Sum: run.Sum, Codec: run.Codec, Frames: list[uint32](&r, uint32(n)),
+		})
+		left -= payload.RunSize
+	}
 	if f.Flags&withMetadata != 0 {
 		var keys, values []string
 		for range min(f.Metadata, uint32(len(r.p))) {
@@ -217,7 +240,7 @@ func (e *Entry) fits() bool {
 	}
 	switch {
 	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
-		int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk, int64(len(e.Runs)) != runs,
+		int64(len(d.Sums)) != (d.Body+d.SumBlock()-1)/d.SumBlock(), int64(len(e.Runs)) != runs,
 		e.ID == 0 && (e.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
 		return false
 	}
@@ -245,8 +268,8 @@ func (e *Entry) fits() bool {
 			return false
 		}
 		for _, f := range e.Runs[i].Frames {
-			size := min(payload.FrameSize, left)
-			if int64(f) > size || (f == 0) != (size == 0) {
+			size := min(d.Frame(), left)
+			if f == 0 || int64(f) > size {
 				return false
 			}
 			left -= size

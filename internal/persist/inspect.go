@@ -105,11 +105,12 @@ func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 		}
 	}
 	for i, sum := range e.Descriptor.Sums {
-		off := int64(i) * payload.SumChunk
+		block := e.Descriptor.SumBlock()
+		off := int64(i) * block
 		if e.Packed {
 			break
 		}
-		if err := compare(off, min(payload.SumChunk, e.Descriptor.Body-off), sum); err != nil {
+		if err := compare(off, min(block, e.Descriptor.Body-off), sum); err != nil {
 			return err
 		}
 	}
