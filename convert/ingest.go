@@ -29,19 +29,19 @@ import (
 // values of an earlier one, as after a delta of an Arrow stream, only the others are copied: see
 // batch.Descriptor.From.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, true)
+	return m.ingest(ctx, rec, to, true, false)
 }
 
 // TryIngest is Ingest without waiting for room: if there is none, the error is a tier.NoSpaceError.
 func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, false)
+	return m.ingest(ctx, rec, to, false, false)
 }
 
 // ingest plans the image of rec, reserves room, and lays the image out there. There are these
 // reasons for another round: those of request.end; the record is too large for the strategy; a GPU
 // was lost, and the other spaces may be too small; a dictionary has other values than before.
 func (m *Mover) ingest(
-	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
 ) (_ batch.Payload, err error) {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
@@ -53,6 +53,9 @@ func (m *Mover) ingest(
 		return nil, err
 	}
 	defer l.Close()
+	if byRows {
+		l.ByRows()
+	}
 	store := &m.cfg.Builtin.Dicts
 	dicts, subs := store.Resolve(l.Dictionaries(), false)
 	defer func() { store.LetGo(dicts...) }()
