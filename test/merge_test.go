@@ -167,7 +167,7 @@ func merge(
 func cursorPart() int {
 	switch {
 	case testseed.Raced:
-		return 20
+		return 10
 	case testing.Short():
 		return 4
 	}
@@ -234,7 +234,7 @@ func TestMergeOfManyRuns(t *testing.T) {
 func TestMergeInTwoPasses(t *testing.T) {
 	const each = 900 // rows
 	part := cursorPart()
-	runs, bytes := 1000/part, int64(44*mib/part)
+	runs, bytes := 1000/part, int64(32*mib/part)
 	eng, repo := cursorEngine(t, cursorConfig(t, 8*mib, 64*mib/int64(part), 300*mib), true)
 	plan, err := eng.Plan("second")
 	if err != nil {
