@@ -1,7 +1,6 @@
 package columns
 
 import (
-	"math"
 	"slices"
 	"sort"
 
@@ -51,14 +50,14 @@ type Rows struct {
 type buffer struct {
 	part
 	whole   bool    // it is not cut by rows
-	twin    bool    // a whole buffer before it has the same bytes
 	holds   bool    // there is room for its block
 	at      int64   // of the whole buffer or the block in the memory, or of a dictionary's in dicts
 	offsets *buffer // those of a shape.Data that is cut
 	done    int64   // of such Data, the bytes before the window
 
-	to    []byte // its bytes in the window
-	begin int64  // of to in the memory
+	begin int64  // in the memory, of its bytes in the window
+	size  int64  // how many these are
+	to    []byte // these bytes
 	block []byte // in which to has ended; empty if that is not known
 	from  int64  // of block in the image
 }
@@ -122,28 +121,28 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 			r.nodes = append(r.nodes, n)
 		}
 	}
-	var total, blocks, dicts int64
-	places := make(map[payload.Span]int64)
+	var cut, blocks, dicts int64
 	for i := range r.buffers {
 		b := &r.buffers[i]
-		n, end := aligned(b.span.Length), &r.window
-		if b.inDict {
-			end = &dicts
-		} else {
-			total += n
-		}
-		if !b.whole && n > 0 {
+		n := aligned(b.span.Length)
+		switch {
+		case n == 0:
+		case b.inDict:
+			b.at = dicts
+			dicts += n
+		case b.whole:
+			b.at = r.window
+			r.window += n
+		default:
+			cut += n
 			blocks++
-		} else if b.at, b.twin = places[b.span]; !b.twin {
-			b.at, places[b.span] = *end, *end
-			*end += n
 		}
 	}
 	r.dicts = make([]byte, dicts)
-	if need := min(total, r.window+blocks*tier.Page); need > size {
+	if need := r.window + min(cut, blocks*tier.Page); need > size {
 		return nil, r.tooSmall(need)
 	}
-	if total > size && blocks*d.SumBlock() <= (size-r.window)/4*3 {
+	if r.window+cut > size && blocks*d.SumBlock() <= (size-r.window)/4*3 {
 		for i := range r.buffers {
 			if b := &r.buffers[i]; !b.whole && b.span.Length > 0 {
 				b.holds, b.at = true, r.window
@@ -184,7 +183,7 @@ func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder)
 	for i := range r.buffers {
 		switch b := &r.buffers[i]; {
 		case b.span.Length <= 0:
-		case b.whole && (b.twin || r.hasWhole):
+		case b.whole && r.hasWhole:
 		case b.inDict:
 			pieces = append(pieces, Piece{b.span.Offset, r.dicts[b.at:][:b.span.Length], b})
 		case b.whole:
@@ -194,19 +193,18 @@ func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder)
 		}
 	}
 	// The offsets come first, because they are the bounds of strings.
-	end, err := r.place(r.window, n, true, &pieces)
+	offsets, end, err := r.place(r.window, n, true)
 	if err != nil {
 		return nil, err
 	}
-	if err := read(pieces); err != nil {
+	if err := read(append(pieces, offsets...)); err != nil {
 		return nil, err
 	}
-	n = int64(sort.Search(int(n), func(i int) bool { return r.end(end, int64(i)+1) > r.size }))
-	if n == 0 && r.Image.Rows > 0 {
-		return nil, r.tooSmall(r.end(end, 1))
-	}
-	pieces = nil
-	if end, err = r.place(end, n, false, &pieces); err != nil {
+	n = max(1, int64(sort.Search(int(n), func(i int) bool {
+		_, _, err := r.place(end, int64(i)+1, false)
+		return err != nil
+	})))
+	if pieces, end, err = r.place(end, n, false); err != nil {
 		return nil, err
 	}
 	if err := read(pieces); err != nil {
@@ -220,7 +218,7 @@ func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder)
 	}
 	for i := range r.buffers {
 		if b := &r.buffers[i]; b.offsets != nil {
-			b.done += int64(len(b.to))
+			b.done += b.size
 		}
 	}
 	r.next += n
@@ -264,26 +262,8 @@ func (r *Rows) span(b *buffer, n int64) (off, size int64, err error) {
 	return off, size, nil
 }
 
-// end returns where a window of n rows ends, whose offsets end at the given place: behind all memory if
-// they are not valid.
-func (r *Rows) end(at, n int64) int64 {
-	for i := range r.buffers {
-		b := &r.buffers[i]
-		if b.whole || b.span.Length <= 0 || b.Role == shape.Offsets {
-			continue
-		}
-		_, size, err := r.span(b, n)
-		if err != nil {
-			return math.MaxInt64
-		}
-		at += aligned(size)
-	}
-	return at
-}
-
-// place gives the offsets, or the other buffers, of n rows their places in the window from at on, and
-// returns where they end.
-func (r *Rows) place(at, n int64, offsets bool, pieces *[]Piece) (end int64, err error) {
+// place gives the offsets, or the other buffers, of n rows their places in the window, from at to end.
+func (r *Rows) place(at, n int64, offsets bool) (pieces []Piece, end int64, err error) {
 	for i := range r.buffers {
 		b := &r.buffers[i]
 		if b.whole || b.span.Length <= 0 || (b.Role == shape.Offsets) != offsets {
@@ -291,16 +271,21 @@ func (r *Rows) place(at, n int64, offsets bool, pieces *[]Piece) (end int64, err
 		}
 		off, size, err := r.span(b, n)
 		if err != nil {
-			return 0, err
+			return nil, 0, err
 		}
-		if at+size > r.size {
-			return 0, r.tooSmall(at + size)
-		}
-		b.begin, b.to = at, r.Memory[at:][:size:size]
-		*pieces = append(*pieces, Piece{b.span.Offset + off, b.to, b})
+		b.begin, b.size = at, size
+		pieces = append(pieces, Piece{Off: b.span.Offset + off, of: b})
 		at += aligned(size)
 	}
-	return at, nil
+	if at > r.size {
+		return nil, 0, r.tooSmall(at)
+	}
+	for i := range pieces {
+		b := pieces[i].of
+		b.to = r.Memory[b.begin:][:b.size:b.size]
+		pieces[i].To = b.to
+	}
+	return pieces, at, nil
 }
 
 // describe returns the descriptor of a window of n rows that ends at the given place, and makes its
@@ -338,7 +323,7 @@ func (r *Rows) describe(n, end int64) (d *batch.Descriptor, skip []int64) {
 			d.Buffers[i].Offset = before + b.at
 			continue
 		}
-		d.Buffers[i] = payload.Span{Offset: before + b.begin, Length: int64(len(b.to))}
+		d.Buffers[i] = payload.Span{Offset: before + b.begin, Length: b.size}
 		switch b.Role {
 		case shape.Validity, shape.Bits:
 			shift := r.next * b.scale % 8
