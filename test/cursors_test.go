@@ -224,6 +224,9 @@ func TestCursorSurvivesEveryFault(t *testing.T) {
 			cfg.Disks[0].FS, cfg.Codec, cfg.Disks[0].Encrypt = files, c.codec, c.encrypt
 			eng, repo := cursorEngine(t, cfg, c.byRows)
 			step, partition := testseed.Rounds(1, 5), 0
+			if testseed.Raced {
+				step = 30
+			}
 			for _, fault := range []string{"fail", "flip", "cancel"} {
 				for skip, hit := 0, true; hit; skip += step {
 					hit = cursorFault(t, repo, files, partition, fault, skip, c.codec == convert.CodecNone)

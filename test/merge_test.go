@@ -167,7 +167,7 @@ func merge(
 func cursorPart() int {
 	switch {
 	case testseed.Raced:
-		return 10
+		return 20
 	case testing.Short():
 		return 4
 	}
@@ -178,9 +178,6 @@ func cursorPart() int {
 // than 1.3 times their bytes are read from the disk.
 func TestMergeOfManyRuns(t *testing.T) {
 	part := cursorPart()
-	if testseed.Raced {
-		part = 20
-	}
 	runs := 200 / part
 	for _, c := range []struct {
 		name    string
@@ -238,6 +235,9 @@ func TestMergeOfManyRuns(t *testing.T) {
 // TestMergeInTwoPasses: 1,000 sorted runs merge in 64 MiB of host memory in two passes. The error of
 // Cursors for all of them has what one needs, and so how many can be merged at a time.
 func TestMergeInTwoPasses(t *testing.T) {
+	if testseed.Raced {
+		t.Skip("compares each row, which takes long, on one goroutine: TestCursorsAtOnce is for the race detector")
+	}
 	const each = 900 // rows
 	part := cursorPart()
 	runs, bytes := 1000/part, int64(32*mib/part)
@@ -305,18 +305,22 @@ func TestMergeInTwoPasses(t *testing.T) {
 // memory.
 func TestCursorOfALargeBatch(t *testing.T) {
 	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecZstd} {
-		cfg := cursorConfig(t, 32*mib, 48*mib, 160*mib)
+		part := int64(1)
+		if testseed.Raced {
+			part = 8
+		}
+		cfg := cursorConfig(t, 32*mib/part, 48*mib/part, 160*mib)
 		cfg.Codec = codec
 		eng, repo := cursorEngine(t, cfg, true)
-		rec := arrowgen.Flights(1, 2_300_000)
+		rec := arrowgen.Flights(1, 2_300_000/int(part))
 		if err := repo.Put(t.Context(), 0, rec); err != nil {
 			t.Fatal(err)
 		}
 		repo.CloseInput()
-		if b, _ := repo.Peek(0); b.Info().Descriptor.Body < 100*mib {
+		if b, _ := repo.Peek(0); b.Info().Descriptor.Body < 100*mib/part {
 			t.Fatalf("a batch of %d bytes", b.Info().Descriptor.Body)
 		}
-		cursors := cursorsOf(t, repo, []int{0}, 24*mib)
+		cursors := cursorsOf(t, repo, []int{0}, 24*mib/part)
 		row := int64(0)
 		for {
 			got, err := cursors[0].Next(t.Context())
