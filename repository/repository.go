@@ -9,8 +9,9 @@
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
 // fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Cursors
-// read many partitions side by side, some rows at a time, and Writer gathers rows into batches. Counting takes constant time. So does taking a batch, but for batches
-// that are skipped: those in use, and for Unordered takers those in transit.
+// read many partitions side by side, some rows at a time. Writer gathers rows into batches. Counting
+// takes constant time. So does taking a batch, but for batches that are skipped: those in use, and
+// for Unordered takers those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
 //	repository.go   Put and PutBatch, and what a repository holds

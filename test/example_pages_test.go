@@ -53,8 +53,8 @@ func TestPageFragments(t *testing.T) {
 		t.Skip("needs Linux: only there batches persist")
 	}
 	for name, fragment := range map[string]func(shown) error{
-		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "merge": shown.merge, "group": shown.group,
-		"host task": shown.hostTask, "write": shown.write,
+		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "merge": shown.merge,
+		"group": shown.group, "host task": shown.hostTask, "write": shown.write,
 		"work": shown.operatorMemory, "reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
 		"events": shown.events, "configure": shown.configure, "persist": shown.persist, "fault": shown.fault, "page": shown.page,
 	} {

@@ -183,7 +183,10 @@ func TestMergeOfManyRuns(t *testing.T) {
 		name    string
 		codec   convert.Codec
 		encrypt bool
-	}{{"plain", convert.CodecNone, false}, {"zstd", convert.CodecZstd, false}, {"encrypted", convert.CodecNone, true}, {"both", convert.CodecZstd, true}} {
+	}{
+		{"plain", convert.CodecNone, false}, {"zstd", convert.CodecZstd, false},
+		{"encrypted", convert.CodecNone, true}, {"both", convert.CodecZstd, true},
+	} {
 		if testseed.Raced && c.name != "both" {
 			continue // each row is compared, which takes long
 		}
@@ -196,7 +199,7 @@ func TestMergeOfManyRuns(t *testing.T) {
 			rows, want := 0, int64(0)
 			for i := range runs {
 				rec := sortedRun(uint64(i), 16_500) // about 1 MiB
-				if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+				if err := repo.Put(t.Context(), i, rec, in(tier.Disk)); err != nil {
 					t.Fatal(err)
 				}
 				for row := range 16_500 {
@@ -217,13 +220,14 @@ func TestMergeOfManyRuns(t *testing.T) {
 			}
 			read.Store(0)
 			windows := 0
-			merged := merge(t, cursors, func(rec arrow.RecordBatch, row int) { want ^= keyOf(t, rec, row) }, func() { windows++ })
+			count := func(rec arrow.RecordBatch, row int) { want ^= keyOf(t, rec, row) }
+			merged := merge(t, cursors, count, func() { windows++ })
 			if merged != rows || want != 0 {
 				t.Errorf("%d of %d rows were merged, or other ones", merged, rows)
 			}
 			n := read.Load()
-			t.Logf("%d MiB of Arrow data, %d MiB stored, %d MiB read (%.3f of the data, %.3f of what is stored) in %d windows",
-				body/mib, stored/mib, n/mib, float64(n)/float64(body), float64(n)/float64(stored), windows)
+			t.Logf("%d MiB, %d MiB stored, %d MiB read (%.3f of the data, %.3f of what is stored) in %d windows", body/mib,
+				stored/mib, n/mib, float64(n)/float64(body), float64(n)/float64(stored), windows)
 			if n > body*13/10 {
 				t.Errorf("%d bytes were read, of %d", n, body)
 			}
@@ -255,7 +259,7 @@ func TestMergeInTwoPasses(t *testing.T) {
 	for i := range runs {
 		whole := sortedRun(uint64(i), each+10)
 		for _, rec := range []arrow.RecordBatch{whole.NewSlice(0, each), whole.NewSlice(each, each+10)} {
-			if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
+			if err := repo.Put(t.Context(), i, rec, in(tier.Disk)); err != nil {
 				t.Fatal(err)
 			}
 			schema = rec.Schema()
@@ -274,7 +278,7 @@ func TestMergeInTwoPasses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := second.Writer(t.Context(), len(groups), schema, mib/4, repository.WithPlacement(reservation.AnyInTier(tier.Disk)))
+		w, err := second.Writer(t.Context(), len(groups), schema, mib/4, in(tier.Disk))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +299,8 @@ func TestMergeInTwoPasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if rows := merge(t, cursors, func(arrow.RecordBatch, int) {}, func() {}); rows != runs*(each+10) || len(groups) < 2 {
+	rows := merge(t, cursors, func(arrow.RecordBatch, int) {}, func() {})
+	if rows != runs*(each+10) || len(groups) < 2 {
 		t.Errorf("%d rows were merged from %d groups", rows, len(groups))
 	}
 	closeClean(t, eng)

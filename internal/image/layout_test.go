@@ -783,7 +783,8 @@ func TestLayoutByRows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := (l.Size() + d.SumBlock() - 1) / d.SumBlock(); int64(len(d.Sums)) != want || step > 0 && d.SumBlock() != tier.Page {
+			want := (l.Size() + d.SumBlock() - 1) / d.SumBlock()
+			if int64(len(d.Sums)) != want || step > 0 && d.SumBlock() != tier.Page {
 				t.Errorf("%d checksums of %d bytes each for %d bytes", len(d.Sums), d.SumBlock(), l.Size())
 			}
 			for i := range d.Sums {

@@ -185,7 +185,9 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	r := reader{p: meta}
 	f := one[fixedMeta](&r)
 	d := &batch.Descriptor{Rows: f.Rows, Body: f.Body, Block: int64(f.Block)}
-	r.bad = r.bad || d.Block != 0 && (bits.OnesCount32(f.Block) != 1 || d.Block < tier.Page || d.Block > payload.SumChunk)
+	if f.Block != 0 && (bits.OnesCount32(f.Block) != 1 || f.Block < tier.Page || f.Block > payload.SumChunk) {
+		r.bad = true
+	}
 	e := &Entry{Descriptor: d, Packed: f.Flags&packed != 0}
 	d.Nodes, d.Buffers = list[payload.Node](&r, f.Nodes), list[payload.Span](&r, f.Buffers)
 	d.Sums, e.Dictionaries = list[uint64](&r, f.Sums), list[uint64](&r, f.Dictionaries)

@@ -116,7 +116,8 @@ func sameEntry(a, b Entry) bool {
 }
 
 func sameDescriptor(a, b batch.Descriptor) bool {
-	return a.Rows == b.Rows && a.Body == b.Body && a.Block == b.Block && same(a.Nodes, b.Nodes) && same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
+	return a.Rows == b.Rows && a.Body == b.Body && a.Block == b.Block && same(a.Nodes, b.Nodes) &&
+		same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
 		same(a.From, b.From) &&
 		(a.Metadata == nil) == (b.Metadata == nil) && (a.Metadata == nil || a.Metadata.Equal(*b.Metadata))
 }
@@ -257,9 +258,11 @@ func TestEntryFitsTogether(t *testing.T) {
 		"a body that ends in a page": func(k *Entry) { k.Descriptor.Body -= 8; k.Descriptor.Buffers = nil },
 		"a sum too many":             func(k *Entry) { k.Descriptor.Sums = append(slices.Clone(k.Descriptor.Sums), 1) },
 		"no sums":                    func(k *Entry) { k.Descriptor.Sums = nil },
-		"sums of other blocks":       func(k *Entry) { k.Descriptor.Block = payload.SumChunk / 2; k.Descriptor.Body *= 16 },
+		"sums of other blocks":       func(k *Entry) { k.Descriptor.Block, k.Descriptor.Body = payload.SumChunk/2, 16*tier.Page },
 		"blocks of 3 pages":          func(k *Entry) { k.Descriptor.Block = 3 * tier.Page },
-		"blocks of half a page":      func(k *Entry) { k.Descriptor.Block = tier.Page / 2; k.Descriptor.Sums = make([]uint64, 2) },
+		"blocks of half a page": func(k *Entry) {
+			k.Descriptor.Block, k.Descriptor.Sums = tier.Page/2, make([]uint64, 2)
+		},
 		"blocks that are too long":   func(k *Entry) { k.Descriptor.Block = 2 * payload.SumChunk },
 		"runs of what is not packed": func(k *Entry) { k.Runs = fullRuns(k.Descriptor) },
 		"no runs":                    func(k *Entry) { k.Packed = true },

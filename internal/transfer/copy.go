@@ -96,7 +96,10 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 	case s.verify:
 		sum = image.NewVerifier(s.desc, s.locate)
 	case s.sums != nil:
-		sum = &image.Summer{Body: s.size, Block: payload.SumChunk, Each: func(chunk int64, sum uint64) error { s.sums[chunk] = sum; return nil }}
+		sum = &image.Summer{Body: s.size, Block: payload.SumChunk, Each: func(chunk int64, sum uint64) error {
+			s.sums[chunk] = sum
+			return nil
+		}}
 	case s.see == nil && len(s.adjust) == 0:
 		return nil
 	}

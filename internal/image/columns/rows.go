@@ -104,7 +104,8 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 		for i, p := range c.parts {
 			s := p.span
 			if s.Length > 0 && (s.Offset < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
-				return nil, image.Path{}.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
+				const text = "a buffer of %d bytes at %d in a body of %d"
+				return nil, image.Path{}.Invalid(text, s.Length, s.Offset, d.Body)
 			}
 			b := buffer{part: p, whole: !c.byRows || p.scale < 0}
 			b.node += len(r.nodes)
