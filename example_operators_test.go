@@ -158,6 +158,81 @@ func ExampleEngine_RunTask_sort() {
 	// merged 81920 rows, sorted: true [0 0 0 0 0 0 0 0 0 0 1 1]
 }
 
+// Sorted runs are merged in 1 MiB of host memory: each cursor has the next rows of its run there, and a
+// writer makes batches of the merged rows.
+func ExampleRepository_Cursors() {
+	ctx := context.Background()
+	dir := check(os.MkdirTemp("", "spillway"))
+	defer os.RemoveAll(dir)
+	eng := check(spillway.Open(ctx, spillway.Config{
+		HostMemory: spillway.Bytes(16 << 20),
+		Disks:      []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(64 << 20)}},
+	}))
+	plan := check(eng.Plan("query-17"))
+	runs := check(plan.Manager().Create(repository.Key{Operator: "merge"}, repository.Options{ByRows: true}))
+	merged := check(plan.Repository("output", 0))
+	var schema *arrow.Schema
+	for run := range int64(20) {
+		builder := array.NewRecordBuilder(memory.DefaultAllocator, arrow.NewSchema([]arrow.Field{
+			{Name: "key", Type: arrow.PrimitiveTypes.Int64},
+		}, nil))
+		for i := range int64(20_000) {
+			builder.Field(0).(*array.Int64Builder).Append(20*i + run)
+		}
+		rec := builder.NewRecordBatch()
+		schema = rec.Schema()
+		check(0, runs.Put(ctx, int(run), rec, spillway.WithPlacement(spillway.AnyInTier(spillway.Disk))))
+		rec.Release()
+		builder.Release()
+	}
+	runs.CloseInput()
+
+	writer := check(merged.Writer(ctx, 0, schema, 1<<20))
+	cursors := check(runs.Cursors(ctx, runs.Partitions(), 1<<20))
+	heads, rows := make([]arrow.RecordBatch, len(cursors)), make([]int, len(cursors))
+	keyOf := func(i int) int64 { return heads[i].Column(0).(*array.Int64).Value(rows[i]) }
+	for least := 0; least >= 0; {
+		for i, cursor := range cursors { // read on where the rows have ended
+			if cursor == nil || heads[i] != nil && rows[i] < int(heads[i].NumRows()) {
+				continue
+			}
+			check(0, writer.Copy(ctx)) // the rows that were appended are overwritten now
+			rec, err := cursor.Next(ctx)
+			if heads[i], rows[i] = rec, 0; err == io.EOF {
+				check(0, cursor.Close())
+				cursors[i] = nil
+			} else {
+				check(0, err)
+			}
+		}
+		least = -1
+		for i := range cursors {
+			if cursors[i] != nil && (least < 0 || keyOf(i) < keyOf(least)) {
+				least = i
+			}
+		}
+		if least >= 0 {
+			check(0, writer.Append(ctx, heads[least], int64(rows[least]), int64(rows[least])+1))
+			rows[least]++
+		}
+	}
+	check(0, errors.Join(writer.Flush(ctx), writer.Close()))
+	merged.CloseInput()
+
+	n, sorted := int64(0), true
+	reader := check(merged.Reader(ctx, 0))
+	for reader.Next() {
+		for _, key := range keysOf(reader) {
+			sorted = sorted && key == n
+			n++
+		}
+	}
+	reader.Release()
+	fmt.Println(n, "rows, sorted:", sorted)
+	check(0, eng.Close())
+	// Output: 400000 rows, sorted: true
+}
+
 // Rows are partitioned by their keys in host memory: each claim has batches of at most 128 KiB, and
 // each partition has a writer, which makes batches of about 32 KiB.
 func ExampleRepository_Writer() {

@@ -19,7 +19,8 @@ import (
 // caller releases it; it outlives the handle, which must be open until Columns returns.
 // What the batch does not have is a *SelectionError. It is safe for concurrent use.
 //
-// From disk only what is needed is read: the chunks of 64 KiB that contain the wanted
+// From disk only what is needed is read: the chunks of 64 KiB (4 KiB of a batch that was made to be
+// read by rows), and of a compressed batch the frames, that contain the wanted
 // buffers, each checked against its checksum (a *CorruptError names the place). Requests are up to
 // 2 MiB, and several run at once. The chunks are put into one piece of memory of a host space, for
 // which Columns waits as Record does; the record leases all of it until the last of its buffers is

@@ -306,7 +306,7 @@ func TestColumnsReadOnlyTheirShare(t *testing.T) {
 	m.rests(t, b, tier.Disk)
 }
 
-// Of a compressed batch each run that has something of the columns is read once, however
+// Of a compressed batch each run that has something of the columns is read once at most, however
 // many columns lie in it and wherever they begin.
 func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 	for _, c := range []struct {
@@ -339,8 +339,8 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err := h.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if read := m.reading(func() { m.picked(t, b, c.fields, 0, int64(c.rows)) }); read != want || want == 0 {
-			t.Errorf("%d columns, of which %v: %d bytes were read, want %d", c.columns, c.fields, read, want)
+		if read := m.reading(func() { m.picked(t, b, c.fields, 0, int64(c.rows)) }); read > want || read < want*2/5 {
+			t.Errorf("%d columns, of which %v: %d bytes were read, want %d at most", c.columns, c.fields, read, want)
 		}
 	}
 }

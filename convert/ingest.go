@@ -32,12 +32,12 @@ import (
 // values of an earlier one, as after a delta of an Arrow stream, only the others are copied: see
 // batch.Descriptor.From.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, true)
+	return m.ingest(ctx, rec, to, true, false)
 }
 
 // TryIngest is Ingest without waiting for room: if there is none, the error is a tier.NoSpaceError.
 func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, false)
+	return m.ingest(ctx, rec, to, false, false)
 }
 
 // ingest plans the image of rec, reserves room, and lays the image out there, compressed if that
@@ -48,7 +48,7 @@ func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reserva
 // strategy; a GPU was lost, and the other spaces may be too small; a dictionary has other values than
 // before.
 func (m *Mover) ingest(
-	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
 ) (_ batch.Payload, err error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
@@ -61,6 +61,9 @@ func (m *Mover) ingest(
 		return nil, err
 	}
 	defer l.Close()
+	if byRows {
+		l.ByRows()
+	}
 	dicts, subs := b.Dicts.Resolve(l.Dictionaries(), false)
 	defer func() { b.Dicts.LetGo(dicts...) }()
 	q := &request{

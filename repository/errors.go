@@ -24,6 +24,8 @@ var (
 	// ErrNoSchema: nothing was put before the input was closed, and no schema was
 	// configured, so that there is none to read by.
 	ErrNoSchema = errors.New("schema unknown")
+	// ErrRowsInUse: a Cursor cannot read on, because the rows that it returned last are retained.
+	ErrRowsInUse = errors.New("the rows of the last Next are in use: release them, or call Writer.Copy")
 )
 
 // SchemaError reports that something of another schema was put into a repository.

@@ -18,6 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -134,6 +135,18 @@ func (m *fakeMover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reserv
 	return p, nil
 }
 
+func (m *fakeMover) IngestRows(
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, _ bool,
+) (batch.Payload, error) {
+	return m.Ingest(ctx, rec, to)
+}
+
+func (m *fakeMover) ReadRows(
+	context.Context, *batch.Handle, *columns.Rows, *tier.Space, func(),
+) (arrow.RecordBatch, error) {
+	panic("the fake has no bytes to read")
+}
+
 // move brings b to a space of the strategy. As any mover it waits for room before the
 // transit, and not in it.
 func (m *fakeMover) move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
@@ -156,6 +169,10 @@ func (m *fakeMover) Move(ctx context.Context, b *batch.Batch, to reservation.Str
 		return nil
 	}
 	return m.move(ctx, b, to)
+}
+
+func (m *fakeMover) MoveAs(context.Context, *batch.Batch, reservation.Strategy, batch.PayloadType) error {
+	panic("the fake has one form")
 }
 
 func (m *fakeMover) Ahead(context.Context, *batch.Batch, reservation.Strategy) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
@@ -36,6 +37,14 @@ type Mover interface {
 	Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
 	// TryIngest is Ingest, but a tier.NoSpaceError if there is no room now.
 	TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
+	// IngestRows is Ingest, or without waits TryIngest, for a batch that is to be read by rows.
+	IngestRows(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (batch.Payload, error)
+	// ReadRows reads the next rows of what h holds into the memory of rows, which is in space, and calls
+	// release when the record is released, also on an error. A payload that cannot be read so is
+	// tier.ErrNotSupported.
+	ReadRows(
+		ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
+	) (arrow.RecordBatch, error)
 	// Consume brings b to a space of the strategy, locks it there, and drops it in the step that
 	// locks it. The caller must close the handle. On an error b is whole where it was.
 	Consume(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error)
@@ -43,6 +52,8 @@ type Mover interface {
 	Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error)
 	// Move moves b to a space of the strategy. A batch in use is a batch.ErrState.
 	Move(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
+	// MoveAs is Move to a form, also within a space.
+	MoveAs(ctx context.Context, b *batch.Batch, to reservation.Strategy, form batch.PayloadType) error
 	// Ahead is Move for a prefetch: only if nobody needs the room, and it waits for nothing but the
 	// transfer.
 	Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error
@@ -72,8 +83,8 @@ type Config struct {
 	// repository and no user has. The engine shuts it and waits for them when all plans are closed.
 	// Nil means that nobody waits.
 	Calls *gate.Gate
-	// Reservations is where a Writer reserves its memory, and Heap counts what it takes from the Go
-	// heap for rows that are larger than its batches. A Writer needs the former.
+	// Reservations is where Writers and Cursors reserve their memory, which they need. Heap counts what
+	// a Writer takes from the Go heap for rows that are larger than its batches.
 	Reservations *reservation.Manager
 	Heap         *arrowmem.HeapCounter
 }

@@ -8,19 +8,21 @@
 // Put lays a record out in the fastest memory with room and queues it. Take returns the oldest
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
-// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Writer
-// gathers rows into batches. Counting takes constant time. So does taking a batch, but for batches
-// that are skipped: those in use, and for Unordered takers those in transit.
+// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Cursors
+// read many partitions side by side, some rows at a time. Writer gathers rows into batches. Counting
+// takes constant time. So does taking a batch, but for batches that are skipped: those in use, and
+// for Unordered takers those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
 //	repository.go   Put and PutBatch, and what a repository holds
 //	queue.go        the queue of a partition and the line of its takers: who gets which batch
 //	take.go         Take, Claim, ClaimBytes and ClaimAll
 //	drain.go        Drain and Reader, and prefetching for both
+//	cursors.go      Cursors
 //	writer.go       Writer
 //	close.go        CloseInput, Close and Clear
 //
-// A repository moves no bytes. Put, Drain and Reader call the Mover of package convert.
+// A repository moves no bytes. Put, Drain, Reader and Cursors call the Mover of package convert.
 //
 // # Order
 //
@@ -81,6 +83,11 @@ type Options struct {
 	// Placement is the spaces where Put lays batches out by default; nil means the fastest tier
 	// with room now: GPU, then host, then disk.
 	Placement reservation.Strategy
+	// ByRows prepares batches for Cursors: Put and Writer make them with a checksum for each 4 KiB,
+	// instead of each 64 KiB, and compress and encrypt pieces as small, so that little more is read
+	// than the rows that are used. It costs 0.2 % of their size in Go heap memory, 1 % more where a
+	// disk encrypts, and some of the effect of a codec. Batches of PutBatch stay as they were made.
+	ByRows bool
 }
 
 // Repository is a partitioned store of batches between two operators: one puts,
@@ -220,11 +227,15 @@ func (r *Repository) ingest(
 		of.Plan, of.Operator, of.Port, of.Partition = place.Name, place.Operator, place.Port, partition
 		inside = events.With(inside, of)
 	}
-	ingest := mover.Ingest
-	if o.noWait {
-		ingest = mover.TryIngest
+	var payload batch.Payload
+	switch {
+	case r.opts.ByRows:
+		payload, err = mover.IngestRows(inside, rec, o.placement, !o.noWait)
+	case o.noWait:
+		payload, err = mover.TryIngest(inside, rec, o.placement)
+	default:
+		payload, err = mover.Ingest(inside, rec, o.placement)
 	}
-	payload, err := ingest(inside, rec, o.placement)
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
 	}

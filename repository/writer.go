@@ -97,6 +97,15 @@ func (w *Writer) Append(ctx context.Context, rec arrow.RecordBatch, from, to int
 	return w.err
 }
 
+// Copy copies the rows that were appended into the Writer's memory, so that it retains no record of the
+// caller's: it is called before a Cursor whose rows were appended reads on.
+func (w *Writer) Copy(ctx context.Context) error {
+	if w.err == nil && len(w.gathered) > w.copies {
+		w.copy(ctx, w.copies)
+	}
+	return w.err
+}
+
 // Flush puts the rows that have not been put, if there are any, as a smaller batch.
 func (w *Writer) Flush(ctx context.Context) error {
 	if w.err != nil || len(w.gathered) == 0 {

@@ -53,8 +53,8 @@ func TestPageFragments(t *testing.T) {
 		t.Skip("needs Linux: only there batches persist")
 	}
 	for name, fragment := range map[string]func(shown) error{
-		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "group": shown.group,
-		"host task": shown.hostTask, "write": shown.write,
+		"put": shown.put, "join": shown.join, "probe": shown.probing, "sort": shown.sort, "merge": shown.merge,
+		"group": shown.group, "host task": shown.hostTask, "write": shown.write,
 		"work": shown.operatorMemory, "reserve": shown.reserve, "hint": shown.hint, "close": shown.closePlan, "explain": shown.explain,
 		"events": shown.events, "configure": shown.configure, "persist": shown.persist, "fault": shown.fault, "page": shown.page,
 	} {
@@ -229,6 +229,46 @@ func (s shown) sort() error {
 			return err
 		}
 		defer reader.Release()
+	}
+	return nil
+}
+
+func (s shown) merge() error {
+	ctx, plan, scan, rows := s.ctx, s.plan, s.scan, int64(0)
+	runs, err := plan.Manager().Create(repository.Key{Operator: "merge"}, repository.Options{ByRows: true})
+	if err != nil {
+		return err
+	}
+	for run := range 3 {
+		for rec, err := range scan { // in a sort, the sorted batches of this run
+			if err == nil {
+				err = runs.Put(ctx, run, rec)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	runs.CloseInput()
+	cursors, err := runs.Cursors(ctx, runs.Partitions(), 32<<20) // all of them in 32 MiB
+	if err != nil {
+		return err
+	}
+	for _, cursor := range cursors {
+		defer cursor.Close()
+		for {
+			rec, err := cursor.Next(ctx) // as many rows as fit, valid until the next call
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			rows += rec.NumRows()
+		}
+	}
+	if rows != 3*4*3 {
+		return fmt.Errorf("%d rows", rows)
 	}
 	return nil
 }

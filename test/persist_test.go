@@ -163,10 +163,7 @@ func TestPersistChild(t *testing.T) {
 	var there []*batch.Batch
 	var numbers []int64
 	for n := int64(1); ; n++ {
-		repo, err := plan.Repository("join", int(n))
-		if err != nil {
-			t.Fatal(err)
-		}
+		repo := joinOf(t, plan, int(n))
 		var b *batch.Batch
 		if n%4 == 1 {
 			b = putAhead(t, eng, repo, n)
@@ -188,6 +185,17 @@ func TestPersistChild(t *testing.T) {
 			there, numbers = there[1:], numbers[1:]
 		}
 	}
+}
+
+// joinOf makes a repository. Those with odd ports have batches that are read by rows.
+func joinOf(t testing.TB, plan *spillway.Plan, port int) *repository.Repository {
+	t.Helper()
+	key := repository.Key{Operator: "join", Port: port}
+	repo, err := plan.Manager().Create(key, repository.Options{ByRows: port%2 == 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return repo
 }
 
 // putPersisted puts record n into a repository, on disk, through host memory or at once.
@@ -463,10 +471,7 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		t.Fatal(err)
 	}
 	for i := range n {
-		repo, err := plan.Repository("join", int(i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		repo := joinOf(t, plan, int(i+1))
 		putPersisted(t, eng, repo, i+1, i%2 == 0)
 	}
 	copytree.Copy(t, copied, dir)

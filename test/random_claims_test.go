@@ -62,7 +62,7 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	repo, err := plan.Repository("scan", 0)
+	repo, err := plan.Manager().Create(repository.Key{Operator: "scan"}, repository.Options{ByRows: seed%2 == 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/endian"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/zeebo/xxh3"
 )
@@ -94,7 +93,7 @@ func (e *CorruptError) Unwrap() error { return e.Cause }
 // Is matches ErrCorrupt.
 func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
 
-// Verify checks that b is the chunk-th run of payload.SumChunk bytes of the body
+// Verify checks that b is the chunk-th run of d.SumBlock bytes of the body
 // that d describes, the last of which may be shorter. Other bytes are a
 // *CorruptError with the chunk's offset in the body.
 func Verify(d *batch.Descriptor, chunk int, b []byte) error {
@@ -104,8 +103,8 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error {
 	if chunk < 0 || chunk >= len(d.Sums) {
 		return fmt.Errorf("convert: chunk %d of %d", chunk, len(d.Sums))
 	}
-	off := int64(chunk) * payload.SumChunk
-	if n := min(d.Body-off, payload.SumChunk); int64(len(b)) != n {
+	off := int64(chunk) * d.SumBlock()
+	if n := min(d.Body-off, d.SumBlock()); int64(len(b)) != n {
 		return fmt.Errorf("convert: chunk %d has %d bytes, not %d", chunk, n, len(b))
 	}
 	if got, want := xxh3.Hash(b), d.Sums[chunk]; got != want {

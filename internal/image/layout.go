@@ -166,6 +166,13 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	}
 }
 
+// ByRows makes the batch one that is read some rows at a time: with a checksum for each
+// payload.RowBlock bytes. It is called before anything is laid out.
+func (l *Layout) ByRows() {
+	l.Desc.Block = payload.RowBlock
+	l.Desc.Sums = make([]uint64, l.Desc.Body/payload.RowBlock)
+}
+
 // RoundUp returns the least multiple of to, a power of two, that is not below n.
 func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
 
@@ -200,7 +207,7 @@ func (l *Layout) Used() []int {
 // Plan returns what of the descriptor is known before anything is laid out: nodes, buffers and
 // the length of the body.
 func (l *Layout) Plan() *batch.Descriptor {
-	return &batch.Descriptor{Nodes: l.Desc.Nodes, Buffers: l.Desc.Buffers, Body: l.Desc.Body}
+	return &batch.Descriptor{Nodes: l.Desc.Nodes, Buffers: l.Desc.Buffers, Body: l.Desc.Body, Block: l.Desc.Block}
 }
 
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
@@ -306,11 +313,13 @@ const scratchSize = 16 << 10
 
 // emit writes the bytes at pos to dst, whose length is a multiple of 4096, and makes the checksums.
 func (l *Layout) emit(dst []byte) {
-	body := l.Desc.Body
+	body, block := l.Desc.Body, l.Desc.SumBlock()
 	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk {
 		// The body stays in the cache, so it is hashed where it was written.
 		fill(dst, 0, l.pieces)
-		l.Desc.Sums[0] = xxh3.Hash(dst)
+		for i := range l.Desc.Sums {
+			l.Desc.Sums[i] = xxh3.Hash(dst[int64(i)*block : min(n, int64(i+1)*block)])
+		}
 		l.pos = body
 		return
 	}
@@ -318,9 +327,9 @@ func (l *Layout) emit(dst []byte) {
 		l.next = 0
 	}
 	for len(dst) > 0 {
-		chunk := l.pos / payload.SumChunk
-		end := min((chunk+1)*payload.SumChunk, body)
-		if l.pos%payload.SumChunk == 0 {
+		chunk := l.pos / block
+		end := min((chunk+1)*block, body)
+		if l.pos%block == 0 {
 			l.sum.Reset(end - l.pos)
 		}
 		rest := l.pieces[l.next:]

@@ -148,6 +148,8 @@ type Lease struct {
 	ended   atomic.Bool
 	release func()
 	Hold    books.Hold // of the memory, if one was begun
+	// Unleased is how many bytes at the beginning of the body need no lease, because they are Go's.
+	Unleased int64
 }
 
 // NewLease returns a lease with one buffer counted, which is the opener's own.
@@ -261,6 +263,9 @@ func (o *opener) buffer(s payload.Span, need int64) (*memory.Buffer, error) {
 	b := Stretch(o.extents, s.Offset, s.Length)
 	if b == nil {
 		return nil, o.Path.Invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
+	}
+	if s.Offset < o.lease.Unleased {
+		return memory.NewBufferBytes(b), nil
 	}
 	o.lease.buffers.Add(1)
 	return memory.NewBufferWithAllocator(b, o.lease), nil

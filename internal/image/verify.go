@@ -6,14 +6,14 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/payload"
 )
 
 // Summer computes the checksums of chunks of a body, whose bytes come by in order, in pieces of any
 // size, and from the beginning of a chunk on. Several may work on parts of one body.
 type Summer struct {
-	Body int64
-	Each func(chunk int64, sum uint64) error // is called with the checksum of each chunk
+	Body  int64
+	Block int64                               // bytes of a chunk
+	Each  func(chunk int64, sum uint64) error // is called with the checksum of each chunk
 
 	hash *xxh3.Hasher // the part of a chunk that has come by, when pieces split one
 	part int64        // how many bytes that is
@@ -23,7 +23,7 @@ type Summer struct {
 // *CorruptError, with the place of the chunk that locate returns: an empty volume if that is only the
 // place in the body.
 func NewVerifier(desc *batch.Descriptor, locate func(off int64) (volume, file string, at int64)) *Summer {
-	return &Summer{Body: desc.Body, Each: func(chunk int64, got uint64) error {
+	return &Summer{Body: desc.Body, Block: desc.SumBlock(), Each: func(chunk int64, got uint64) error {
 		if chunk >= int64(len(desc.Sums)) {
 			return fmt.Errorf("convert: chunk %d of %d", chunk, len(desc.Sums))
 		}
@@ -33,7 +33,7 @@ func NewVerifier(desc *batch.Descriptor, locate func(off int64) (volume, file st
 		}
 		c := &CorruptError{Want: want, Got: got}
 		var file string
-		if c.Volume, file, c.Offset = locate(chunk * payload.SumChunk); c.Volume != "" {
+		if c.Volume, file, c.Offset = locate(chunk * desc.SumBlock()); c.Volume != "" {
 			c.Volume += " " + file
 		}
 		return c
@@ -43,8 +43,8 @@ func NewVerifier(desc *batch.Descriptor, locate func(off int64) (volume, file st
 // Add takes the bytes at off, which follow on those before.
 func (s *Summer) Add(p []byte, off int64) error {
 	for len(p) > 0 {
-		chunk := off / payload.SumChunk
-		size := min(s.Body-chunk*payload.SumChunk, payload.SumChunk)
+		chunk := off / s.Block
+		size := min(s.Body-chunk*s.Block, s.Block)
 		n := min(int64(len(p)), size-s.part)
 		var sum uint64
 		if n == size { // the usual case: a whole chunk

@@ -46,8 +46,8 @@ const (
 	// RunSize is how many bytes of a body are in one Run. It is a request to the disk, before it is
 	// compressed.
 	RunSize = 1 << 20
-	// FrameSize is how many bytes of a body are compressed for themselves, a multiple of
-	// SumChunk.
+	// FrameSize is how many bytes of a body are compressed for themselves, unless Descriptor.Block is
+	// set; a multiple of SumChunk.
 	FrameSize = 256 << 10
 )
 
@@ -57,9 +57,9 @@ type Run struct {
 	Offset int64  // in the buffer
 	Sum    uint64 // xxh3-64 of the stored bytes, without the rest of the last page
 	Codec  uint8  // what the frames were compressed with, a number of package convert's
-	// Frames are the stored lengths. A frame that is as long as its part of the body is
-	// that, uncompressed.
-	Frames [RunSize / FrameSize]uint32
+	// Frames are the stored lengths, of Descriptor.Frame bytes each, the last of the body less. A
+	// frame that is as long as its part of the body is that, uncompressed.
+	Frames []uint32
 }
 
 // Stored returns how many bytes are stored.

@@ -29,10 +29,14 @@ const (
 	ScatteredImage  Type = "scattered"
 )
 
-// SumChunk is how many bytes of a body one checksum covers. What is read to get at one
-// column begins and ends at a multiple of it, so it is small compared with a column; shorter runs
-// would cost speed where bodies are laid out.
-const SumChunk = 64 << 10
+const (
+	// SumChunk is how many bytes of a body one checksum covers, unless Descriptor.Block is set. What
+	// is read to get at one column begins and ends at a multiple of it, so it is small compared with
+	// a column; shorter runs would cost speed where bodies are laid out.
+	SumChunk = 64 << 10
+	// RowBlock is Descriptor.Block of batches that are to be read some rows at a time.
+	RowBlock = tier.Page
+)
 
 // Node is the length and the number of nulls of one array of a batch; or, with
 // Nulls Outside, the place of an array that lies in an image of its own.
@@ -68,9 +72,12 @@ type Descriptor struct {
 	Nodes   []Node // one for each array
 	Buffers []Span // one for each buffer of each array
 	Body    int64  // bytes; a multiple of tier.Page
-	// Sums are the xxh3-64 of each SumChunk bytes of the body; the last chunk may be shorter. Nil
+	// Sums are the xxh3-64 of each SumBlock bytes of the body; the last block may be shorter. Nil
 	// in a scattered image that is not summed.
 	Sums []uint64
+	// Block is how many bytes one of Sums covers: a power of two from tier.Page to SumChunk. 0 means
+	// SumChunk.
+	Block int64
 
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
@@ -84,6 +91,14 @@ type Descriptor struct {
 	// Metadata is the record's own, besides its schema's; nil if it has none.
 	Metadata *arrow.Metadata
 }
+
+// SumBlock returns how many bytes of the body one checksum covers.
+func (d *Descriptor) SumBlock() int64 { return cmp.Or(d.Block, SumChunk) }
+
+// Frame returns how many bytes of a compressed body are compressed for themselves: FrameSize, or a
+// block if blocks are shorter than SumChunk. Merging 200 runs of 1 MiB in 48 MiB, frames of 4, 8 and 16
+// KiB made the runs 115, 114 and 113 MiB long, of which 164, 188 and 243 MiB were read.
+func (d *Descriptor) Frame() int64 { return cmp.Or(d.Block, FrameSize) }
 
 // AllDictionaries returns every dictionary image that is needed to open this
 // one: its own, and those that they need, each once and after those that it

@@ -191,13 +191,16 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 // they open the batch: opening checks the rest.
 func (e *Entry) fits() bool {
 	d := e.Descriptor
+	if b := d.Block; b != 0 && (b < tier.Page || b > payload.SumChunk || b&(b-1) != 0) {
+		return false
+	}
 	runs := int64(0)
 	if e.Packed {
 		runs = (d.Body + payload.RunSize - 1) / payload.RunSize
 	}
 	switch {
 	case d.Rows < 0, d.Body < 0, d.Body%tier.Page != 0, d.Body > math.MaxInt64/4,
-		int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk, int64(len(e.Runs)) != runs,
+		int64(len(d.Sums)) != (d.Body+d.SumBlock()-1)/d.SumBlock(), int64(len(e.Runs)) != runs,
 		e.ID == 0 && (e.Packed || d.Body == 0): // a dictionary that is an image of its own has bytes
 		return false
 	}
@@ -224,12 +227,17 @@ func (e *Entry) fits() bool {
 		if at := e.Runs[i].Offset; at < 0 || at > math.MaxInt64/4 {
 			return false
 		}
+		run := min(payload.RunSize, left)
+		left -= run
 		for _, f := range e.Runs[i].Frames {
-			size := min(payload.FrameSize, left)
-			if int64(f) > size || (f == 0) != (size == 0) {
+			size := min(d.Frame(), run)
+			if f == 0 || int64(f) > size {
 				return false
 			}
-			left -= size
+			run -= size
+		}
+		if run > 0 {
+			return false
 		}
 	}
 	return true

@@ -62,8 +62,12 @@ func TestEntryIsReadAsItWasWritten(t *testing.T) {
 		tried++
 		rec := g.Record(arrowgen.Schema(dt, arrow.PrimitiveTypes.Int64), 40)
 		k, schema := entryOfRecord(t, rec)
+		if tried%4 < 2 {
+			k.Descriptor.Block = payload.RowBlock
+			k.Descriptor.Sums = make([]uint64, k.Descriptor.Body/payload.RowBlock)
+		}
 		if tried%2 == 0 {
-			k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body)
+			k.Packed, k.Runs = true, fullRuns(k.Descriptor)
 		}
 		if tried%3 == 0 {
 			m := arrow.NewMetadata([]string{"a", ""}, []string{"", "b"})
@@ -95,13 +99,13 @@ func readBack(e *Entry, schema []byte) (*Entry, error) {
 }
 
 // fullRuns are runs whose frames are not compressed.
-func fullRuns(body int64) (runs []payload.Run) {
-	for body > 0 {
-		r := payload.Run{Codec: 2, Sum: uint64(body)}
-		for i := range r.Frames {
-			n := min(payload.FrameSize, body)
-			r.Frames[i] = uint32(n)
-			body -= n
+func fullRuns(d *batch.Descriptor) (runs []payload.Run) {
+	for left := d.Body; left > 0; {
+		r := payload.Run{Codec: 2, Sum: uint64(left)}
+		for run := min(payload.RunSize, left); run > 0; {
+			n := min(d.Frame(), run)
+			r.Frames = append(r.Frames, uint32(n))
+			run, left = run-n, left-n
 		}
 		runs = append(runs, r)
 	}
@@ -114,7 +118,8 @@ func sameEntry(a, b Entry) bool {
 }
 
 func sameDescriptor(a, b batch.Descriptor) bool {
-	return a.Rows == b.Rows && a.Body == b.Body && same(a.Nodes, b.Nodes) && same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
+	return a.Rows == b.Rows && a.Body == b.Body && a.Block == b.Block && same(a.Nodes, b.Nodes) &&
+		same(a.Buffers, b.Buffers) && same(a.Sums, b.Sums) &&
 		same(a.From, b.From) &&
 		(a.Metadata == nil) == (b.Metadata == nil) && (a.Metadata == nil || a.Metadata.Equal(*b.Metadata))
 }
@@ -239,7 +244,7 @@ func FuzzEntry(f *testing.F) {
 	for _, dt := range []arrow.DataType{arrow.PrimitiveTypes.Int32, arrow.BinaryTypes.StringView, arrow.ListOf(arrow.BinaryTypes.String)} {
 		k, schema := entryOfRecord(f, g.Record(arrowgen.Schema(dt), 20))
 		f.Add(k.meta(schema), k.place())
-		k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body)
+		k.Packed, k.Runs = true, fullRuns(k.Descriptor)
 		f.Add(k.meta(schema), k.place())
 	}
 	f.Fuzz(func(t *testing.T, meta, place []byte) {
@@ -248,7 +253,7 @@ func FuzzEntry(f *testing.F) {
 			return
 		}
 		d := k.Descriptor
-		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+payload.SumChunk-1)/payload.SumChunk {
+		if d.Body < 0 || d.Body%tier.Page != 0 || int64(len(d.Sums)) != (d.Body+d.SumBlock()-1)/d.SumBlock() {
 			t.Errorf("%d bytes with %d sums", d.Body, len(d.Sums))
 		}
 		if n := k.Stored(); n < 0 || !k.Packed && n != d.Body {
@@ -273,16 +278,22 @@ func TestEntryFitsTogether(t *testing.T) {
 		"a body that ends in a page": func(k *Entry) { k.Descriptor.Body -= 8; k.Descriptor.Buffers = nil },
 		"a sum too many":             func(k *Entry) { k.Descriptor.Sums = append(slices.Clone(k.Descriptor.Sums), 1) },
 		"no sums":                    func(k *Entry) { k.Descriptor.Sums = nil },
-		"runs of what is not packed": func(k *Entry) { k.Runs = fullRuns(k.Descriptor.Body) },
+		"sums of other blocks":       func(k *Entry) { k.Descriptor.Block, k.Descriptor.Body = payload.SumChunk/2, 16*tier.Page },
+		"blocks of 3 pages":          func(k *Entry) { k.Descriptor.Block = 3 * tier.Page },
+		"blocks of half a page": func(k *Entry) {
+			k.Descriptor.Block, k.Descriptor.Sums = tier.Page/2, make([]uint64, 2)
+		},
+		"blocks that are too long":   func(k *Entry) { k.Descriptor.Block = 2 * payload.SumChunk },
+		"runs of what is not packed": func(k *Entry) { k.Runs = fullRuns(k.Descriptor) },
 		"no runs":                    func(k *Entry) { k.Packed = true },
-		"a frame that is too long":   func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0]++ },
-		"a frame without bytes":      func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor.Body); k.Runs[0].Frames[0] = 0 },
+		"a frame that is too long":   func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor); k.Runs[0].Frames[0]++ },
+		"a frame without bytes":      func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor); k.Runs[0].Frames[0] = 0 },
 		"a buffer beyond the body":   func(k *Entry) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
 		"a buffer before it":         func(k *Entry) { k.Descriptor.Buffers[1].Offset = -8 },
 		"a dictionary that is not named": func(k *Entry) {
 			k.Descriptor.Nodes[0] = payload.Node{Length: int64(len(k.Dictionaries)), Nulls: payload.Outside}
 		},
-		"a dictionary that is packed": func(k *Entry) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor.Body) },
+		"a dictionary that is packed": func(k *Entry) { k.ID, k.Packed, k.Runs = 0, true, fullRuns(k.Descriptor) },
 	} {
 		k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
 		if _, err := readBack(k, schema); err != nil {

@@ -84,8 +84,8 @@ func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
 		parts = append(parts, part{r.Offset, r.Stored(), r.Sum})
 	}
 	for i, sum := range d.Sums {
-		if off := int64(i) * payload.SumChunk; !l.Entry.Packed {
-			parts = append(parts, part{off, min(payload.SumChunk, d.Body-off), sum})
+		if off := int64(i) * d.SumBlock(); !l.Entry.Packed {
+			parts = append(parts, part{off, min(d.SumBlock(), d.Body-off), sum})
 		}
 	}
 	path := l.Record.File

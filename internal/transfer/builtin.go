@@ -127,7 +127,7 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	body := parts.Descriptor.Body
 	var cuts []int64
 	if parts.Encoding == payload.Compressed {
-		d.runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
+		d.runs, d.frame = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize), parts.Descriptor.Frame()
 		cuts = pages(body)
 	} else {
 		cuts = parts.Descriptor.Cuts()
@@ -141,6 +141,9 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 		return err
 	}
 	parts.Buffers = []*tier.Buffer{buf}
+	if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
+		m.SealBy(parts.Descriptor.SumBlock())
+	}
 	d.Sink, err = memoryOf(buf)
 	return err
 }

@@ -86,6 +86,8 @@ func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, e
 	}
 	requests := Requests(p.Runs, src.runs != nil)
 	return b.readRanges(ctx, src, len(requests), false, func(ctx context.Context, r *ranges, i int) error {
+		last := requests[i][len(requests[i])-1]
+		r.until = last.Off + last.N
 		for _, piece := range requests[i] {
 			off, sum := piece.Off, image.NewVerifier(src.desc, src.locate)
 			err := image.Across(extents, piece.At, piece.N, func(to []byte) error {
@@ -105,7 +107,7 @@ func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, e
 }
 
 // Requests returns what is read one after the other: a request each, or of a compressed image all that
-// is wanted of a run, which is read as a whole.
+// is wanted of a run, whose frames from the first to the last are one request.
 func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRun) {
 	last := int64(-1)
 	for _, r := range runs {
@@ -134,8 +136,9 @@ func (b *Builtin) ReadBounds(ctx context.Context, img *batch.Image, bounds []col
 	}
 	slices.SortFunc(bounds, func(a, b columns.Bound) int { return cmp.Compare(a.At, b.At) })
 	var chunks [][]columns.Bound
+	size := img.Descriptor().SumBlock()
 	for i, o := range bounds {
-		if i == 0 || o.At/payload.SumChunk != bounds[i-1].At/payload.SumChunk {
+		if i == 0 || o.At/size != bounds[i-1].At/size {
 			chunks = append(chunks, nil)
 		}
 		chunks[len(chunks)-1] = append(chunks[len(chunks)-1], o)
@@ -144,10 +147,10 @@ func (b *Builtin) ReadBounds(ctx context.Context, img *batch.Image, bounds []col
 	if err != nil {
 		return err
 	}
-	return b.Permitted(ctx, nil, img.Space(), int64(len(chunks))*payload.SumChunk, func(ctx context.Context) error {
+	return b.Permitted(ctx, nil, img.Space(), int64(len(chunks))*size, func(ctx context.Context) error {
 		return b.readRanges(ctx, src, len(chunks), true, func(ctx context.Context, r *ranges, i int) error {
-			off := chunks[i][0].At / payload.SumChunk * payload.SumChunk
-			p := r.chunk[:min(payload.SumChunk, src.size-off)]
+			off := chunks[i][0].At / size * size
+			p := r.chunk[:min(size, src.size-off)]
 			if err := r.read(ctx, p, off); err != nil {
 				return err
 			}
@@ -162,33 +165,114 @@ func (b *Builtin) ReadBounds(ctx context.Context, img *batch.Image, bounds []col
 	})
 }
 
-// ranges reads parts of a body for one goroutine. Of a compressed one it uncompresses only the frames
-// that are wanted, and keeps the last run and the last frame for the next part.
+// ReadRows reads the next window of rows of an image into their memory, which is in space, and opens it.
+// It ends the lease on an error.
+func (b *Builtin) ReadRows(
+	ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space, l *image.Lease,
+) (arrow.RecordBatch, error) {
+	read := func(pieces []columns.Piece) error { return b.readPieces(ctx, img, space, pieces) }
+	return rows.Next(read, l, FinderOf(rows.Shared))
+}
+
+// readPieces fills pieces of a body, in whole blocks of its checksums, which it compares. It keeps the
+// last block of each piece. Nothing is under way when it returns.
+func (b *Builtin) readPieces(ctx context.Context, img *batch.Image, to *tier.Space, all []columns.Piece) error {
+	src, err := b.from(ctx, img)
+	if err != nil {
+		return err
+	}
+	var rest []columns.Piece
+	size := int64(0)
+	for _, p := range all {
+		switch host, ok := src.Source.(hostMemory); {
+		case ok && src.runs == nil:
+			if err := image.Gather(p.To, host, p.Off); err != nil {
+				return err
+			}
+		case !p.FromHeld():
+			rest, size = append(rest, p), size+int64(len(p.To))
+		}
+	}
+	var devices []*deviceMemory
+	if m, ok := src.Source.(*deviceMemory); ok {
+		devices = append(devices, m)
+	}
+	return b.Permitted(ctx, to, src.space, size, func(ctx context.Context) error {
+		return b.onStreams(ctx, devices, func() error {
+			return b.readRanges(ctx, src, len(rest), true, func(ctx context.Context, r *ranges, i int) error {
+				return r.fill(ctx, &rest[i])
+			})
+		})
+	})
+}
+
+// fill reads the blocks of a piece through the chunk.
+func (r *ranges) fill(ctx context.Context, p *columns.Piece) error {
+	block := int64(tier.Page)
+	if r.src.verify {
+		block = r.src.desc.SumBlock()
+	}
+	room := int64(len(r.chunk)) / block * block
+	for off, to := p.Off, p.To; len(to) > 0; {
+		begin := off / block * block
+		raw := r.chunk[:min(image.RoundUp(off+int64(len(to)), block)-begin, room, r.src.size-begin)]
+		err := r.read(ctx, raw, begin)
+		if err == nil && r.src.verify {
+			err = image.NewVerifier(r.src.desc, r.src.locate).Add(raw, begin)
+		}
+		if err != nil {
+			return err
+		}
+		n := copy(to, raw[off-begin:])
+		if off, to = off+int64(n), to[n:]; len(to) == 0 {
+			last := (off - 1) / block * block
+			p.Hold(last, raw[last-begin:])
+		}
+	}
+	return nil
+}
+
+// ranges reads parts of a body for one goroutine. Of a compressed one it reads and uncompresses only
+// the frames that are wanted, and keeps the last ones for the next part.
 type ranges struct {
-	b      *Builtin
-	src    *bytesFrom
-	room   []byte // for a run as it is stored
-	chunk  []byte // for the caller: payload.SumChunk bytes
-	raw    []byte // for a frame
-	run    int64  // whose bytes stored is; -1 for none
-	stored []byte
-	frame  int64 // the number of that in raw; -1 for none
+	b     *Builtin
+	src   *bytesFrom
+	chunk []byte // for the caller: whole pages, and at least one block if there are checksums
+	until int64  // parts up to here follow, so that frames of the same run are read together
+
+	// Of a compressed body: the frames from first to before end as they are stored, all of one run,
+	// and one of them.
+	first, end   int64
+	room, stored []byte
+	skipped      int64 // bytes of the run before stored
+	frame        int64 // the number of that in raw; -1 for none
+	raw          []byte
 }
 
 // readRanges calls f for each of several requests, in several lanes. They have a block each if the
-// source is compressed, or f needs a chunk.
+// source is compressed, or f needs a chunk; of a device, a pinned chunk.
 func (b *Builtin) readRanges(
 	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
 ) error {
 	job := pump.Job[*lane]{Pieces: n, Lanes: columnsUnderWay}
 	if chunks || src.runs != nil {
-		job.Pool = &lanes{b: b, node: src.space.Node(), blocks: true}
+		pool := &lanes{b: b, node: src.space.Node(), blocks: src.space.Kind() != tier.GPU}
+		if !pool.blocks {
+			var err error
+			if pool.chunks, err = b.Staging(pool.node); err != nil {
+				return err
+			}
+		}
+		job.Pool = pool
 	}
 	job.Do = func(ctx context.Context, l *lane, i int) error {
-		r := &ranges{b: b, src: src, run: -1, frame: -1}
-		if job.Pool != nil {
-			r.room = l.block.stored
-			r.raw, r.chunk = l.block.raw[:payload.FrameSize], l.block.raw[payload.FrameSize:][:payload.SumChunk]
+		r := &ranges{b: b, src: src, frame: -1}
+		switch {
+		case l == nil:
+		case l.block == nil:
+			r.chunk = l.chunk
+		default:
+			r.room, r.raw, r.chunk = l.block.stored, l.block.raw[:payload.FrameSize], l.block.raw[payload.FrameSize:]
 		}
 		return f(ctx, r, i)
 	}
@@ -200,37 +284,63 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	if r.src.runs == nil {
 		return fetch(ctx, r.src, p, off)
 	}
+	size := r.src.desc.Frame()
 	for len(p) > 0 {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		i, frame := off/payload.RunSize, off/payload.FrameSize
-		run := &r.src.runs[i]
-		if r.run != i {
-			var err error
-			r.run, r.frame = -1, -1
-			if r.stored, err = stored(ctx, r.src, run, r.room); err != nil {
+		frame := off / size
+		if frame < r.first || frame >= r.end {
+			if err := r.readFrames(ctx, frame, max(off+int64(len(p)), r.until)); err != nil {
 				return err
 			}
-			r.run = i
 		}
-		begin := frame * payload.FrameSize
-		size := min(payload.FrameSize, r.src.size-begin)
+		n := min(size, r.src.size-frame*size)
 		if r.frame != frame {
-			at, f := int64(0), off%payload.RunSize/payload.FrameSize
-			for _, n := range run.Frames[:f] {
-				at += int64(n)
+			run, k, at := &r.src.runs[off/payload.RunSize], off%payload.RunSize/size, int64(0)
+			for _, stored := range run.Frames[:k] {
+				at += int64(stored)
 			}
 			r.frame = -1
-			if err := r.b.coders.Decode(codec.Codec(run.Codec), r.raw[:size], r.stored[at:][:run.Frames[f]]); err != nil {
+			err := r.b.coders.Decode(codec.Codec(run.Codec), r.raw[:n], r.stored[at-r.skipped:][:run.Frames[k]])
+			if err != nil {
 				return r.src.corrupt(&image.CorruptError{Cause: err}, run, at)
 			}
 			r.frame = frame
 		}
-		n := copy(p, r.raw[off-begin:size])
-		p, off = p[n:], off+int64(n)
+		copied := copy(p, r.raw[off-frame*size:n])
+		p, off = p[copied:], off+int64(copied)
 	}
 	return nil
+}
+
+// readFrames reads the frames from first on that have bytes before end and are of the same run, with
+// the rest of their first and last page. Only the checksums of the body are compared.
+func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
+	size := r.src.desc.Frame()
+	const run = payload.RunSize
+	i, of := first*size/run, run/size // the run, and frames in one
+	r.first, r.end, r.frame, r.skipped = first, min((end-1)/size+1, (i+1)*of), -1, 0
+	n := int64(0)
+	for k, stored := range r.src.runs[i].Frames[:r.end-i*of] {
+		if int64(k) < first-i*of {
+			r.skipped += int64(stored)
+		} else {
+			n += int64(stored)
+		}
+	}
+	at := r.src.runs[i].Offset + r.skipped
+	if r.stored = r.src.View(at, n); int64(len(r.stored)) == n {
+		return nil
+	}
+	begin := at / tier.Page * tier.Page
+	p := r.room[:image.RoundUp(at+n, tier.Page)-begin]
+	r.stored = p[at-begin:][:n]
+	err := fetch(ctx, r.src, p, begin)
+	if err != nil {
+		r.end = r.first
+	}
+	return err
 }
 
 // columnsRead is the memory of a record of columns, for the space's account.

@@ -66,6 +66,7 @@ type bytesTo struct {
 	Sink
 	space  *tier.Space
 	runs   []payload.Run // to fill, if the body is to be compressed
+	frame  int64         // bytes of a frame; see payload.Descriptor.Frame
 	stored atomic.Int64  // bytes of runs so far; each lane takes room from here
 }
 
@@ -79,7 +80,7 @@ func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	if s.runs != nil {
 		run := &s.runs[off/payload.RunSize]
 		at := run.Offset
-		for _, n := range run.Frames[:off%payload.RunSize/payload.FrameSize] {
+		for _, n := range run.Frames[:off%payload.RunSize/s.desc.Frame()] {
 			at += int64(n)
 		}
 		return m.Locate(at)
@@ -95,7 +96,10 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 	case s.verify:
 		sum = image.NewVerifier(s.desc, s.locate)
 	case s.sums != nil:
-		sum = &image.Summer{Body: s.size, Each: func(chunk int64, sum uint64) error { s.sums[chunk] = sum; return nil }}
+		sum = &image.Summer{Body: s.size, Block: payload.SumChunk, Each: func(chunk int64, sum uint64) error {
+			s.sums[chunk] = sum
+			return nil
+		}}
 	case s.see == nil && len(s.adjust) == 0:
 		return nil
 	}
@@ -380,17 +384,16 @@ func (c *copying) store(ctx context.Context, l *lane, i int, p []byte, off int64
 func (c *copying) compress(
 	ctx context.Context, block *block, run *payload.Run, p []byte, with codec.Codec,
 ) (err error) {
-	run.Codec = uint8(with)
-	stored, i := block.stored[:0], 0
-	for frame := range slices.Chunk(p, payload.FrameSize) {
+	run.Codec, run.Frames = uint8(with), nil
+	stored := block.stored[:0]
+	for frame := range slices.Chunk(p, int(c.dst.frame)) {
 		before := len(stored)
 		if with == codec.None {
 			stored = p[:before+len(frame)]
 		} else if stored, err = c.b.coders.Encode(with, stored, frame); err != nil {
 			return err
 		}
-		run.Frames[i] = uint32(len(stored) - before)
-		i++
+		run.Frames = append(run.Frames, uint32(len(stored)-before))
 	}
 	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.turn.Fixed != codec.Auto {
 		return err
@@ -450,7 +453,7 @@ func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, block *block, 
 		return err
 	}
 	at, f := int64(0), 0
-	for frame := range slices.Chunk(p, payload.FrameSize) {
+	for frame := range slices.Chunk(p, int(src.desc.Frame())) {
 		n := int64(run.Frames[f])
 		if err := b.coders.Decode(codec.Codec(run.Codec), frame, stored[at:at+n]); err != nil {
 			return src.corrupt(&image.CorruptError{Cause: err}, run, at)

@@ -12,7 +12,7 @@
 //	dictionaries.go    shared dictionaries
 //	table.go           scattered images: how they are read and allocated
 //	permit.go          permits for disk transfers, and transfers that give way to others
-//	columns_read.go    some columns of a batch on disk
+//	columns_read.go    some columns of a batch on disk, and rows of a batch anywhere
 //
 // Of the calls that this text names, those of a Mover are in package convert.
 //
@@ -74,6 +74,9 @@
 // disk it reads only the chunks under a checksum that have something wanted. It puts them one after
 // the other into one piece of host memory, in which the record is opened like any image. Package
 // internal/image/columns documents how the columns' buffers are found, cut and laid out.
+//
+// Of a compressed image it reads the frames that these chunks lie in. ReadRows reads rows for a
+// cursor: it copies their bytes out of such chunks, which pass through the scratch memory of a lane.
 //
 //	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
 //	host   │  a   │ a    │                           leased to the record

@@ -179,7 +179,10 @@ func TestAnotherKindOfMemory(t *testing.T) {
 	sound = sound[:len(sound)/tier.Page*tier.Page]
 	size := int64(len(sound))
 	one, two := &pageMemory{pages: make(map[int64][]byte)}, &pageMemory{pages: make(map[int64][]byte)}
-	packed := &bytesTo{Sink: two, space: anyHost, runs: make([]payload.Run, (size+payload.RunSize-1)/payload.RunSize)}
+	packed := &bytesTo{
+		Sink: two, space: anyHost, frame: payload.FrameSize,
+		runs: make([]payload.Run, (size+payload.RunSize-1)/payload.RunSize),
+	}
 	back := make([]byte, size)
 	for _, step := range []struct {
 		to   *bytesTo
@@ -187,7 +190,7 @@ func TestAnotherKindOfMemory(t *testing.T) {
 	}{
 		{&bytesTo{Sink: one}, &bytesFrom{Source: hostMemory{sound}}},
 		{packed, &bytesFrom{Source: one}},
-		{&bytesTo{Sink: one}, &bytesFrom{Source: two, runs: packed.runs}},
+		{&bytesTo{Sink: one}, &bytesFrom{Source: two, runs: packed.runs, desc: new(payload.Descriptor)}},
 		{&bytesTo{Sink: two}, &bytesFrom{Source: one}},
 		{&bytesTo{Sink: hostMemory{back}}, &bytesFrom{Source: two}},
 	} {

@@ -29,7 +29,7 @@ import (
 
 const (
 	tailSize  = 1024
-	tailMagic = "SPLKEPT2"
+	tailMagic = "SPLKEPT3"
 	formatTag = "SPLKDIR3"
 )
 

@@ -43,6 +43,13 @@ func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
 
+// SealBy makes a volume that encrypts seal blocks of n bytes instead of 64 KiB; see seal.Extent.SealBy.
+func (e *extents) SealBy(n int64) {
+	if e.sealed != nil {
+		e.sealed.SealBy(n)
+	}
+}
+
 // transfer moves p in requests, one after the other. While there is more than one request left and the
 // disk is not slow, helpers make the next ones at the same time. Requests end on multiples of the grid,
 // so that no two share a page or a block.

@@ -117,7 +117,7 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, find func([]
 			d.Buffers = append(d.Buffers, s)
 		}
 	}
-	p.lay(of.Body)
+	p.lay(of)
 	var at lookup.Table[*batch.Descriptor]
 	for _, dict := range d.AllDictionaries() {
 		i := at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, dict)
@@ -217,11 +217,12 @@ func (p *part) needed(begin, end int64) (payload.Span, error) {
 
 // lay gives the chunks that have something of the buffers their places in memory, and
 // sets the spans of the buffers there. A buffer that two columns have stays one.
-func (p *Plan) lay(body int64) {
+func (p *Plan) lay(of *batch.Descriptor) {
+	chunk := of.SumBlock()
 	for _, s := range p.Desc.Buffers {
 		if s.Length > 0 {
-			first := s.Offset / payload.SumChunk * payload.SumChunk
-			end := min(image.RoundUp(s.Offset+s.Length, payload.SumChunk), body)
+			first := s.Offset / chunk * chunk
+			end := min(image.RoundUp(s.Offset+s.Length, chunk), of.Body)
 			p.Runs = append(p.Runs, ChunkRun{Off: first, N: end - first})
 		}
 	}

@@ -3,6 +3,7 @@
 //
 //	Selection ──Of──▶ Columns ──Within──▶ descriptor      of an image that has all of its bytes
 //	                     └──Plan──▶ Plan ──Mend──▶ descriptor   of what is read of an image on disk
+//	descriptor ──NewRows──▶ Rows ──Next──▶ record               some rows at a time, in little memory
 package columns
 
 import (

@@ -35,6 +35,7 @@ type part struct {
 	shape.Buffer
 	span        payload.Span // in the image
 	node        int          // of the column: the array that has it
+	inDict      bool         // that is in a dictionary
 	scale       int64        // that of the array; dependent if the buffer cannot be cut
 	first, last int64        // of a shape.Data: the bytes that the rows have
 }
@@ -141,8 +142,12 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 			n := payload.Node{Length: int64(i), Nulls: payload.Outside}
 			c.nodes = append(c.nodes, node{Node: n, scale: dependent})
 		default:
+			first := len(c.parts)
 			if err := c.array(cursor, "dictionary", a.Values, dependent, 0); err != nil {
 				return err
+			}
+			for i := range c.parts[first:] {
+				c.parts[first+i].inDict = true
 			}
 		}
 	}

@@ -41,6 +41,7 @@ func (b *Block) end() int64 { return b.Off + b.Len }
 type Extent struct {
 	sealer *Sealer
 	key    *Key
+	block  int64 // see SealBy
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -51,8 +52,12 @@ type Extent struct {
 
 // NewExtent returns the extent of a new memory. All of it reads as zeros until it is written.
 func (s *Sealer) NewExtent() *Extent {
-	return &Extent{sealer: s, key: s.own}
+	return &Extent{sealer: s, key: s.own, block: BlockSize}
 }
+
+// SealBy makes blocks shorter: of n bytes, a multiple of a page that divides BlockSize, for memory of
+// which few bytes at a time are to be read. It is called before the first write.
+func (x *Extent) SealBy(n int64) { x.block = n }
 
 // OldExtent returns the extent of a memory that was sealed with a key of KeyOf. It cannot be written.
 func (s *Sealer) OldExtent(key *Key, blocks []Block) *Extent {
@@ -135,7 +140,7 @@ func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte)
 	end := round(off + int64(len(p)))
 	var made []Block
 	for a := off; a < end; {
-		b := Block{Off: a, Len: min(end, (a/BlockSize+1)*BlockSize) - a}
+		b := Block{Off: a, Len: min(end, (a/x.block+1)*x.block) - a}
 		out := buf[a-off:][:b.Len+TagSize] // the next block overwrites this one's tag
 		plain := p[a-off : min(int64(len(p)), b.end()-off)]
 		if int64(len(plain)) < b.Len {

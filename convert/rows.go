@@ -1,0 +1,81 @@
+package convert
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+// IngestRows is Ingest, or without waits TryIngest, for a batch that is to be read some rows at a
+// time: with a checksum for each 4 KiB.
+func (m inside) IngestRows(
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
+) (batch.Payload, error) {
+	return m.ingest(ctx, rec, to, waits, true)
+}
+
+// ReadRows reads the next window of a batch of which rows are the Rows, into their memory, which is in
+// space. release ends the use of the memory: it is called when the record and all that was taken from
+// it are released, and also after an error. A scattered image, or a program's own form, is
+// tier.ErrNotSupported.
+//
+// With the first window it brings the batch's dictionaries into space, for which it waits for room. They
+// are rows.Shared from then on, and the caller releases them.
+func (m inside) ReadRows(
+	ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
+) (_ arrow.RecordBatch, err error) {
+	l := image.NewLease(release)
+	defer func() {
+		if err != nil {
+			l.End()
+		}
+	}()
+	ctx, end, err := m.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	defer guard.Error(&err, "convert: reading rows")
+	p, err := payloadOf(h, "reading rows")
+	if err != nil {
+		return nil, err
+	}
+	img, ok := p.(*batch.Image)
+	if !ok || img.Encoding() == payload.Scattered {
+		return nil, fmt.Errorf("convert: reading rows of %s: %w", p.Type(), tier.ErrNotSupported)
+	}
+	if len(rows.Shared) == 0 && len(img.Shared()) > 0 {
+		err = m.shareIn(ctx, img, rows, space)
+	}
+	var rec arrow.RecordBatch
+	if err == nil {
+		rec, err = m.cfg.Builtin.ReadRows(ctx, img, rows, space, l)
+	}
+	return rec, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
+}
+
+// shareIn sets rows.Shared to the dictionaries of img in space.
+func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space) error {
+	q := &request{
+		Strategy: reservation.Specific(space.ID()), m: m, origin: reservation.Consuming(), waits: true,
+		what: takes{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
+	}
+	return q.inRoom(ctx, func(r reservation.Reservation) error {
+		unpin, err := m.pin(r, &q.what)
+		if err != nil {
+			return err
+		}
+		defer unpin()
+		rows.Shared, err = m.cfg.Builtin.Share(ctx, img, r)
+		return err
+	})
+}
