@@ -20,12 +20,12 @@
 // when the stream runs dry, so an idle device has none. Closing the device waits for
 // all of them.
 //
-// Locks: a device, a stream and a modelled link have a mutex each, all of rank
-// Device, the last one; none is held while another is taken, nor while bytes
-// are copied or the fault hook runs.
+// Locks: the mutex of a device guards its memory and its streams. It has rank Device, the last one,
+// and is not held while bytes are copied or the fault hook runs.
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -82,36 +82,35 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// gpu is a simulated GPU. It implements tier.Device and tier.Computer and is
-// safe for concurrent use; a stream belongs to one goroutine at a time.
+// gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
+// concurrent use; a stream belongs to one goroutine at a time.
 type gpu struct {
-	cfg        Config
-	faults     func(Op) error // nil for none
-	base       tier.Addr      // address of the arena's first byte
-	arena      *arena
-	toDevice   *link
-	fromDevice *link
-	ops        atomic.Int64 // operations so far
+	cfg    Config
+	faults func(Op) error // nil for none
+	ops    atomic.Int64   // operations so far
+	base   tier.Addr      // address of the arena's first byte
+	arena  *arena
 
 	window       *ahead.Window
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
 
-	guests gate.Gate // users of the memory beside the streams: copies of other devices
+	guests gate.Gate // users of the memory besides the streams: copies of other devices
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		line    *extent.Allocator
-		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
-		streams map[*stream]struct{}
-		closed  bool  // no calls any more
-		foreign int64 // bytes that others hold
-		lent    int   // how many need the arena; one of them is the device, until Close has ended all else
+		line                 *extent.Allocator
+		allocs               *btree.BTreeG[*allocation] // the live ones, by offset
+		streams              map[*stream]struct{}
+		closed               bool  // no calls any more
+		foreign              int64 // bytes that others hold
+		lent                 int   // needs of the arena: the loans, and the device until Close has ended all else
+		toDevice, fromDevice link
 	}
 }
 
-// allocation is a piece of the arena. Live, it is in the device's tree; freed,
-// it is known to the work that still uses it and to the free on its stream.
+// allocation is a piece of the arena. Live, it is in the device's tree; freed, it is known to the
+// work that still uses it and to the free on its stream.
 type allocation struct {
 	off    int64
 	size   int64       // as asked for; access ends here
@@ -139,9 +138,7 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		return nil, err
 	}
 	cfg.Memory = cfg.Memory / granule * granule
-	if cfg.Name == "" {
-		cfg.Name = "simulated GPU"
-	}
+	cfg.Name = cmp.Or(cfg.Name, "simulated GPU")
 	a, err := newArena(cfg.Memory)
 	if err != nil {
 		return nil, err
@@ -149,12 +146,9 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	d := &gpu{
 		cfg:    cfg,
 		faults: faults,
-		// Somewhere else for each device, so that one's addresses mean nothing to
-		// another.
+		// Somewhere else for each device, so that one's addresses mean nothing to another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
 		arena:        a,
-		toDevice:     &link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency},
-		fromDevice:   &link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency},
 		window:       ahead.New(cfg.Memory),
 		stopTouching: make(chan struct{}),
 	}
@@ -162,6 +156,8 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.lent = 1
+	d.mu.toDevice = link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency}
+	d.mu.fromDevice = link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency}
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
@@ -196,35 +192,23 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 		return 0, err
 	}
 	charge := d.Charge(size)
-	off, err := d.place(size, charge)
-	if err != nil {
-		return 0, err
-	}
-	d.window.Reach(off + charge)
-	return d.base + tier.Addr(off), nil
-}
-
-// place takes a range of the arena for an allocation.
-func (d *gpu) place(size, charge int64) (off int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
 		return 0, tier.ErrClosed
 	}
-	free := d.freeLocked()
-	off, ok := int64(0), false
-	if charge <= free {
-		off, ok = d.mu.line.Alloc(charge)
+	full := &tier.NoSpaceError{Requested: size, Available: d.freeLocked()}
+	if charge > full.Available {
+		return 0, full
 	}
+	off, ok := d.mu.line.Alloc(charge)
 	if !ok {
-		e := &tier.NoSpaceError{Requested: size, Available: free}
-		if e.Available >= charge {
-			e.Largest = d.mu.line.Largest()
-		}
-		return 0, e
+		full.Largest = d.mu.line.Largest()
+		return 0, full
 	}
 	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
-	return off, nil
+	d.window.Reach(off + charge)
+	return d.base + tier.Addr(off), nil
 }
 
 // Free implements tier.Device.
@@ -233,43 +217,34 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	a, err := d.start(addr, false)
-	if err != nil { // mistakes of callers are not the hook's business
+	a, _, err := d.find(addr, 1)
+	if err != nil {
 		return err
 	}
-	if _, err := d.ask(OpFree, a.size); err != nil {
+	if a.off != int64(addr-d.base) {
+		return fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
+	}
+	if _, err := d.ask(OpFree, a.size); err != nil { // the caller has made no mistake
 		return err
 	}
-	if a, err = d.start(addr, true); err != nil {
-		return err
-	}
-	if s.idle() {
-		d.reclaim(a)
-		return nil
-	}
-	return s.put(work{kind: OpFree, free: a})
-}
-
-// start returns the live allocation that starts at addr. If retire is set it is retired: no more
-// work can use it.
-func (d *gpu) start(addr tier.Addr, retire bool) (*allocation, error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.closed {
-		return nil, tier.ErrClosed
+	_, live := d.mu.allocs.Delete(a)
+	if live && s.running {
+		s.queue = append(s.queue, work{kind: OpFree, free: a})
 	}
-	a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)})
-	if !ok {
-		return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
+	running := s.running
+	d.mu.Unlock()
+	switch {
+	case !live:
+		return fmt.Errorf("sim: the allocation at address %#x was freed meanwhile", uint64(addr))
+	case !running:
+		d.reclaim(a)
 	}
-	if retire {
-		d.mu.allocs.Delete(a)
-	}
-	return a, nil
+	return nil
 }
 
-// poisonLimit bounds what an invariants build overwrites of freed memory, at its
-// start: untouched memory of a large device should stay so.
+// poisonLimit bounds what an invariants build overwrites of freed memory, at its start: untouched
+// memory of a large device should stay so.
 const poisonLimit = 1 << 20
 
 // reclaim gives a retired allocation back to the arena.
@@ -286,6 +261,9 @@ func (d *gpu) reclaim(a *allocation) {
 
 // find returns the n > 0 bytes at addr, and the live allocation that holds all of them.
 func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
+	if n < 0 {
+		return nil, nil, fmt.Errorf("sim: a range of %d bytes", n)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -307,29 +285,30 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
 	return a, d.arena.bytes[off : off+n : off+n], nil
 }
 
-// own returns s as a stream of this device.
+// own returns s as an open stream of this device.
 func (d *gpu) own(s tier.Stream) (*stream, error) {
 	mine, ok := s.(*stream)
 	if !ok || mine == nil || mine.dev != d {
 		return nil, fmt.Errorf("sim: a stream of type %T is not one of this device", s)
 	}
-	if mine.isClosed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if mine.closed {
 		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
 	return mine, nil
 }
 
-// ask numbers an operation and asks the fault hook whether it may be put on its
-// stream.
+// ask numbers an operation and asks the fault hook whether it may be put on its stream.
 func (d *gpu) ask(kind OpKind, n int64) (index int64, err error) {
 	index = d.ops.Add(1) - 1
-	if d.faults == nil {
-		return index, nil
+	if d.faults != nil {
+		err = d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n})
 	}
-	if err := d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
-		return index, fmt.Errorf("sim: %s refused: %w", kind, err)
+	if err != nil {
+		err = fmt.Errorf("sim: %s refused: %w", kind, err)
 	}
-	return index, nil
+	return index, err
 }
 
 // NewStream implements tier.Device.
@@ -391,8 +370,8 @@ func (d *gpu) Close() error {
 	d.guests.Shut()
 
 	for s := range streams {
-		s.shut()
-		s.drain()
+		_ = s.shut() // some may be closed already, and have work
+		<-s.mark().done
 	}
 	d.guests.Wait()
 	close(d.stopTouching)
