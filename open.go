@@ -177,6 +177,9 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 		}
 		dev = wrapped
 	}
+	if g.Device != nil || g.Open != nil || g.Wrap != nil {
+		dev = devpool.Guarded(dev)
+	}
 	e.bare = append(e.bare, dev)
 	if dev, err = e.underBudgets(dev); err == nil && own {
 		e.devices[len(e.devices)-1] = dev

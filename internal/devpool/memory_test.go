@@ -274,7 +274,7 @@ func TestDevicePoolSurvivesPanics(t *testing.T) {
 		}
 		return nil
 	})
-	s := gpuSpace(t, 1<<20, newDevicePool(t, d))
+	s := gpuSpace(t, 1<<20, newDevicePool(t, devpool.Guarded(d)))
 	if b, err := s.DrawNew(1000); b != nil || err == nil {
 		t.Errorf("DrawNew from a device that panics: %v, %v", b, err)
 	}
