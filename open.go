@@ -250,7 +250,7 @@ func (e *Engine) openHost() error {
 		}
 		id := tier.ID{Kind: tier.Host, Ordinal: i}
 		e.pin(id, arena, pinners)
-		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Warnings()) })
+		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Stats().Warnings) })
 		space, err := tier.NewSpace(tier.SpaceConfig{
 			ID: id, Capacity: capacity, Fractions: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help", Logger: e.cfg.Logger,
