@@ -18,16 +18,12 @@ type Attribute int32
 
 // The attributes that DeviceInfo is made of, and some more.
 const (
-	AttributeMultiprocessors   Attribute = 16
-	AttributeIntegrated        Attribute = 18
-	AttributeComputeMode       Attribute = 20
-	AttributeCopyEngines       Attribute = 40
-	AttributeUnifiedAddressing Attribute = 41
-	AttributeComputeMajor      Attribute = 75
-	AttributeComputeMinor      Attribute = 76
-	AttributeHostRegister      Attribute = 99
-	AttributeMemoryPools       Attribute = 115
-	AttributeHostPointersAsIs  Attribute = 91 // registered memory has the same address on the device
+	AttributeMultiprocessors Attribute = 16
+	AttributeIntegrated      Attribute = 18
+	AttributeCopyEngines     Attribute = 40
+	AttributeComputeMajor    Attribute = 75
+	AttributeComputeMinor    Attribute = 76
+	AttributeMemoryPools     Attribute = 115
 )
 
 // DeviceInfo describes a device before it is opened.
@@ -58,9 +54,7 @@ type PoolNumber int32
 const (
 	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept after a wait; can be set
 	PoolReserved         PoolNumber = 5
-	PoolReservedHigh     PoolNumber = 6 // can be set to 0
 	PoolUsed             PoolNumber = 7
-	PoolUsedHigh         PoolNumber = 8 // can be set to 0
 )
 
 // Copy is one of a batch. Each side is device memory or pinned host memory, and the other

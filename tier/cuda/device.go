@@ -227,7 +227,7 @@ func (d *gpu) Close() error {
 	d.waits.Wait()
 	d.forgetPeers()
 	lent := d.isLent()
-	errs = append(errs, d.surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
+	errs = append(errs, d.dev.Surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
 	close(d.given)
 	if lent {
 		errs = append(errs, d.detach())
@@ -235,18 +235,6 @@ func (d *gpu) Close() error {
 		errs = append(errs, d.dev.Close())
 	}
 	return firstOf(append([]error{d.loss.Err()}, errs...)) // the reason of whatever followed
-}
-
-// surely calls f where the device's context is current, to give something up: should the driver
-// refuse to make it current here, then on the device's thread, where it is. The device must not be
-// closed.
-func (d *gpu) surely(f func(c *cuda.Calls) error) error {
-	called := false
-	err := d.dev.Here(func(c *cuda.Calls) error { called = true; return f(c) })
-	if !called {
-		err = d.dev.Do(f)
-	}
-	return err
 }
 
 // giveBack gives up all that is not a stream, or, while memory is lent, what no borrower needs.

@@ -35,7 +35,7 @@ func (d *gpu) Pin(mem []byte) error {
 		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", x.n, err)
 	}
 	if !d.addShare(x) { // another goroutine has pinned it for the device meanwhile
-		return d.surely(x.pin.End)
+		return d.dev.Surely(x.pin.End)
 	}
 	return nil
 }
@@ -90,5 +90,5 @@ func (d *gpu) Unpin(mem []byte) error {
 	if i < 0 {
 		return nil
 	}
-	return d.surely(x.pin.End)
+	return d.dev.Surely(x.pin.End)
 }

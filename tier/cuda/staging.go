@@ -160,7 +160,7 @@ func (g *staging) put(chunk []byte) {
 		// frees.
 		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
 			labels.GPU.Set()
-			_ = g.dev.surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
+			_ = g.dev.dev.Surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
 		})
 	}
 }
