@@ -590,3 +590,25 @@ type mapping interface {
 
 // errHugeOff reports that the kernel has huge pages and grants none.
 var errHugeOff = errors.New("switched off")
+
+// Mapping is a range of addresses as an arena has it, for the memory of a simulated device. In a
+// build with the race detector it is from Go's heap.
+type Mapping struct{ own mapping }
+
+// Map maps size bytes and asks for huge pages. Pages come when they are touched. The caller must
+// Release the mapping.
+func Map(size int64) (m Mapping, err error) {
+	if m.own, err = reserve(size); err == nil {
+		_ = m.own.huge() // refused, it works all the same, and is slower
+	}
+	return m, err
+}
+
+// Bytes returns the memory.
+func (m Mapping) Bytes() []byte { return m.own.bytes() }
+
+// Touch makes pages of the memory present and changes no byte, also while others write them.
+func (m Mapping) Touch(pages []byte) error { return m.own.touch(pages) }
+
+// Release unmaps the memory, which nothing may use any more.
+func (m Mapping) Release() error { return m.own.release() }

@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ import (
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -89,11 +91,13 @@ type gpu struct {
 	faults func(Op) error // nil for none
 	ops    atomic.Int64   // operations so far
 	base   tier.Addr      // address of the arena's first byte
-	arena  *arena
+	memory host.Mapping
+	arena  []byte // of memory
 
 	window       *ahead.Window
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
+	touched      atomic.Int64 // bytes of the arena that were touched ahead of use
 
 	guests gate.Gate // users of the memory besides the streams: copies of other devices
 
@@ -139,16 +143,17 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	}
 	cfg.Memory = cfg.Memory / granule * granule
 	cfg.Name = cmp.Or(cfg.Name, "simulated GPU")
-	a, err := newArena(cfg.Memory)
+	memory, err := host.Map(cfg.Memory)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sim: mapping %d bytes: %w", cfg.Memory, err)
 	}
 	d := &gpu{
 		cfg:    cfg,
 		faults: faults,
 		// Somewhere else for each device, so that one's addresses mean nothing to another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
-		arena:        a,
+		memory:       memory,
+		arena:        memory.Bytes(),
 		window:       ahead.New(cfg.Memory),
 		stopTouching: make(chan struct{}),
 	}
@@ -161,10 +166,26 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
-			a.touch(d.window, d.stopTouching)
+			d.touch()
 		})
 	}
 	return d, nil
+}
+
+// touchStep is how much is touched between two looks at stopTouching: two huge pages, about a
+// millisecond's worth, because closing a device waits for one step and so does an unmapping
+// elsewhere in the process.
+const touchStep = 4 << 20
+
+// touch makes the pages of the arena present, some way ahead of their use. What the arena holds does
+// not change, so copies may go on meanwhile.
+func (d *gpu) touch() {
+	for part := range slices.Chunk(d.arena, touchStep) {
+		if !d.window.Wait(d.touched.Load(), d.stopTouching) || d.memory.Touch(part) != nil {
+			return // without memory for it now, first writes report that
+		}
+		d.touched.Add(int64(len(part)))
+	}
 }
 
 // Info implements tier.Device.
@@ -251,7 +272,7 @@ const poisonLimit = 1 << 20
 func (d *gpu) reclaim(a *allocation) {
 	a.gone.Store(true)
 	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
-		fill(d.arena.bytes[a.off:][:min(a.charge, poisonLimit)], 0xdb)
+		fill(d.arena[a.off:][:min(a.charge, poisonLimit)], 0xdb)
 		d.guests.Leave()
 	}
 	d.mu.Lock()
@@ -282,7 +303,7 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
 		return nil, nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
 			n, uint64(addr), a.size, off-a.off)
 	}
-	return a, d.arena.bytes[off : off+n : off+n], nil
+	return a, d.arena[off : off+n : off+n], nil
 }
 
 // own returns s as an open stream of this device.
@@ -399,7 +420,7 @@ func (d *gpu) takeBack() error {
 	if !last {
 		return nil
 	}
-	return d.arena.close()
+	return d.memory.Release()
 }
 
 // Pointer returns where the n bytes at addr are in the process's memory. It is for programs that
@@ -415,8 +436,8 @@ func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 
 // AddrOf returns the address of what is at p in the process's memory.
 func (d *gpu) AddrOf(p uintptr) (tier.Addr, error) {
-	first := address.Of(d.arena.bytes)
-	if p < first || p-first >= uintptr(len(d.arena.bytes)) {
+	first := address.Of(d.arena)
+	if p < first || p-first >= uintptr(len(d.arena)) {
 		return 0, fmt.Errorf("sim: the memory at %#x is not the device's", p)
 	}
 	return d.base + tier.Addr(p-first), nil

@@ -256,7 +256,10 @@ func (s *stream) put(w work) (err error) {
 	s.queue = append(s.queue, w)
 	if !s.running {
 		s.running = true
-		go s.run()
+		go func() {
+			labels.SimGPU.Set()
+			s.run()
+		}()
 	}
 	return nil
 }
@@ -314,7 +317,6 @@ func (s *stream) shut() error {
 // run is the worker: it does what is in the queue until there is nothing more. After a failure it
 // does only work that gives something back or reports something.
 func (s *stream) run() {
-	labels.SimGPU.Set()
 	for {
 		s.dev.mu.Lock()
 		s.todo, s.queue = s.queue, s.todo[:0]
