@@ -28,6 +28,8 @@ type gpu struct {
 	waits  sync.WaitGroup // goroutines that wait for events
 	given  chan struct{}  // closed when Close has given up all that is not a stream
 
+	pinning chan struct{} // holds a token while a goroutine pins host memory, which is slow
+
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		table   table
@@ -80,7 +82,7 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 			return nil, errors.Join(err, dev.Close())
 		}
 	}
-	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
+	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), pinning: make(chan struct{}, 1)}
 	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*gpu]peerState)
