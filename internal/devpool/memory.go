@@ -118,8 +118,10 @@ func (p *Memory) alloc(m *allocation) (ready tier.Event, err error) {
 	if p.closed {
 		return nil, tier.ErrClosed
 	}
-	if err := p.retry(); err != nil {
-		return nil, err
+	if len(p.stuck) > 0 || p.stream.Err() != nil {
+		if err := p.retry(); err != nil {
+			return nil, err
+		}
 	}
 	m.addr, err = p.dev.Alloc(p.stream, m.size)
 	if errors.Is(err, tier.ErrNoSpace) {

@@ -351,9 +351,10 @@ func (a *Arena) take(m *memory, cuts []int64) (scattered bool, wait <-chan struc
 	}
 	// The size is compared with what is free first: rounding it could overflow.
 	if m.slab == nil && m.size <= a.mu.free.FreeBytes() {
-		m.pieces, _ = placement.Place(a.mu.free, round(m.size), cuts, 0)
+		pages := round(m.size) // which is more than the charge for a place
+		m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
 		if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
-			m.pieces, scattered = a.scatteredLocked(round(m.size)), true
+			m.pieces, scattered = a.scatteredLocked(pages), true
 		}
 	}
 	switch {

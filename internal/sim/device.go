@@ -103,13 +103,14 @@ type gpu struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		line                 *extent.Allocator
-		allocs               *btree.BTreeG[*allocation] // the live ones, by offset
-		streams              map[*stream]struct{}
-		closed               bool  // no calls any more
-		foreign              int64 // bytes that others hold
-		lent                 int   // needs of the arena: the loans, and the device until Close has ended all else
-		toDevice, fromDevice link
+		line    *extent.Allocator
+		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
+		streams map[*stream]struct{}
+		closed  bool  // no calls any more
+		foreign int64 // bytes that others hold
+		lent    int   // needs of the arena: the loans, and the device until Close has ended all else
+
+		toDevice, fromDevice time.Time // see book
 	}
 }
 
@@ -161,8 +162,6 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
 	d.mu.streams = make(map[*stream]struct{})
 	d.mu.lent = 1
-	d.mu.toDevice = link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency}
-	d.mu.fromDevice = link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency}
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
@@ -218,7 +217,7 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if d.mu.closed {
 		return 0, tier.ErrClosed
 	}
-	full := &tier.NoSpaceError{Requested: size, Available: d.freeLocked()}
+	full := &tier.NoSpaceError{Requested: size, Available: max(0, d.mu.line.FreeBytes()-d.mu.foreign)}
 	if charge > full.Available {
 		return 0, full
 	}
@@ -238,10 +237,11 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	a, _, err := d.find(addr, 1)
-	if err != nil {
+	var w work
+	if _, err := d.find(&w, addr, 1); err != nil {
 		return err
 	}
+	a := w.uses[0]
 	if a.off != int64(addr-d.base) {
 		return fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
 	}
@@ -280,15 +280,19 @@ func (d *gpu) reclaim(a *allocation) {
 	d.mu.line.Free(a.off, a.charge)
 }
 
-// find returns the n > 0 bytes at addr, and the live allocation that holds all of them.
-func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
-	if n < 0 {
-		return nil, nil, fmt.Errorf("sim: a range of %d bytes", n)
+// find returns the n bytes at addr, which w uses: all of them must be in one live allocation. Of no
+// bytes, any address will do.
+func (d *gpu) find(w *work, addr tier.Addr, n int64) ([]byte, error) {
+	if n <= 0 {
+		if n < 0 {
+			return nil, fmt.Errorf("sim: a range of %d bytes", n)
+		}
+		return nil, nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
-		return nil, nil, tier.ErrClosed
+		return nil, tier.ErrClosed
 	}
 	off := int64(addr - d.base) // below 0 for an address before the arena
 	var a *allocation
@@ -298,12 +302,13 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
 	})
 	switch {
 	case a == nil || off >= a.off+a.charge:
-		return nil, nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
+		return nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
 	case n > a.size-(off-a.off):
-		return nil, nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+		return nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
 			n, uint64(addr), a.size, off-a.off)
 	}
-	return a, d.arena[off : off+n : off+n], nil
+	w.uses = append(w.uses, a)
+	return d.arena[off : off+n : off+n], nil
 }
 
 // own returns s as an open stream of this device.
@@ -351,10 +356,8 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 func (d *gpu) MemInfo() (free, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.freeLocked(), d.cfg.Memory
+	return max(0, d.mu.line.FreeBytes()-d.mu.foreign), d.cfg.Memory
 }
-
-func (d *gpu) freeLocked() int64 { return max(0, d.mu.line.FreeBytes()-d.mu.foreign) }
 
 // SetForeign makes the device behave as if others held n of its bytes, as other processes
 // do on a GPU: so much less is free. What is allocated already stays, also if it is more
@@ -427,7 +430,7 @@ func (d *gpu) takeBack() error {
 // get a device's memory as it is, such as the consumers of package convert/cdevice. It is valid
 // only while the allocation is there. Accesses through it are not ordered by streams.
 func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
-	_, b, err := d.find(addr, max(1, n))
+	b, err := d.find(new(work), addr, max(1, n))
 	if err != nil {
 		return 0, err
 	}

@@ -140,10 +140,10 @@ func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region
 		}
 		c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
 		if err == nil && c.Dst == nil {
-			c.Dst, err = w.use(peer, r.Dst, n)
+			c.Dst, err = peer.find(&w, r.Dst, n)
 		}
 		if err == nil && c.Src == nil {
-			c.Src, err = w.use(d, r.Src, n)
+			c.Src, err = d.find(&w, r.Src, n)
 		}
 		if err != nil {
 			return fmt.Errorf("sim: %s: copy %d of %d: %w", kind, i, len(regions), err)
@@ -160,18 +160,6 @@ func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region
 	return s.put(w)
 }
 
-// use returns n bytes of live device memory, which w uses; of no bytes, any address will do.
-func (w *work) use(d *gpu, addr tier.Addr, n int64) ([]byte, error) {
-	if n == 0 {
-		return nil, nil
-	}
-	a, b, err := d.find(addr, n)
-	if err == nil {
-		w.uses = append(w.uses, a)
-	}
-	return b, err
-}
-
 // Fill implements tier.Device.
 func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
 	s, err := d.own(ts)
@@ -179,7 +167,7 @@ func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error 
 		return err
 	}
 	w := work{kind: OpFill, bytes: size, value: value}
-	if w.memory, err = w.use(d, dst, size); err != nil {
+	if w.memory, err = d.find(&w, dst, size); err != nil {
 		return err
 	}
 	return s.put(w)
@@ -197,7 +185,7 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 		return errors.New("sim: a digest without a destination")
 	}
 	w := work{kind: OpDigest, bytes: size, first: first, digest: out}
-	if w.memory, err = w.use(d, src, size); err != nil {
+	if w.memory, err = d.find(&w, src, size); err != nil {
 		return err
 	}
 	return s.put(w)
@@ -373,12 +361,13 @@ func (d *gpu) do(w *work) error {
 		}
 		defer w.peer.guests.Leave()
 	}
-	d.mu.Lock()
-	arrival := d.mu.toDevice.book(w.inward)
-	if out := d.mu.fromDevice.book(w.outward); out.After(arrival) {
-		arrival = out
+	var arrival time.Time
+	if d.cfg.Latency > 0 || d.cfg.BytesPerSecondToDevice > 0 || d.cfg.BytesPerSecondFromDevice > 0 {
+		arrival = d.book(&d.mu.toDevice, d.cfg.BytesPerSecondToDevice, w.inward)
+		if out := d.book(&d.mu.fromDevice, d.cfg.BytesPerSecondFromDevice, w.outward); out.After(arrival) {
+			arrival = out
+		}
 	}
-	d.mu.Unlock()
 	switch w.kind {
 	case OpFill:
 		fill(w.memory, w.value)
@@ -409,27 +398,24 @@ func fill(b []byte, value byte) {
 	}
 }
 
-// link models one direction between host and device, which all streams share: transfers follow each
-// other at its rate, and each is done a latency after its last byte has passed.
-type link struct {
-	bytesPerSecond int64 // 0: as fast as memory
-	latency        time.Duration
-	free           time.Time // when the last transfer booked so far has passed
-}
-
-// book takes the link for n bytes and returns when they have arrived; the zero time if nothing is
-// modelled or there is nothing to transfer. The mutex of the device guards it.
-func (l *link) book(n int64) time.Time {
-	if n == 0 || l.bytesPerSecond == 0 && l.latency == 0 {
+// book takes one direction between host and device, which all streams share, for n bytes, and returns
+// when they have arrived; the zero time if there is nothing to transfer. Transfers follow each other
+// at the direction's rate, and each is done a latency after its last byte has passed. free is when
+// the last transfer so far has passed.
+func (d *gpu) book(free *time.Time, bytesPerSecond, n int64) time.Time {
+	if n == 0 {
 		return time.Time{}
 	}
-	if now := time.Now(); l.free.Before(now) {
-		l.free = now
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if free.Before(now) {
+		*free = now
 	}
-	if l.bytesPerSecond > 0 {
-		l.free = l.free.Add(time.Duration(float64(n) / float64(l.bytesPerSecond) * float64(time.Second)))
+	if bytesPerSecond > 0 {
+		*free = free.Add(time.Duration(float64(n) / float64(bytesPerSecond) * float64(time.Second)))
 	}
-	return l.free.Add(l.latency)
+	return free.Add(d.cfg.Latency)
 }
 
 // event is done when the worker has come to it.
