@@ -12,9 +12,6 @@ type Calls struct {
 	dev *Device
 }
 
-// Library returns the driver, whose own functions may be called here as well.
-func (c *Calls) Library() *Library { return c.lib }
-
 // captureMode sets how much the thread minds that another one records a graph, and returns what it
 // was. At 0, as threads begin, the driver refuses what could be a mistake then, such as a question
 // about an event, and breaks the recording off; at 2 it does not.

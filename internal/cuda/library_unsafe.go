@@ -88,9 +88,6 @@ func versionString(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10
 // Version returns the newest version of CUDA that the driver is for, such as "12.8".
 func (l *Library) Version() string { return versionString(l.version) }
 
-// Path returns what the library was loaded by.
-func (l *Library) Path() string { return l.path }
-
 // HasPools reports whether memory can be allocated in the order of a stream, from pools. A
 // device may still lack them; DeviceInfo says so.
 func (l *Library) HasPools() bool {

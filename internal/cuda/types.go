@@ -16,28 +16,20 @@ type Ptr uint64
 // Attribute is a question to a device, by the driver's numbers.
 type Attribute int32
 
-// The attributes that DeviceInfo is made of, and some more.
+// The attributes that are asked for.
 const (
 	AttributeMultiprocessors Attribute = 16
-	AttributeIntegrated      Attribute = 18
-	AttributeCopyEngines     Attribute = 40
-	AttributeComputeMajor    Attribute = 75
-	AttributeComputeMinor    Attribute = 76
 	AttributeMemoryPools     Attribute = 115
 )
 
 // DeviceInfo describes a device before it is opened.
 type DeviceInfo struct {
-	Ordinal      int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
-	Name         string // as NVIDIA calls it
-	UUID         string // "GPU-" and 32 digits in groups, as NVML writes it
-	PCI          string // "0000:17:00.0", in lower case
-	Memory       int64  // bytes
-	ComputeMajor int    // compute capability
-	ComputeMinor int
-	CopyEngines  int  // copies that go on at once
-	Integrated   bool // its memory is the host's
-	Pools        bool // the library and the device have stream-ordered allocation
+	Ordinal int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
+	Name    string // as NVIDIA calls it
+	UUID    string // "GPU-" and 32 digits in groups, as NVML writes it
+	PCI     string // "0000:17:00.0", in lower case
+	Memory  int64  // bytes
+	Pools   bool   // the library and the device have stream-ordered allocation
 }
 
 // PoolFlag is something that a pool does or not, by the driver's numbers.
