@@ -522,8 +522,7 @@ func (a *Arena) Shrink(mem tier.Memory, size int64) {
 	if size = round(size); m.slab != nil || m.own != nil || size >= m.size {
 		return
 	}
-	rest := &memory{size: round(m.size) - size}
-	before := a.Charge(m.size)
+	rest := &memory{size: round(m.size) - size} // both are whole pages, and charged together as m was
 	pieces, extents := m.pieces, m.extents
 	m.size, m.pieces, m.extents = size, nil, nil
 	for i, p := range pieces {
@@ -537,8 +536,7 @@ func (a *Arena) Shrink(mem tier.Memory, size int64) {
 		}
 	}
 	a.mu.Lock()
-	a.mu.refs++ // that of rest, which free gives back with its charge
-	a.mu.used += a.Charge(size) + a.Charge(rest.size) - before
+	a.mu.refs++ // that of rest
 	a.mu.Unlock()
 	a.free(rest)
 }
