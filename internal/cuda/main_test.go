@@ -57,7 +57,7 @@ func (r *rig) do(f func(c *cuda.Calls) error) {
 	ok(r.t, r.devices[0].Here(f))
 }
 
-// of runs f on the device's thread for its result.
+// of runs f with the context of d for its result.
 func of[T any](t testing.TB, d *cuda.Device, f func(c *cuda.Calls) (T, error)) T {
 	t.Helper()
 	var v T
