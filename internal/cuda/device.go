@@ -130,14 +130,19 @@ func (d *Device) Here(f func(*Calls) error) error {
 	return d.current(1, f)
 }
 
+// giveUpTries is how often the driver is called to make a context current for something that is to be
+// given up: it would stay for as long as the context. Refusals are not known to follow each other,
+// unless the context is lost.
+const giveUpTries = 10
+
 // Surely is Here to give something up, for which there is no other chance: if the driver refuses to
-// make the context current, it is called once more.
+// make the context current, it is called again, up to giveUpTries times in all.
 func (d *Device) Surely(f func(*Calls) error) error {
 	if !d.queue.enter() {
 		return ErrClosed
 	}
 	defer d.queue.exit()
-	return d.current(2, f)
+	return d.current(giveUpTries, f)
 }
 
 // current runs f on the caller's goroutine with the context current. The driver is called to make it
@@ -188,7 +193,7 @@ func (d *Device) Detach() (*Rest, error) {
 // End runs f on the caller's goroutine with the context current, to destroy what is left, and gives
 // the context up.
 func (r *Rest) End(f func(*Calls) error) error {
-	err := r.dev.current(2, f)
+	err := r.dev.current(giveUpTries, f)
 	if r.dev.primary {
 		err = errors.Join(err, r.dev.lib.release(r.dev.info.Ordinal))
 	}
