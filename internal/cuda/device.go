@@ -170,8 +170,9 @@ func (d *Device) current(tries int, f func(*Calls) error) error {
 // captureMode.
 const relaxed = 2
 
-// Close waits until calls of Here have returned and all marks are reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A
-// second Close returns ErrClosed at once.
+// Close waits until calls of Here have returned and all marks are reached, and gives the context
+// up. A stream that waits for what never happens keeps it waiting. A second Close returns ErrClosed
+// at once.
 func (d *Device) Close() error {
 	if !d.queue.close() {
 		return ErrClosed

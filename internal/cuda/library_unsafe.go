@@ -92,7 +92,9 @@ func (l *Library) Version() string { return versionString(l.version) }
 // device may still lack them; DeviceInfo says so.
 func (l *Library) HasPools() bool {
 	s := &l.sym
-	needed := []*entry{&s.memAllocFromPool, &s.memFreeAsync, &s.poolCreate, &s.poolDestroy, &s.poolTrim, &s.poolSet, &s.poolGet}
+	needed := []*entry{
+		&s.memAllocFromPool, &s.memFreeAsync, &s.poolCreate, &s.poolDestroy, &s.poolTrim, &s.poolSet, &s.poolGet,
+	}
 	return !slices.ContainsFunc(needed, func(e *entry) bool { return e.fn == 0 })
 }
 

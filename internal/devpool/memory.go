@@ -212,7 +212,8 @@ func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 func (p *Memory) retry() (err error) {
 	if failed := p.stream.Err(); failed != nil {
 		if s, refused := p.dev.NewStream(); refused != nil {
-			err = fmt.Errorf("devpool: the allocation stream failed (%w) and no other could be opened: %w", failed, refused)
+			err = fmt.Errorf("devpool: the allocation stream failed (%w) and no other could be opened: %w",
+				failed, refused)
 		} else {
 			_ = closeStream(p.stream) // the waiters for its work got its error
 			p.stream = s
