@@ -279,7 +279,7 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 			if ok {
 				s.SetForeign(n)
 			}
-			e.panics.Do("Device.NewStream or Stream.Close", s.Pool().(*devpool.Memory).Retry)
+			s.Pool().(*devpool.Memory).Retry()
 		}
 	})
 }

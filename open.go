@@ -192,6 +192,9 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 			return nil, err
 		}
 	}
+	if g.Device != nil || g.Open != nil || g.Wrap != nil {
+		dev = devpool.Guarded(dev)
+	}
 	e.bare = append(e.bare, dev)
 	for _, b := range slices.Backward(e.cfg.Limits.Budgets) { // the first is outermost
 		if dev, err = b.Wrap(dev); err != nil {
@@ -234,7 +237,7 @@ func (e *Engine) openHost() error {
 			return fmt.Errorf("host:%d: %w", i, err)
 		}
 		e.pin(id, arena, pinners)
-		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Warnings()) })
+		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Stats().Warnings) })
 		if _, err := e.addSpace(tier.SpaceConfig{
 			ID: id, Capacity: capacity, Fractions: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help",

@@ -67,6 +67,12 @@ func deviceAt(eng *spillway.Engine, i int) tier.Device {
 	return spaceAt(eng, tier.GPU, i).Pool().(*devpool.Memory).Device()
 }
 
+// wraps reports whether dev is a device that the engine has made of inner.
+func wraps(dev, inner tier.Device) bool {
+	w, ok := dev.(interface{ Unwrap() tier.Device })
+	return ok && w.Unwrap() == inner
+}
+
 // capacity heeds a size of a space.
 func capacity(k tier.Kind, i int, want int64) func(*spillway.Engine) bool {
 	return func(eng *spillway.Engine) bool { return spaceAt(eng, k, i).Capacity() == want }
@@ -172,7 +178,7 @@ var settings = []setting{
 		t.Cleanup(func() { dev.Close() })
 		c.GPUs[0].Device, c.GPUs[0].Memory = dev, spillway.Amount{}
 		return func(eng *spillway.Engine) bool {
-			return deviceOf(eng) == dev && spaceAt(eng, tier.GPU, 0).Capacity() == 3<<20
+			return wraps(deviceOf(eng), dev) && spaceAt(eng, tier.GPU, 0).Capacity() == 3<<20
 		}
 	}},
 	{field: "GPUs.Own", with: func(t *testing.T, c *spillway.Config) {
@@ -192,7 +198,7 @@ var settings = []setting{
 			return dev, err
 		}
 		return func(eng *spillway.Engine) bool {
-			return dev != nil && deviceOf(eng) == dev && size == c.GPUs[0].Memory.Bytes && closesDevice(eng)
+			return dev != nil && wraps(deviceOf(eng), dev) && size == c.GPUs[0].Memory.Bytes && closesDevice(eng)
 		}
 	}},
 	{field: "GPUs.Wrap", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -202,7 +208,7 @@ var settings = []setting{
 			return over, nil
 		}
 		return func(eng *spillway.Engine) bool {
-			return over != nil && deviceOf(eng) == tier.Device(over) && eng.Close() == nil && over.closed
+			return over != nil && wraps(deviceOf(eng), over) && eng.Close() == nil && over.closed
 		}
 	}},
 	{field: "HostMemory", with: func(_ *testing.T, c *spillway.Config) {

@@ -79,8 +79,8 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean
 	if shares {
 		s.clean.sharing++
 	}
-	s.clean.settleLocked()
 	s.clean.Unlock()
+	s.clean.settle()
 	s.fit() // the limit may have fallen, or the space may be lost
 	return c
 }
@@ -133,8 +133,10 @@ func (l *cleanImages) takeOldest(sharing bool) *Clean {
 	return nil
 }
 
-// settleLocked notes that an image is no longer taken.
-func (l *cleanImages) settleLocked() {
+// settle notes that an image is no longer taken.
+func (l *cleanImages) settle() {
+	l.Lock()
+	defer l.Unlock()
 	l.taken--
 	l.changes++
 	if l.settled != nil {
@@ -151,9 +153,7 @@ func (s *Space) Promote(c *Clean, p *books.Promise) {
 		b.promise = p
 		b.holders.And(^int64(cached))
 	}
-	s.clean.Lock()
-	s.clean.settleLocked()
-	s.clean.Unlock()
+	s.clean.settle()
 }
 
 // Drop frees the image, unless another goroutine has taken it.
@@ -165,11 +165,7 @@ func (c *Clean) Drop() {
 
 // Release frees an image that the caller has taken, and will not promote.
 func (c *Clean) Release() {
-	defer func() {
-		c.space.clean.Lock()
-		c.space.clean.settleLocked()
-		c.space.clean.Unlock()
-	}()
+	defer c.space.clean.settle()
 	c.drop()
 }
 
@@ -230,7 +226,7 @@ func (s *Space) DropAllClean() { s.dropClean(s.Usage().Cached) }
 // DropSharing drops clean images that share dictionaries, the oldest first, until used bytes have
 // fallen by at least bytes or none is left. bytes may be 0 or less.
 func (s *Space) DropSharing(bytes int64) {
-	for before := s.Used(); s.Used() > before-bytes; {
+	for target := s.Used() - bytes; s.Used() > target; {
 		c := s.clean.takeOldest(true)
 		if c == nil {
 			return

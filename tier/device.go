@@ -37,6 +37,9 @@ type DeviceInfo struct {
 // and by every event recorded after it on that stream. Work put there later may be left undone,
 // except that frees take place. Other streams are not affected.
 //
+// An engine wraps the device that a program brings, so that a panic of a method is an error of the
+// call; As finds the device behind that.
+//
 // Host memory given to a copy must stay as it is until the copy is done. It must come from a host
 // space, or be pinned in another way where the backend requires that. Copies of no bytes do
 // nothing. Methods are safe for concurrent use, but a stream belongs to one goroutine at a time.

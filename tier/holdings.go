@@ -218,37 +218,44 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 		Space: s.ID(), Used: u.Used(), Available: s.Available(), Limit: s.Limit(), Reserved: u.Reserved,
 		Retired: u.Retired, Engine: s.held.Load(), Foreign: s.Foreign(), Cached: u.Cached,
 	}
+	rest := a.Used - a.Engine - a.Retired
 	sums := make(map[Holder]*Holder)
-	sumOf := func(by Holder) *Holder {
-		if by.Batch = 0; sums[by] == nil {
-			sums[by] = &by
+	add := func(by Holder, count int, bytes int64) {
+		batch := by.Batch
+		by.Batch = 0
+		h := sums[by]
+		if h == nil {
+			h = &by
+			sums[by] = h
 		}
-		return sums[by]
+		h.Count += count
+		h.Bytes += bytes
+		h.Batch = max(h.Batch, batch)
+		rest -= bytes
 	}
 	for _, p := range s.books.Promises() {
 		switch {
 		case p.Owner == books.Occupied:
 		case p.Moves:
 			a.Others += p.Promised
+			rest -= p.Promised
 		default:
-			sumOf(Holder{What: "reservation", Owner: nameOf(p.Owner)}).Bytes += p.Promised
+			add(Holder{What: "reservation", Owner: nameOf(p.Owner)}, 0, p.Promised)
 		}
 	}
 	counted := make(map[any]bool)
 	keep := func(by Holder, memory any, bytes int64) {
-		h := sumOf(by)
-		h.Count++
-		h.Batch = max(h.Batch, by.Batch)
-		s.subscribers.Panics.Do("a payload", func() {
-			once := func(memory any, n int64) {
-				if !counted[memory] {
-					counted[memory] = true
-					h.Bytes += n
-				}
+		if counted[memory] {
+			bytes = 0
+		}
+		counted[memory] = true
+		eachShared(memory, func(b *Buffer) {
+			if !counted[b] {
+				counted[b] = true
+				bytes += b.charge
 			}
-			once(memory, bytes)
-			eachShared(memory, func(b *Buffer) { once(b, b.charge) })
 		})
+		add(by, 1, bytes)
 	}
 	for _, v := range s.books.Holds() {
 		d := s.Describe(&v)
@@ -258,9 +265,7 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 	if batches != nil {
 		batches(keep)
 	}
-	rest := a.Used - a.Engine - a.Retired - a.Others
 	for _, h := range sums {
-		rest -= h.Bytes
 		if h.What == "batch" {
 			a.Batches = append(a.Batches, *h)
 		} else {

@@ -111,7 +111,6 @@ type giver interface {
 // bugs.
 func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
-	unsure := s.Unsure()
 	clean := b.holders.Load()&cached != 0
 	if !clean {
 		s.books.Retire(b.charge)
@@ -132,7 +131,7 @@ func (s *Space) free(b *Buffer) {
 	} else {
 		s.cfg.Pool.Free(b.mem, reclaimed)
 	}
-	if s.Unsure() > unsure { // Room fell, so a waiter may never fit
+	if s.Unsure() > 0 { // Room may have fallen, so that a waiter may never fit
 		s.notify(false)
 	}
 }

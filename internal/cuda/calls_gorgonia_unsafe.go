@@ -126,15 +126,9 @@ func (c *Calls) DestroyStream(s Stream) error {
 	return c.lib.wrap(&c.lib.sym.streamDestroy, own.Destroy())
 }
 
-func (c *Calls) StreamDone(s Stream) (bool, error) {
-	return c.lib.done(&c.lib.sym.streamQuery, as[cu.Stream](s).Query())
-}
-
 func (c *Calls) SyncStream(s Stream) error {
 	return c.lib.wrap(&c.lib.sym.streamSynchronize, as[cu.Stream](s).Synchronize())
 }
-
-func (c *Calls) Sync() error { return c.lib.wrap(&c.lib.sym.ctxSynchronize, cu.Synchronize()) }
 
 func (c *Calls) NewEvent() (Event, error) {
 	e, err := cu.MakeEvent(cu.DisableTiming)
@@ -152,10 +146,6 @@ func (c *Calls) Record(e Event, s Stream) error {
 
 func (c *Calls) EventDone(e Event) (bool, error) {
 	return c.lib.done(&c.lib.sym.eventQuery, as[cu.Event](e).Query())
-}
-
-func (c *Calls) SyncEvent(e Event) error {
-	return c.lib.wrap(&c.lib.sym.eventSynchronize, as[cu.Event](e).Synchronize())
 }
 
 func (c *Calls) WaitEvent(s Stream, e Event) error {
@@ -208,8 +198,4 @@ func (c *Calls) Fill(s Stream, dst Ptr, value byte, n int64) error {
 
 func (c *Calls) EnablePeer(peer Context) error {
 	return c.lib.wrap(&c.lib.sym.ctxEnablePeer, as[cu.CUContext](peer).EnablePeerAccess(0))
-}
-
-func (c *Calls) DisablePeer(peer Context) error {
-	return c.lib.wrap(&c.lib.sym.ctxDisablePeer, as[cu.CUContext](peer).DisablePeerAccess())
 }

@@ -68,18 +68,10 @@ func (c *Calls) DestroyStream(s Stream) error {
 	return c.lib.call(&c.lib.sym.streamDestroy, uintptr(s))
 }
 
-// StreamDone reports whether all work on s is done, or how it failed.
-func (c *Calls) StreamDone(s Stream) (bool, error) {
-	return c.lib.ask(&c.lib.sym.streamQuery, uintptr(s))
-}
-
 // SyncStream blocks the thread until all work on s is done; it belongs in Here.
 func (c *Calls) SyncStream(s Stream) error {
 	return c.lib.call(&c.lib.sym.streamSynchronize, uintptr(s))
 }
-
-// Sync blocks the thread until all work of the context is done; it belongs in Here.
-func (c *Calls) Sync() error { return c.lib.call(&c.lib.sym.ctxSynchronize) }
 
 // NewEvent creates an event that keeps no time.
 func (c *Calls) NewEvent() (Event, error) {
@@ -101,11 +93,6 @@ func (c *Calls) Record(e Event, s Stream) error {
 // before it.
 func (c *Calls) EventDone(e Event) (bool, error) {
 	return c.lib.ask(&c.lib.sym.eventQuery, uintptr(e))
-}
-
-// SyncEvent blocks the thread until e has happened; it belongs in Here.
-func (c *Calls) SyncEvent(e Event) error {
-	return c.lib.call(&c.lib.sym.eventSynchronize, uintptr(e))
 }
 
 // WaitEvent makes work put on s afterwards wait for e, which may be another device's.
@@ -166,9 +153,4 @@ func (c *Calls) Fill(s Stream, dst Ptr, value byte, n int64) error {
 // EnablePeer lets work of this context reach the memory of another.
 func (c *Calls) EnablePeer(peer Context) error {
 	return c.lib.call(&c.lib.sym.ctxEnablePeer, uintptr(peer), 0)
-}
-
-// DisablePeer takes that back.
-func (c *Calls) DisablePeer(peer Context) error {
-	return c.lib.call(&c.lib.sym.ctxDisablePeer, uintptr(peer))
 }

@@ -12,9 +12,6 @@ type Calls struct {
 	dev *Device
 }
 
-// Library returns the driver, whose own functions may be called here as well.
-func (c *Calls) Library() *Library { return c.lib }
-
 // captureMode sets how much the thread minds that another one records a graph, and returns what it
 // was. At 0, as threads begin, the driver refuses what could be a mistake then, such as a question
 // about an event, and breaks the recording off; at 2 it does not.
@@ -30,18 +27,9 @@ func (c *Calls) WaitValue(s Stream, addr Ptr, value uint32) error {
 	return c.lib.call(&c.lib.sym.streamWaitValue, uintptr(s), uintptr(addr), uintptr(value), 0)
 }
 
-// WriteValue writes the word at addr when the work on s so far is done.
-func (c *Calls) WriteValue(s Stream, addr Ptr, value uint32) error {
-	return c.lib.call(&c.lib.sym.streamWriteValue, uintptr(s), uintptr(addr), uintptr(value), 0)
-}
-
-// AllocAsync allocates n bytes from pool, 0 for the device's own, for work on s.
+// AllocAsync allocates n bytes from pool for work on s.
 func (c *Calls) AllocAsync(s Stream, pool Pool, n int64) (Ptr, error) {
 	var p Ptr
-	if pool == 0 {
-		err := c.lib.call(&c.lib.sym.memAllocAsync, uintptr(unsafe.Pointer(&p)), uintptr(n), uintptr(s))
-		return p, err
-	}
 	err := c.lib.call(&c.lib.sym.memAllocFromPool, uintptr(unsafe.Pointer(&p)), uintptr(n), uintptr(pool), uintptr(s))
 	return p, err
 }

@@ -5,18 +5,14 @@
 //	Library   the driver: its version, its devices, what it lacks; what host memory is pinned
 //	  │ Open, Adopt
 //	Device    one device, a context, and the thread that has it current
-//	  │ Do, Post: on that thread   Here: on the caller's, made fit for it
+//	  │ Here: on the caller's thread, made fit for it
 //	Calls     the driver's functions, as methods
 //	  │ Mark
 //	Mark      a point in a stream's work: a channel that is closed when it is reached
 //
-// A context is current on a thread of the operating system, and goroutines change threads. So each
-// Device has a goroutine locked to a thread on which its context is current. It runs the tasks that
-// it is given there, in order. Tasks queued while it is busy are taken together, so that a call
-// costs less the more there are. Do waits for the answer. Post does not wait: its callers have
-// checked their arguments, and learn the rest from a Mark. An answer from another thread costs two
-// changes of threads, tens of microseconds on a busy machine. Here costs half of one: it keeps the
-// caller's goroutine on its thread, and pushes the context there for as long.
+// A context is current on a thread of the operating system, and goroutines change threads. So Here
+// keeps the caller's goroutine on its thread, and pushes the context there for as long. Each Device
+// also has a goroutine locked to a thread on which its context is current, to look at events.
 //
 // The device's thread looks at the events of all marks, the oldest of each stream, ever more
 // seldom the longer it has waited; no thread is blocked for an event.
@@ -46,15 +42,13 @@
 // effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
-// instructions only, never while the driver is called. What Do and Post run is run without
-// one, but on the thread of the device, and so must not wait for that device.
+// instructions only, never while the driver is called.
 package cuda
 
 import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/labels"
@@ -71,15 +65,16 @@ type Device struct {
 	keep    atomic.Bool // the context outlives the thread: Detach was called
 
 	queue   queue
-	replies sync.Pool     // of *reply
 	stopped chan struct{} // closed when the thread is done
 	result  error         // of closing; to be read when stopped is closed
 
 	calls   Calls
-	watches watches // the thread's
-	woken   bool    // the thread has ended a mark whose waiters may sleep
-	capture int32   // what it minded of others' graphs before it was the thread of the device
-	kernels kernels
+	watches []watched // the thread's
+	woken   bool      // the thread has ended a mark whose waiters may sleep
+	capture int32     // what it minded of others' graphs before it was the thread of the device
+
+	loading chan struct{} // holds a token while a goroutine loads the kernel, or reads the next fields
+	kernel  kernel
 }
 
 // Open opens a device with its primary context, which all users of the device in this process
@@ -103,7 +98,7 @@ func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
 	d := &Device{lib: l, info: info, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
 	d.calls = Calls{lib: l, dev: d}
 	d.queue.wake = make(chan struct{}, 1)
-	d.replies.New = func() any { return &reply{done: make(chan struct{}, 1)} }
+	d.loading = make(chan struct{}, 1)
 	ready := make(chan error, 1)
 	go func() {
 		labels.GPU.Set()
@@ -125,61 +120,41 @@ func (d *Device) Library() *Library { return d.lib }
 // Context returns the device's context, for peers and for programs that share it.
 func (d *Device) Context() Context { return d.ctx }
 
-// Do runs f on the device's thread, behind what was handed over before, and returns its
-// error, or ErrClosed. f must be brief, must not wait for this device, and must not end
-// its goroutine (which t.Fatal does). A panic in it is the caller's.
-func (d *Device) Do(f func(*Calls) error) error {
-	r := d.replies.Get().(*reply)
-	if _, ok := d.queue.put(task{f: f, reply: r}); !ok {
-		d.replies.Put(r)
-		return ErrClosed
-	}
-	<-r.done
-	err, panicked := r.err, r.panicked
-	r.err, r.panicked = nil, nil
-	d.replies.Put(r)
-	if panicked != nil {
-		panic(panicked)
-	}
-	return err
-}
-
-// backlog is how many tasks may be queued before Post waits as well, so that callers faster than
-// the driver cannot fill the memory with them. The driver itself makes callers wait when about as
-// many kernels are queued on a stream.
-const backlog = 1024
-
-// Post runs f as Do does, but does not wait for it, unless the queue is very long. f must report
-// its results itself. ErrClosed means that it will not run. It must not be called on the device's
-// thread.
-func (d *Device) Post(f func(*Calls)) error {
-	waiting, ok := d.queue.put(task{post: f})
-	switch {
-	case !ok:
-		return ErrClosed
-	case waiting >= backlog:
-		_ = d.Do(func(*Calls) error { return nil }) // closed meanwhile: it runs nevertheless
-	}
-	return nil
-}
-
 // Here runs f on the caller's goroutine, kept on its thread with the context current for as long,
-// and returns its error, or ErrClosed. It is for calls that take long, which would keep others
-// waiting on the device's thread, and for those whose answer is wanted at once: it costs no change
-// of threads. It has no order with what Do and Post run.
+// and returns its error, or ErrClosed.
 func (d *Device) Here(f func(*Calls) error) error {
 	if !d.queue.enter() {
 		return ErrClosed
 	}
 	defer d.queue.exit()
-	return d.current(f)
+	return d.current(1, f)
 }
 
-// current runs f on the caller's goroutine with the context current.
-func (d *Device) current(f func(*Calls) error) error {
+// giveUpTries is how often the driver is called to make a context current for something that is to be
+// given up: it would stay for as long as the context. Refusals are not known to follow each other,
+// unless the context is lost.
+const giveUpTries = 10
+
+// Surely is Here to give something up, for which there is no other chance: if the driver refuses to
+// make the context current, it is called again, up to giveUpTries times in all.
+func (d *Device) Surely(f func(*Calls) error) error {
+	if !d.queue.enter() {
+		return ErrClosed
+	}
+	defer d.queue.exit()
+	return d.current(giveUpTries, f)
+}
+
+// current runs f on the caller's goroutine with the context current. The driver is called to make it
+// current up to so many times.
+func (d *Device) current(tries int, f func(*Calls) error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := d.lib.pushContext(d.ctx); err != nil {
+	err := d.lib.pushContext(d.ctx)
+	for ; err != nil && tries > 1; tries-- {
+		err = d.lib.pushContext(d.ctx)
+	}
+	if err != nil {
 		return err
 	}
 	// If popping fails the context stays on the thread's stack. No code relies on that: all calls
@@ -195,9 +170,9 @@ func (d *Device) current(f func(*Calls) error) error {
 // captureMode.
 const relaxed = 2
 
-// Close runs what was handed over, waits until calls of Here have returned and all marks are
-// reached, and gives the context up. A stream that waits for what never happens keeps it waiting. A
-// second Close returns ErrClosed at once.
+// Close waits until calls of Here have returned and all marks are reached, and gives the context
+// up. A stream that waits for what never happens keeps it waiting. A second Close returns ErrClosed
+// at once.
 func (d *Device) Close() error {
 	if !d.queue.close() {
 		return ErrClosed
@@ -219,12 +194,7 @@ func (d *Device) Detach() (*Rest, error) {
 // End runs f on the caller's goroutine with the context current, to destroy what is left, and gives
 // the context up.
 func (r *Rest) End(f func(*Calls) error) error {
-	called := false
-	run := func(c *Calls) error { called = true; return f(c) }
-	err := r.dev.current(run)
-	if !called { // no thread has it current: a driver that refused that is called once more
-		err = r.dev.current(run)
-	}
+	err := r.dev.current(giveUpTries, f)
 	if r.dev.primary {
 		err = errors.Join(err, r.dev.lib.release(r.dev.info.Ordinal))
 	}
@@ -252,7 +222,10 @@ func (d *Device) enter() (err error) {
 
 // leave gives up what the thread has, and reports whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
-	errs := []error{d.kernels.unload(&d.calls)}
+	var errs []error
+	if d.kernel.module != 0 {
+		errs = append(errs, d.calls.UnloadModule(d.kernel.module))
+	}
 	for _, e := range d.queue.mu.free { // there is no other user any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}

@@ -27,7 +27,7 @@ func (r *rig) gate(d *cuda.Device, s cuda.Stream) (open func()) {
 	r.t.Helper()
 	word := of(r.t, d, func(c *cuda.Calls) (uintptr, error) { return c.AllocHost(4) })
 	var at cuda.Ptr
-	ok(r.t, d.Do(func(c *cuda.Calls) (err error) {
+	ok(r.t, d.Here(func(c *cuda.Calls) (err error) {
 		if at, err = c.HostDevicePtr(word); err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func (r *rig) gate(d *cuda.Device, s cuda.Stream) (open func()) {
 	open = func() { cuda.StoreWord(word, 1) }
 	r.t.Cleanup(func() {
 		open()
-		ok(r.t, d.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
+		ok(r.t, d.Here(func(c *cuda.Calls) error { return c.FreeHost(word) }))
 	})
 	return open
 }
@@ -50,17 +50,13 @@ func TestContextIsCurrent(t *testing.T) {
 		all.Go(func() {
 			for range 200 {
 				var s cuda.Stream
-				if err := d.Do(func(c *cuda.Calls) (err error) { s, err = c.NewStream(); return err }); err != nil {
+				if err := d.Here(func(c *cuda.Calls) (err error) { s, err = c.NewStream(); return err }); err != nil {
 					t.Error(err)
 					return
 				}
 				runtime.Gosched()
 				end := func(c *cuda.Calls) error { return c.DestroyStream(s) }
-				call := d.Do
-				if i > 5 {
-					call = d.Here
-				}
-				if err := call(end); err != nil {
+				if err := d.Here(end); err != nil {
 					t.Error(err)
 				}
 			}
@@ -87,37 +83,17 @@ func TestNoContextElsewhere(t *testing.T) {
 	}
 }
 
-// Tasks of one goroutine run in their order, posted or not.
-func TestOrder(t *testing.T) {
-	r := open(t, cudatest.Config{})
-	var got []int
-	const n = 5000 // more than may be waiting
-	for i := range n {
-		if i%7 == 0 {
-			r.do(func(*cuda.Calls) error { got = append(got, i); return nil })
-			continue
-		}
-		ok(t, r.devices[0].Post(func(*cuda.Calls) { got = append(got, i) }))
-	}
-	ok(t, r.devices[0].Close())
-	for i := range n {
-		if i >= len(got) || got[i] != i {
-			t.Fatalf("task %d of %d ran out of order", i, len(got))
-		}
-	}
-}
-
 // A mark is not reached before the work is done, and those of one stream are in their order.
 func TestMark(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
 	s, other := r.stream(d), r.stream(d)
 	unblock := r.gate(d, s)
-	first := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
-	second := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	first := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
+	second := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	ok(t, r.wait(d, other)) // one stream does not keep the other
 	r.do(func(c *cuda.Calls) error { return c.WaitMark(other, second) })
-	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other) })
+	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other, nil) })
 	if reached(first) || reached(second) || reached(behind) || first.Err() != nil {
 		t.Fatal("a mark is reached before the work in front of it is done")
 	}
@@ -147,13 +123,13 @@ func TestMarkOfAnotherDevice(t *testing.T) {
 	for i := range 50 {
 		pattern(in, i)
 		var there *cuda.Mark
-		ok(t, from.Do(func(c *cuda.Calls) (err error) {
+		ok(t, from.Here(func(c *cuda.Calls) (err error) {
 			err = errors.Join(c.CopyToDevice(s, a, cuda.AddressOf(in), n), c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
-			m, merr := c.Mark(s)
+			m, merr := c.Mark(s, nil)
 			there = m
 			return errors.Join(err, merr)
 		}))
-		ok(t, to.Do(func(c *cuda.Calls) error {
+		ok(t, to.Here(func(c *cuda.Calls) error {
 			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, cuda.AddressOf(out), b, n))
 		}))
 		ok(t, r.wait(to, theirs))
@@ -180,34 +156,13 @@ func TestMarkThen(t *testing.T) {
 		var told error
 		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
 			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, cuda.AddressOf(h), p, 8))
-			m, merr := c.MarkThen(s, func(err error) error { seen, told = h[0], err; return errMine })
+			m, merr := c.Mark(s, func(err error) error { seen, told = h[0], err; return errMine })
 			return m, errors.Join(err, merr)
 		})
 		<-m.Done()
 		if m.Err() != errMine || errors.Is(told, cuda.ErrIllegalAddress) != fails || !fails && seen != 42 {
 			t.Errorf("the mark says %v; its function was told %v and saw %d", m.Err(), told, seen)
 		}
-	}
-}
-
-// A stream writes a word that the host reads.
-func TestWord(t *testing.T) {
-	r := open(t, cudatest.Config{})
-	d := r.devices[0]
-	s := r.stream(d)
-	addr := cuda.AddressOf(r.host(d, 8)) + 4
-	unblock := r.gate(d, s)
-	r.do(func(c *cuda.Calls) error {
-		at, err := c.HostDevicePtr(addr)
-		return errors.Join(err, c.WriteValue(s, at, 1<<31+5))
-	})
-	if v := cuda.LoadWord(addr); v != 0 {
-		t.Errorf("the word is %d before its turn", v)
-	}
-	unblock()
-	ok(t, r.wait(d, s))
-	if v := cuda.LoadWord(addr); v != 1<<31+5 {
-		t.Errorf("the word is %d", v)
 	}
 }
 
@@ -224,25 +179,22 @@ func TestMarksShareEvents(t *testing.T) {
 	}
 }
 
-// Close runs what was handed over and waits for marks; later calls are refused.
+// Close waits for marks; later calls are refused.
 func TestClose(t *testing.T) {
 	r := open(t, cudatest.Config{Delay: time.Millisecond})
 	d := r.devices[0]
 	ran, marks := 0, make(chan *cuda.Mark, 10)
 	for range cap(marks) {
-		ok(t, d.Post(func(c *cuda.Calls) {
+		ok(t, d.Here(func(c *cuda.Calls) error {
 			ran++
 			s, err := c.NewStream()
 			if err != nil {
-				t.Error(err)
-				return
+				return err
 			}
 			p, err := c.Alloc(1)
-			m, merr := c.Mark(s)
-			if err := errors.Join(err, c.Fill(s, p, 1, 1), merr, c.DestroyStream(s), c.Free(p)); err != nil {
-				t.Error(err)
-			}
+			m, merr := c.Mark(s, nil)
 			marks <- m
+			return errors.Join(err, c.Fill(s, p, 1, 1), merr, c.DestroyStream(s), c.Free(p))
 		}))
 	}
 	ok(t, d.Close())
@@ -257,12 +209,6 @@ func TestClose(t *testing.T) {
 	}
 	if err := d.Close(); err != cuda.ErrClosed {
 		t.Errorf("a second Close: %v", err)
-	}
-	if err := d.Do(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
-		t.Errorf("Do after Close: %v", err)
-	}
-	if err := d.Post(func(*cuda.Calls) {}); err != cuda.ErrClosed {
-		t.Errorf("Post after Close: %v", err)
 	}
 	if err := d.Here(func(*cuda.Calls) error { return nil }); err != cuda.ErrClosed {
 		t.Errorf("Here after Close: %v", err)
@@ -280,14 +226,14 @@ func TestCloseWaitsForHere(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for d.Do(func(*cuda.Calls) error { return nil }) == nil { // until it is closed to others
+		for d.Here(func(*cuda.Calls) error { return nil }) == nil { // until it is closed to others
 			runtime.Gosched()
 		}
 		s, err := c.NewStream()
 		if err != nil {
 			return err
 		}
-		m, err := c.Mark(s)
+		m, err := c.Mark(s, nil)
 		if err == nil {
 			<-m.Done()
 			err = m.Err()
@@ -312,22 +258,18 @@ func TestMarksEverywhere(t *testing.T) {
 	for i := range 6 {
 		d := r.devices[i%2]
 		s := r.stream(d)
-		call := d.Do
-		if i > 2 {
-			call = d.Here
-		}
 		all.Go(func() {
 			for range 200 {
 				last.Lock()
 				before := last.m
 				last.Unlock()
 				var m *cuda.Mark
-				err := call(func(c *cuda.Calls) (err error) {
+				err := d.Here(func(c *cuda.Calls) (err error) {
 					if before != nil {
 						err = c.WaitMark(s, before)
 					}
 					var merr error
-					m, merr = c.Mark(s)
+					m, merr = c.Mark(s, nil)
 					return errors.Join(err, merr)
 				})
 				if err != nil {
@@ -341,8 +283,8 @@ func TestMarksEverywhere(t *testing.T) {
 				if before != nil && !reached(before) {
 					<-before.Done() // it happened before, and is reported when its device is looked at
 				}
-				if m.Err() != nil || m.Device() != d {
-					t.Errorf("a mark of %p says it is of %p, and %v", d, m.Device(), m.Err())
+				if m.Err() != nil {
+					t.Error(m.Err())
 				}
 			}
 		})
@@ -350,20 +292,18 @@ func TestMarksEverywhere(t *testing.T) {
 	all.Wait()
 }
 
-// What a task panics with is its caller's, and the device goes on.
+// What a function of Here panics with is its caller's, and the device goes on.
 func TestPanic(t *testing.T) {
 	r := open(t, cudatest.Config{})
-	for name, call := range map[string]func(func(*cuda.Calls) error) error{"Do": r.devices[0].Do, "Here": r.devices[0].Here} {
-		func() {
-			defer func() {
-				if p := recover(); p != "on purpose" {
-					t.Errorf("%s panicked with %v", name, p)
-				}
-			}()
-			_ = call(func(*cuda.Calls) error { panic("on purpose") })
-			t.Errorf("%s did not panic", name)
+	func() {
+		defer func() {
+			if p := recover(); p != "on purpose" {
+				t.Errorf("Here panicked with %v", p)
+			}
 		}()
-	}
+		_ = r.devices[0].Here(func(*cuda.Calls) error { panic("on purpose") })
+		t.Error("Here did not panic")
+	}()
 	s := r.stream(r.devices[0])
 	ok(t, r.wait(r.devices[0], s))
 }
@@ -392,24 +332,24 @@ func TestStreamOrderedFree(t *testing.T) {
 	d := r.devices[0]
 	s := r.stream(d)
 	unblock := r.gate(d, s)
-	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, 0, memory) })
+	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool(0) })
+	t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.DestroyPool(pool) }) })
+	r.do(func(c *cuda.Calls) error { return c.SetPoolNumber(pool, cuda.PoolReleaseThreshold, memory) })
+	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, pool, memory) })
 	r.do(func(c *cuda.Calls) error { return errors.Join(c.Fill(s, p, 1, memory), c.FreeAsync(s, p)) })
-	again := func(c *cuda.Calls) (err error) { p, err = c.AllocAsync(s, 0, memory); return err }
-	if err := d.Do(again); !errors.Is(err, cuda.ErrOutOfMemory) {
+	again := func(c *cuda.Calls) (err error) { p, err = c.AllocAsync(s, pool, memory); return err }
+	if err := d.Here(again); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Fatalf("allocating what is not free yet: %v", err)
 	}
 	unblock()
 	ok(t, r.wait(d, s))
-	ok(t, d.Do(again))
+	ok(t, d.Here(again))
 	r.do(func(c *cuda.Calls) error { return c.FreeAsync(s, p) })
 	ok(t, r.wait(d, s))
 	// What the pool keeps, others cannot have until it is trimmed.
-	if err := d.Do(func(c *cuda.Calls) error { _, err := c.Alloc(memory); return err }); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if err := d.Here(func(c *cuda.Calls) error { _, err := c.Alloc(memory); return err }); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("allocating what a pool keeps: %v", err)
 	}
-	r.do(func(c *cuda.Calls) error {
-		pool, err := c.DefaultPool()
-		return errors.Join(err, c.TrimPool(pool, 0))
-	})
+	r.do(func(c *cuda.Calls) error { return c.TrimPool(pool, 0) })
 	r.alloc(d, memory)
 }

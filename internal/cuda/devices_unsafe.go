@@ -54,33 +54,12 @@ func (l *Library) device(ordinal int) (DeviceInfo, error) {
 		return info, err
 	}
 	info.Memory = int64(size)
-	return info, l.attributes(&info)
-}
-
-func (l *Library) attributes(info *DeviceInfo) error {
-	var integrated, pools int
-	for _, a := range []struct {
-		what Attribute
-		to   *int
-	}{
-		{AttributeComputeMajor, &info.ComputeMajor},
-		{AttributeComputeMinor, &info.ComputeMinor},
-		{AttributeCopyEngines, &info.CopyEngines},
-		{AttributeIntegrated, &integrated},
-	} {
-		var err error
-		if *a.to, err = l.Attribute(info.Ordinal, a.what); err != nil {
-			return err
-		}
+	if !l.HasPools() { // older drivers do not know the question
+		return info, nil
 	}
-	if l.HasPools() { // older drivers do not know the question
-		var err error
-		if pools, err = l.Attribute(info.Ordinal, AttributeMemoryPools); err != nil {
-			return err
-		}
-	}
-	info.Integrated, info.Pools = integrated != 0, pools != 0
-	return nil
+	pools, err := l.Attribute(ordinal, AttributeMemoryPools)
+	info.Pools = pools != 0
+	return info, err
 }
 
 func (l *Library) deviceText(e *entry, dev int32, n int) (string, error) {

@@ -4,8 +4,6 @@ import (
 	_ "embed" // the kernel's text
 	"errors"
 	"fmt"
-
-	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // digestText is the kernel as text, which the driver compiles for whatever device it has: a binary
@@ -67,80 +65,38 @@ func (c *Calls) Digest(s Stream, src Ptr, size, first int64, out Ptr) error {
 	return kernelError(c.Launch(s, k.function, digestGrid(size, k.multiprocessors), uint64(src), uint64(size), uint64(first), uint64(out)))
 }
 
-// kernel is an attempt to load the kernel, and what came of it.
+// kernel is what has come of loading the kernel.
 type kernel struct {
-	done            chan struct{} // closed when the rest is set
-	err             error
+	err             error // ErrNoKernel: it cannot be loaded, ever
 	module          Module
 	function        Function
 	multiprocessors int
 }
 
-// over reports whether the attempt failed for a reason that may not be there the next time.
-func (k *kernel) over() bool {
-	select {
-	case <-k.done:
-		return k.err != nil && !errors.Is(k.err, ErrNoKernel)
-	default:
-		return false
+// digestKernel returns the kernel, and loads it if it is not loaded. One goroutine loads it while the
+// others wait: for a driver that is busy with another call, and never for the device. A failure that
+// may not be there the next time is forgotten.
+func (c *Calls) digestKernel() (k kernel, err error) {
+	d := c.dev
+	d.loading <- struct{}{}
+	defer func() { <-d.loading }()
+	if d.kernel.module != 0 || d.kernel.err != nil {
+		return d.kernel, d.kernel.err
 	}
-}
-
-// kernels is the device's kernel. Loading is long, and so one tries without a lock while the others
-// wait for what comes of it.
-type kernels struct {
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		last *kernel
+	if k.multiprocessors, err = c.lib.Attribute(d.info.Ordinal, AttributeMultiprocessors); err != nil {
+		return k, err
 	}
-}
-
-// attempt returns the last attempt, or a new one that is the caller's to make.
-func (ks *kernels) attempt() (k *kernel, mine bool) {
-	ks.mu.Lock()
-	defer ks.mu.Unlock()
-	if k := ks.mu.last; k != nil && !k.over() {
-		return k, false
+	if k.module, err = c.LoadModule(append([]byte(digestText), 0)); err == nil {
+		if k.function, err = c.Function(k.module, digestName); err != nil {
+			err = errors.Join(err, c.UnloadModule(k.module))
+		}
 	}
-	ks.mu.last = &kernel{done: make(chan struct{})}
-	return ks.mu.last, true
-}
-
-// unload gives up the loaded kernels, when no goroutine can load or use them any more.
-func (ks *kernels) unload(c *Calls) error {
-	k, _ := ks.attempt()
-	if k.module == 0 {
-		return nil
+	if err = kernelError(err); err == nil {
+		d.kernel = k
+	} else if errors.Is(err, ErrNoKernel) {
+		d.kernel.err = err
 	}
-	return c.UnloadModule(k.module)
-}
-
-// digestKernel returns the kernel, and loads it if it is not loaded. A wait here is for a driver
-// that is busy with another call, and never for the device.
-func (c *Calls) digestKernel() (*kernel, error) {
-	k, mine := c.dev.kernels.attempt()
-	if mine {
-		defer close(k.done)
-		k.err = c.loadDigest(k)
-		return k, k.err
-	}
-	<-k.done
-	return k, k.err
-}
-
-func (c *Calls) loadDigest(k *kernel) (err error) {
-	if k.multiprocessors, err = c.lib.Attribute(c.dev.info.Ordinal, AttributeMultiprocessors); err != nil {
-		return err
-	}
-	m, err := c.LoadModule(append([]byte(digestText), 0))
-	if err != nil {
-		return kernelError(err)
-	}
-	if k.function, err = c.Function(m, digestName); err != nil {
-		return errors.Join(kernelError(err), c.UnloadModule(m))
-	}
-	k.module = m
-	return nil
+	return k, err
 }
 
 // kernelError makes ErrNoKernel of what a driver says that will always say so: that it has no

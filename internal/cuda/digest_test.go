@@ -17,7 +17,7 @@ import (
 func (r *rig) digest(d *cuda.Device, s cuda.Stream, src, out cuda.Ptr, first int64, pieces ...int64) (tier.Digest, error) {
 	r.t.Helper()
 	back := r.host(d, 16)
-	err := d.Do(func(c *cuda.Calls) error {
+	err := d.Here(func(c *cuda.Calls) error {
 		err := c.Fill(s, out, 0, 16)
 		for _, n := range pieces {
 			err = errors.Join(err, c.Digest(s, src, n, first, out))
@@ -39,7 +39,7 @@ func TestDigest(t *testing.T) {
 	for i, d := range r.devices {
 		s, src, out, h := r.stream(d), r.alloc(d, n), r.alloc(d, 16), r.host(d, n)
 		pattern(h, i)
-		ok(t, d.Do(func(c *cuda.Calls) error { return c.CopyToDevice(s, src, cuda.AddressOf(h), n) }))
+		ok(t, d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, src, cuda.AddressOf(h), n) }))
 		for _, first := range []int64{0, 1 << 40, -1} {
 			for _, pieces := range [][]int64{{n}, {8, n - 8}, {4096, 0, 4096, n - 8192}} {
 				got, err := r.digest(d, s, src, out, first, pieces...)
@@ -63,7 +63,7 @@ func TestDigestMistakes(t *testing.T) {
 		"into half a word": func(c *cuda.Calls) error { return c.Digest(s, src, 8, 0, out+4) },
 		"a negative size":  func(c *cuda.Calls) error { return c.Digest(s, src, -8, 0, out) },
 	} {
-		if err := d.Do(call); !errors.Is(err, cuda.ErrInvalidValue) || !strings.Contains(err.Error(), "spillway_digest") {
+		if err := d.Here(call); !errors.Is(err, cuda.ErrInvalidValue) || !strings.Contains(err.Error(), "spillway_digest") {
 			t.Errorf("the digest of %s: %v", name, err)
 		}
 	}
@@ -78,7 +78,9 @@ func TestDigestOfWhatIsFreedBehind(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
 	s, out, back := r.stream(d), r.alloc(d, 16), r.host(d, 16)
-	src := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, 0, n) })
+	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool(0) })
+	t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.DestroyPool(pool) }) })
+	src := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, pool, n) })
 	unblock := r.gate(d, s)
 	r.do(func(c *cuda.Calls) error {
 		return errors.Join(c.Fill(s, src, 7, n), c.Fill(s, out, 0, 16), c.Digest(s, src, n, 3, out), c.FreeAsync(s, src),
@@ -162,12 +164,9 @@ func TestKernelIsLoadedOnce(t *testing.T) {
 		all.Go(func() {
 			runtime.Gosched()
 			var err error
-			switch i % 3 {
-			case 0:
+			if i%2 == 0 {
 				err = d.PrepareDigest()
-			case 1:
-				err = d.Do(compute)
-			default:
+			} else {
 				err = d.Here(compute)
 			}
 			if err != nil {
@@ -180,40 +179,6 @@ func TestKernelIsLoadedOnce(t *testing.T) {
 		t.Errorf("the kernel was loaded %d times", n)
 	}
 	r.do(func(c *cuda.Calls) error { return c.Free(src) })
-}
-
-// What was queued before Close computes, although no call can enter any more; later the kernel is
-// not available.
-func TestDigestWhileClosing(t *testing.T) {
-	r := open(t, cudatest.Config{})
-	d, err := r.lib.Open(0)
-	ok(t, err)
-	hold, result := make(chan struct{}), make(chan error, 1)
-	ok(t, d.Post(func(*cuda.Calls) { <-hold }))
-	ok(t, d.Post(func(c *cuda.Calls) {
-		s, err := c.NewStream()
-		a, aerr := c.Alloc(256)
-		err = errors.Join(err, aerr, c.Fill(s, a, 1, 256), c.Digest(s, a, 128, 0, a+128), c.SyncStream(s))
-		result <- errors.Join(err, c.DestroyStream(s), c.Free(a))
-	}))
-	var closing sync.WaitGroup
-	closing.Go(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	for d.Here(func(*cuda.Calls) error { return nil }) == nil {
-		runtime.Gosched()
-	}
-	close(hold)
-	closing.Wait()
-	ok(t, <-result)
-	if err := d.PrepareDigest(); err != cuda.ErrClosed {
-		t.Errorf("preparing when the device is closed: %v", err)
-	}
-	if n := r.Live("modules"); n != 0 {
-		t.Errorf("%d modules outlive the device", n)
-	}
 }
 
 // Text that this driver, or any, would not take is not taken here.
@@ -237,7 +202,7 @@ func TestModules(t *testing.T) {
 	} {
 		t.Run("", func(t *testing.T) {
 			r := open(t, cudatest.Config{Version: c.version})
-			err := r.devices[0].Do(func(calls *cuda.Calls) error {
+			err := r.devices[0].Here(func(calls *cuda.Calls) error {
 				m, err := calls.LoadModule([]byte(c.text + "\x00"))
 				if err != nil {
 					return err
@@ -269,7 +234,7 @@ func TestGrids(t *testing.T) {
 		{cuda.Grid{Blocks: 1, Threads: 1056}, cuda.ErrInvalidValue}, {cuda.Grid{Blocks: 1, Threads: 288}, cuda.ErrInvalidValue},
 		{cuda.Grid{Blocks: 1, Threads: 40}, cuda.ErrInvalidValue}, {cuda.Grid{Blocks: 1 << 31, Threads: 32}, cuda.ErrInvalidValue},
 	} {
-		err := d.Do(func(calls *cuda.Calls) error { return calls.Launch(s, f, c.grid, uint64(a), 64, 0, uint64(a)+128) })
+		err := d.Here(func(calls *cuda.Calls) error { return calls.Launch(s, f, c.grid, uint64(a), 64, 0, uint64(a)+128) })
 		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
 			t.Errorf("%+v: %v, want %v", c.grid, err, c.want)
 		}

@@ -21,12 +21,12 @@ func ExampleLoad() {
 	}
 	defer d.Close()
 	var m *cuda.Mark
-	err = d.Do(func(c *cuda.Calls) error {
+	err = d.Here(func(c *cuda.Calls) error {
 		s, err := c.NewStream()
 		if err != nil {
 			return err
 		}
-		m, err = c.Mark(s)
+		m, err = c.Mark(s, nil)
 		return errors.Join(err, c.DestroyStream(s))
 	})
 	if err == nil {

@@ -32,13 +32,9 @@ func script(e *cudatest.Emulator, host []byte) (err error) {
 		return err
 	}
 	defer func() {
-		ran := false
-		unregister := func(c *cuda.Calls) error { ran = true; return c.UnregisterHost(addr) }
-		if add(d.Here(unregister)); !ran { // no context could be had for it
-			add(d.Do(unregister))
-		}
+		add(d.Surely(func(c *cuda.Calls) error { return c.UnregisterHost(addr) }))
 	}()
-	add(d.Do(func(c *cuda.Calls) error { return onDevice(c, addr, n) }))
+	add(d.Here(func(c *cuda.Calls) error { return onDevice(c, addr, n) }))
 	return err
 }
 
@@ -72,7 +68,7 @@ func onDevice(c *cuda.Calls, addr uintptr, n int64) (err error) {
 	add(c.CopyToDevice(s, a, addr, n))
 	add(c.CopyOnDevice(s, b, a, n))
 	add(c.Digest(s, a, n, 0, b))
-	m, merr := c.Mark(s)
+	m, merr := c.Mark(s, nil)
 	if add(merr) {
 		add(c.WaitMark(s, m))
 	}
@@ -123,7 +119,7 @@ func TestWorkFails(t *testing.T) {
 	ok(t, r.wait(d, other))
 	// What waits for a stream that has failed has failed.
 	unblock := r.gate(d, s)
-	m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	r.do(func(c *cuda.Calls) error { return c.WaitMark(behind, m) })
 	unblock()
 	if err := r.wait(d, behind); !errors.Is(err, cuda.ErrIllegalAddress) {
@@ -143,10 +139,10 @@ func TestContextIsLost(t *testing.T) {
 	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
 	e.FailWork(0, cuda.ErrIllegalAddress, true)
 	var m *cuda.Mark
-	ok(t, d.Do(func(c *cuda.Calls) error {
+	ok(t, d.Here(func(c *cuda.Calls) error {
 		ferr := c.Fill(s, p, 1, small)
 		var merr error
-		if m, merr = c.Mark(s); errors.Is(merr, cuda.ErrIllegalAddress) {
+		if m, merr = c.Mark(s, nil); errors.Is(merr, cuda.ErrIllegalAddress) {
 			merr = nil // it was that quick
 		}
 		return errors.Join(ferr, merr)
@@ -158,7 +154,7 @@ func TestContextIsLost(t *testing.T) {
 		}
 	}
 	e.Settle()
-	if err := d.Do(func(c *cuda.Calls) error { return c.Free(p) }); !errors.Is(err, cuda.ErrIllegalAddress) {
+	if err := d.Here(func(c *cuda.Calls) error { return c.Free(p) }); !errors.Is(err, cuda.ErrIllegalAddress) {
 		t.Errorf("a call after the context was lost gave %v", err)
 	}
 	_ = d.Close() // says it, too, if it had an event to destroy
@@ -170,7 +166,7 @@ func TestContextIsLost(t *testing.T) {
 	again, err := lib.Open(0)
 	ok(t, err)
 	s = of(t, again, (*cuda.Calls).NewStream)
-	ok(t, again.Do(func(c *cuda.Calls) error { return c.DestroyStream(s) }))
+	ok(t, again.Here(func(c *cuda.Calls) error { return c.DestroyStream(s) }))
 	ok(t, again.Close())
 }
 
@@ -190,7 +186,7 @@ func TestQueryFails(t *testing.T) {
 		unblock := r.gate(d, s)
 		before := r.Calls("cuEventQuery")
 		r.Fail("cuEventQuery", 0, code, times)
-		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 		for !reached(m) && r.Calls("cuEventQuery") < before+times+1 {
 			runtime.Gosched()
 		}
@@ -215,7 +211,7 @@ func TestQueryWhileOthersCapture(t *testing.T) {
 	old := open(t, cudatest.Config{Without: []string{"cuThreadExchangeStreamCaptureMode"}})
 	s = old.stream(old.devices[0])
 	old.Set("capturing", 1)
-	m := of(t, old.devices[0], func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	m := of(t, old.devices[0], func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	for before := old.Calls("cuEventQuery"); !reached(m) && old.Calls("cuEventQuery") < before+5; {
 		runtime.Gosched()
 	}
@@ -235,7 +231,7 @@ func TestLeaksAreFound(t *testing.T) {
 	d, err := lib.Open(0)
 	ok(t, err)
 	reg := mapped(t, small)
-	ok(t, d.Do(func(c *cuda.Calls) (err error) {
+	ok(t, d.Here(func(c *cuda.Calls) (err error) {
 		for range 2 {
 			_, serr := c.NewStream()
 			_, eerr := c.NewEvent()
@@ -280,7 +276,7 @@ func TestRegisterLimit(t *testing.T) {
 	}
 	ok(t, d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(addr) }))
 	s, p := r.stream(d), r.alloc(d, small)
-	if err := d.Do(func(c *cuda.Calls) error { return c.CopyToDevice(s, p, addr, 1) }); err != cuda.ErrNotPinned {
+	if err := d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, p, addr, 1) }); err != cuda.ErrNotPinned {
 		t.Errorf("a copy from memory that is not pinned any more: %v", err)
 	}
 	ok(t, register(small))

@@ -85,13 +85,13 @@ func TestWorkOfBothSides(t *testing.T) {
 			return errors.Join(cu.MemsetD8Async(ptr, i, n, other), cu.MemsetD8Async(ptr, i+100, n/2, other), event.Record(other))
 		})
 		var behind *cuda.Mark
-		ok(t, d.Do(func(c *cuda.Calls) (err error) {
+		ok(t, d.Here(func(c *cuda.Calls) (err error) {
 			err = errors.Join(
 				c.WaitEvent(ours, cuda.EventOf(event)), // or what was there before would be copied
 				c.CopyOnDevice(ours, mine, cuda.Ptr(ptr), n),
 				c.CopyToHost(ours, cuda.AddressOf(host), mine, n))
 			var merr error
-			behind, merr = c.Mark(ours)
+			behind, merr = c.Mark(ours, nil)
 			return errors.Join(err, merr, c.WaitMark(cuda.StreamOf(other), behind))
 		}))
 		// What cu puts now is behind the copy, and must not be seen by it.
@@ -114,7 +114,7 @@ func TestAdoptCtx(t *testing.T) {
 	p, err := ctx.MemAlloc(small)
 	ok(t, err)
 	s, host := r.stream(d), r.host(d, small)
-	ok(t, d.Do(func(c *cuda.Calls) error {
+	ok(t, d.Here(func(c *cuda.Calls) error {
 		return errors.Join(c.Fill(s, cuda.Ptr(p), 7, small), c.CopyToHost(s, cuda.AddressOf(host), cuda.Ptr(p), small))
 	}))
 	ok(t, r.wait(d, s))
@@ -145,7 +145,7 @@ func TestErrorsOfBothSides(t *testing.T) {
 	} {
 		for _, code := range []cuda.Code{cuda.ErrOutOfMemory, 999, 4321} { // the last is unknown
 			r.Fail(symbol, 0, code, 1)
-			err := r.devices[0].Do(call)
+			err := r.devices[0].Here(call)
 			var e *cuda.Error
 			if !errors.As(err, &e) || e.Call != symbol || e.Code != code || (e.Name == "") != (code == 4321) {
 				t.Errorf("%s failed with %d, and told %v", symbol, code, err)

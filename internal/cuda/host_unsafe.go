@@ -17,12 +17,9 @@ func HostBytes(addr uintptr, n int64) []byte {
 
 // StoreWord writes a word of pinned host memory for which a stream may be waiting with
 // WaitValue. The address must be a multiple of 4.
-func StoreWord(addr uintptr, v uint32) { atomic.StoreUint32(word(addr), v) }
-
-// LoadWord reads a word that a stream may write with WriteValue.
-func LoadWord(addr uintptr) uint32 { return atomic.LoadUint32(word(addr)) }
-
-func word(addr uintptr) *uint32 { return (*uint32)(*(*unsafe.Pointer)(unsafe.Pointer(&addr))) }
+func StoreWord(addr uintptr, v uint32) {
+	atomic.StoreUint32((*uint32)(*(*unsafe.Pointer)(unsafe.Pointer(&addr))), v)
+}
 
 // RegisterHost pins n bytes at addr, which must not be on Go's heap, for all contexts.
 // It takes some tenths of a second for each GiB, and so belongs in Here. The memory

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -87,20 +88,14 @@ func versionString(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10
 // Version returns the newest version of CUDA that the driver is for, such as "12.8".
 func (l *Library) Version() string { return versionString(l.version) }
 
-// Path returns what the library was loaded by.
-func (l *Library) Path() string { return l.path }
-
 // HasPools reports whether memory can be allocated in the order of a stream, from pools. A
 // device may still lack them; DeviceInfo says so.
 func (l *Library) HasPools() bool {
 	s := &l.sym
-	for _, e := range []*entry{&s.memAllocAsync, &s.memAllocFromPool, &s.memFreeAsync, &s.defaultPool, &s.poolCreate,
-		&s.poolDestroy, &s.poolTrim, &s.poolSet, &s.poolGet} {
-		if e.fn == 0 {
-			return false
-		}
+	needed := []*entry{
+		&s.memAllocFromPool, &s.memFreeAsync, &s.poolCreate, &s.poolDestroy, &s.poolTrim, &s.poolSet, &s.poolGet,
 	}
-	return true
+	return !slices.ContainsFunc(needed, func(e *entry) bool { return e.fn == 0 })
 }
 
 // Same reports whether other is the same driver, loaded twice.
@@ -112,10 +107,8 @@ func (l *Library) Pinned(addr uintptr, n int64) bool { return l.pinned.hold(addr
 // HasPoolAccess reports whether peers can be let into a pool.
 func (l *Library) HasPoolAccess() bool { return l.sym.poolAccess.fn != 0 }
 
-// HasValues reports whether streams can wait for a word of memory, and write one.
-func (l *Library) HasValues() bool {
-	return l.sym.streamWaitValue.fn != 0 && l.sym.streamWriteValue.fn != 0
-}
+// HasValues reports whether streams can wait for a word of memory.
+func (l *Library) HasValues() bool { return l.sym.streamWaitValue.fn != 0 }
 
 // Batch says which function CopyBatch calls: the one of CUDA 13, the one of 12.8, or
 // none, and then it is not supported.

@@ -109,21 +109,18 @@ func TestOptionalFunctions(t *testing.T) {
 	}
 	s, p := r.stream(d), r.alloc(d, 1000)
 	for name, call := range map[string]func(c *cuda.Calls) error{
-		"cuMemAllocAsync":           func(c *cuda.Calls) error { _, err := c.AllocAsync(s, 0, 1); return err },
-		"cuMemAllocFromPoolAsync":   func(c *cuda.Calls) error { _, err := c.AllocAsync(s, 1, 1); return err },
-		"cuMemFreeAsync":            func(c *cuda.Calls) error { return c.FreeAsync(s, p) },
-		"cuDeviceGetDefaultMemPool": func(c *cuda.Calls) error { _, err := c.DefaultPool(); return err },
-		"cuMemPoolCreate":           func(c *cuda.Calls) error { _, err := c.NewPool(0); return err },
-		"cuMemPoolDestroy":          func(c *cuda.Calls) error { return c.DestroyPool(1) },
-		"cuMemPoolTrimTo":           func(c *cuda.Calls) error { return c.TrimPool(1, 0) },
-		"cuMemPoolSetAttribute":     func(c *cuda.Calls) error { return c.SetPoolNumber(1, cuda.PoolReleaseThreshold, 0) },
-		"cuMemPoolGetAttribute":     func(c *cuda.Calls) error { _, err := c.PoolNumber(1, cuda.PoolUsed); return err },
-		"cuMemPoolSetAccess":        func(c *cuda.Calls) error { return c.ShowPool(1, 0) },
-		"cuStreamWaitValue32_v2":    func(c *cuda.Calls) error { return c.WaitValue(s, p, 1) },
-		"cuStreamWriteValue32_v2":   func(c *cuda.Calls) error { return c.WriteValue(s, p, 1) },
-		"cuMemcpyBatchAsync":        func(c *cuda.Calls) error { return c.CopyBatch(s, []cuda.Copy{{Dst: p, Src: p + 500, Size: 1}}) },
+		"cuMemAllocFromPoolAsync": func(c *cuda.Calls) error { _, err := c.AllocAsync(s, 1, 1); return err },
+		"cuMemFreeAsync":          func(c *cuda.Calls) error { return c.FreeAsync(s, p) },
+		"cuMemPoolCreate":         func(c *cuda.Calls) error { _, err := c.NewPool(0); return err },
+		"cuMemPoolDestroy":        func(c *cuda.Calls) error { return c.DestroyPool(1) },
+		"cuMemPoolTrimTo":         func(c *cuda.Calls) error { return c.TrimPool(1, 0) },
+		"cuMemPoolSetAttribute":   func(c *cuda.Calls) error { return c.SetPoolNumber(1, cuda.PoolReleaseThreshold, 0) },
+		"cuMemPoolGetAttribute":   func(c *cuda.Calls) error { _, err := c.PoolNumber(1, cuda.PoolUsed); return err },
+		"cuMemPoolSetAccess":      func(c *cuda.Calls) error { return c.ShowPool(1, 0) },
+		"cuStreamWaitValue32_v2":  func(c *cuda.Calls) error { return c.WaitValue(s, p, 1) },
+		"cuMemcpyBatchAsync":      func(c *cuda.Calls) error { return c.CopyBatch(s, []cuda.Copy{{Dst: p, Src: p + 500, Size: 1}}) },
 	} {
-		err := d.Do(call)
+		err := d.Here(call)
 		var e *cuda.Error
 		if !errors.Is(err, cuda.ErrNotSupported) || !errors.As(err, &e) || e.Call != name {
 			t.Errorf("%s: %v, want that it is not supported", name, err)

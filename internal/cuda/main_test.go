@@ -54,14 +54,14 @@ func (r *rig) close() {
 // do runs f on the first device, and fails the test with its error.
 func (r *rig) do(f func(c *cuda.Calls) error) {
 	r.t.Helper()
-	ok(r.t, r.devices[0].Do(f))
+	ok(r.t, r.devices[0].Here(f))
 }
 
-// of runs f on the device's thread for its result.
+// of runs f with the context of d for its result.
 func of[T any](t testing.TB, d *cuda.Device, f func(c *cuda.Calls) (T, error)) T {
 	t.Helper()
 	var v T
-	ok(t, d.Do(func(c *cuda.Calls) (err error) { v, err = f(c); return err }))
+	ok(t, d.Here(func(c *cuda.Calls) (err error) { v, err = f(c); return err }))
 	return v
 }
 
@@ -69,14 +69,14 @@ func of[T any](t testing.TB, d *cuda.Device, f func(c *cuda.Calls) (T, error)) T
 func (r *rig) stream(d *cuda.Device) cuda.Stream {
 	r.t.Helper()
 	s := of(r.t, d, (*cuda.Calls).NewStream)
-	r.t.Cleanup(func() { ok(r.t, d.Do(func(c *cuda.Calls) error { return c.DestroyStream(s) })) })
+	r.t.Cleanup(func() { ok(r.t, d.Here(func(c *cuda.Calls) error { return c.DestroyStream(s) })) })
 	return s
 }
 
 func (r *rig) alloc(d *cuda.Device, n int64) cuda.Ptr {
 	r.t.Helper()
 	p := of(r.t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(n) })
-	r.t.Cleanup(func() { ok(r.t, d.Do(func(c *cuda.Calls) error { return c.Free(p) })) })
+	r.t.Cleanup(func() { ok(r.t, d.Here(func(c *cuda.Calls) error { return c.Free(p) })) })
 	return p
 }
 
@@ -84,14 +84,14 @@ func (r *rig) alloc(d *cuda.Device, n int64) cuda.Ptr {
 func (r *rig) host(d *cuda.Device, n int64) []byte {
 	r.t.Helper()
 	p := of(r.t, d, func(c *cuda.Calls) (uintptr, error) { return c.AllocHost(n) })
-	r.t.Cleanup(func() { ok(r.t, d.Do(func(c *cuda.Calls) error { return c.FreeHost(p) })) })
+	r.t.Cleanup(func() { ok(r.t, d.Here(func(c *cuda.Calls) error { return c.FreeHost(p) })) })
 	return cuda.HostBytes(p, n)
 }
 
 // wait waits for the work on s so far, and returns how it went.
 func (r *rig) wait(d *cuda.Device, s cuda.Stream) error {
 	r.t.Helper()
-	m := of(r.t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	m := of(r.t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	<-m.Done()
 	return m.Err()
 }

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,6 +14,7 @@ type Mark struct {
 	done  chan struct{}
 	err   error
 	dev   *Device
+	s     Stream
 	event Event
 	then  func(error) error // may be nil
 	since time.Time         // when the thread was given it
@@ -34,9 +36,6 @@ func (m *Mark) Err() error {
 	}
 }
 
-// Device returns the device whose work it is.
-func (m *Mark) Device() *Device { return m.dev }
-
 // hold keeps the event from being used for another mark; false if it is no longer this one's.
 func (m *Mark) hold() bool {
 	for {
@@ -57,13 +56,11 @@ func (m *Mark) drop() {
 	}
 }
 
-// Mark returns a mark behind the work on s so far.
-func (c *Calls) Mark(s Stream) (*Mark, error) { return c.MarkThen(s, nil) }
-
-// MarkThen is Mark with a step between the work and Done: then is called with the result of the
-// work, and its result is the mark's Err. It runs on the device's thread, must be brief, and must
-// not wait for the device. Streams that wait for the mark do not wait for it.
-func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
+// Mark returns a mark behind the work on s so far. If then is not nil, it is called between the work
+// and Done, with the result of the work, and its result is the mark's Err. It runs on the device's
+// thread, must be brief, and must not wait for the device. Streams that wait for the mark do not
+// wait for it.
+func (c *Calls) Mark(s Stream, then func(err error) error) (*Mark, error) {
 	e, err := c.recorded(s)
 	if err != nil {
 		return nil, err
@@ -72,28 +69,24 @@ func (c *Calls) MarkThen(s Stream, then func(err error) error) (*Mark, error) {
 }
 
 // recorded returns an event behind the work on s so far.
-func (c *Calls) recorded(s Stream) (Event, error) {
-	q := &c.dev.queue
-	e, ok := q.event()
-	if !ok {
-		var err error
-		if e, err = c.NewEvent(); err != nil {
-			q.recycle(0)
-			return 0, err
-		}
+func (c *Calls) recorded(s Stream) (e Event, err error) {
+	if e = c.dev.queue.event(); e == 0 {
+		e, err = c.NewEvent()
 	}
-	if err := c.Record(e, s); err != nil {
-		q.recycle(e)
-		return 0, err
+	if err == nil {
+		err = c.Record(e, s)
 	}
-	return e, nil
+	if err != nil {
+		c.dev.queue.recycle(e)
+	}
+	return e, err
 }
 
 // watched makes a mark of an event of s, for the thread to look at.
 func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
-	m := &Mark{done: make(chan struct{}), dev: c.dev, event: e, then: then, since: time.Now()}
+	m := &Mark{done: make(chan struct{}), dev: c.dev, s: s, event: e, then: then, since: time.Now()}
 	m.users.Store(1)
-	c.dev.queue.watch(watch{s, m})
+	c.dev.queue.watch(m)
 	return m
 }
 
@@ -101,7 +94,7 @@ func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
 // times over, and less than it takes to wake a thread that would look instead.
 const markSoonFor = 15 * time.Microsecond
 
-// MarkSoon is MarkThen for a stream on which there is next to no work. It looks for a moment
+// MarkSoon is Mark for a stream on which there is next to no work. It looks for a moment
 // itself; if the mark is reached by then it calls then here, and returns no mark but what then
 // does.
 func (c *Calls) MarkSoon(s Stream, then func(err error) error) (m *Mark, result, err error) {
@@ -131,72 +124,49 @@ func (c *Calls) WaitMark(s Stream, m *Mark) error {
 	return c.WaitEvent(s, m.event)
 }
 
-// watch is a mark that is to be looked at.
-type watch struct {
-	s Stream
-	m *Mark
-}
-
-// watches are the marks that are not reached yet: for each stream in the order in which they
-// will be, so that only the first need be looked at.
-type watches struct {
-	streams []watched
-}
-
+// watched are the marks of a stream that are not reached yet, in the order in which they will be. So
+// only the first need be looked at.
 type watched struct {
 	s     Stream
 	marks []*Mark
 }
 
-func (w *watches) add(n watch) {
-	for i := range w.streams {
-		if w.streams[i].s == n.s {
-			w.streams[i].marks = append(w.streams[i].marks, n.m)
-			return
+// add adds marks to those that are watched.
+func (d *Device) add(marks []*Mark) {
+	for _, m := range marks {
+		i := slices.IndexFunc(d.watches, func(w watched) bool { return w.s == m.s })
+		if i < 0 {
+			i = len(d.watches)
+			d.watches = append(d.watches, watched{s: m.s})
 		}
+		d.watches[i].marks = append(d.watches[i].marks, m)
 	}
-	w.streams = append(w.streams, watched{n.s, []*Mark{n.m}})
 }
 
 // poll queries the events, ends the marks of those that have happened, and reports whether one has.
 func (d *Device) poll() (reached bool) {
-	all := d.watches.streams
-	for i := 0; i < len(all); {
-		n := d.pollStream(all[i].marks)
-		if n == 0 {
-			i++
-			continue
+	for i := range d.watches {
+		marks := d.watches[i].marks
+		for len(marks) > 0 {
+			m := marks[0]
+			done, err := d.calls.reachedOrLost(m.event)
+			if !done && err == nil {
+				break
+			}
+			if m.err = err; m.then != nil {
+				m.err = m.then(err)
+				m.then = nil // and what it holds
+			}
+			close(m.done)
+			d.woken = d.woken || time.Since(m.since) > thread.LookFor
+			m.drop()
+			marks[0] = nil
+			marks, reached = marks[1:], true
 		}
-		reached = true
-		clear(all[i].marks[:n])
-		if all[i].marks = all[i].marks[n:]; len(all[i].marks) > 0 {
-			i++
-			continue
-		}
-		last := len(all) - 1
-		all[i], all[last] = all[last], watched{}
-		all = all[:last]
+		d.watches[i].marks = marks
 	}
-	d.watches.streams = all
+	d.watches = slices.DeleteFunc(d.watches, func(w watched) bool { return len(w.marks) == 0 })
 	return reached
-}
-
-// pollStream returns how many of a stream's marks are reached.
-func (d *Device) pollStream(marks []*Mark) int {
-	for i, m := range marks {
-		done, err := d.calls.reachedOrLost(m.event)
-		if !done && err == nil {
-			return i
-		}
-		if m.err = err; m.then != nil {
-			m.err = m.then(err)
-			m.then = nil // and what it holds
-		}
-		close(m.done)
-		d.woken = d.woken || time.Since(m.since) > thread.LookFor
-		m.drop()
-	}
-	return len(marks)
 }
 
 // timesAsked is how often the driver must say that the work before an event has failed.

@@ -31,17 +31,6 @@ type poolAccess struct {
 	flags    int32
 }
 
-// DefaultPool returns the pool that the device has of itself.
-func (c *Calls) DefaultPool() (Pool, error) {
-	dev, err := c.lib.handle(c.dev.info.Ordinal)
-	if err != nil {
-		return 0, err
-	}
-	var p Pool
-	err = c.lib.call(&c.lib.sym.defaultPool, uintptr(unsafe.Pointer(&p)), uintptr(dev))
-	return p, err
-}
-
 // NewPool creates a pool on the device of at most maxSize bytes, 0 for no limit, which is all that
 // drivers before 12.2 know.
 func (c *Calls) NewPool(maxSize int64) (Pool, error) {

@@ -83,7 +83,7 @@ func (p *player) place(c *cuda.Calls, s cuda.Stream, used []*region, put func() 
 		}
 	}
 	err = errors.Join(err, put())
-	m, merr := c.Mark(s)
+	m, merr := c.Mark(s, nil)
 	for _, r := range used {
 		r.last = m
 	}
@@ -128,16 +128,7 @@ func (r *rig) player(seed uint64) *player {
 
 func (p *player) play(t *testing.T, d *cuda.Device) {
 	for range 400 {
-		var err error
-		if p.rng.IntN(2) == 0 {
-			err = d.Do(p.step)
-		} else {
-			done := make(chan error, 1)
-			if err = d.Post(func(c *cuda.Calls) { done <- p.step(c) }); err == nil {
-				err = <-done
-			}
-		}
-		if err != nil {
+		if err := d.Here(p.step); err != nil {
 			t.Error(err)
 			return
 		}
@@ -149,7 +140,7 @@ func (p *player) play(t *testing.T, d *cuda.Device) {
 		if !bytes.Equal(h.host, h.want) {
 			t.Errorf("host region %d differs from the model", i)
 		}
-		err := d.Do(func(c *cuda.Calls) error {
+		err := d.Here(func(c *cuda.Calls) error {
 			s := p.streams[i]
 			return p.place(c, s, []*region{a, h}, func() error { return c.CopyToHost(s, cuda.AddressOf(h.host), a.ptr, regionSize) })
 		})

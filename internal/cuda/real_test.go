@@ -71,14 +71,14 @@ func TestRealOrder(t *testing.T) {
 	p, h := r.alloc(d, 8), r.host(d, 8)
 	unblock := r.gate(d, s)
 	first := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
-		m, err := c.Mark(s)
+		m, err := c.Mark(s, nil)
 		return m, errors.Join(c.Fill(s, p, 7, 8), err)
 	})
-	filled := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s) })
+	filled := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	r.do(func(c *cuda.Calls) error {
 		return errors.Join(c.WaitMark(other, filled), c.CopyToHost(other, cuda.AddressOf(h), p, 8))
 	})
-	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other) })
+	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other, nil) })
 	if reached(first) || reached(filled) || reached(behind) {
 		t.Error("a mark is reached before the work in front of it is done")
 	}
@@ -95,7 +95,7 @@ func TestRealMistake(t *testing.T) {
 	d := r.devices[0]
 	s := r.stream(d)
 	h := r.host(d, 8)
-	err := d.Do(func(c *cuda.Calls) error { return c.CopyToDevice(s, 1, cuda.AddressOf(h), 8) })
+	err := d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, 1, cuda.AddressOf(h), 8) })
 	var e *cuda.Error
 	if !errors.As(err, &e) || e.Call == "" || e.Code == 0 {
 		t.Errorf("copying to address 1: %v", err)
@@ -127,7 +127,7 @@ func BenchmarkRealCopy(b *testing.B) {
 					var m *cuda.Mark
 					err := d.Here(func(c *cuda.Calls) (err error) {
 						if err = put(c); err == nil {
-							m, err = c.Mark(s)
+							m, err = c.Mark(s, nil)
 						}
 						return err
 					})

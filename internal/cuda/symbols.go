@@ -14,19 +14,16 @@ type symbols struct {
 	deviceCount, deviceGet, deviceName, deviceUUID, device2ID entry
 	deviceAttribute, deviceMemory, devicePCI, canAccessPeer   entry
 	primaryRetain, primaryRelease                             entry
-	ctxSet, ctxPush, ctxPop, ctxDevice, ctxSynchronize        entry
-	ctxEnablePeer, ctxDisablePeer                             entry
+	ctxSet, ctxPush, ctxPop, ctxDevice, ctxEnablePeer         entry
 	exchangeCaptureMode                                       entry
-	streamCreate, streamDestroy, streamQuery                  entry
-	streamSynchronize, streamWaitEvent                        entry
-	streamWaitValue, streamWriteValue                         entry
-	eventCreate, eventDestroy, eventRecord                    entry
-	eventQuery, eventSynchronize                              entry
+	streamCreate, streamDestroy, streamSynchronize            entry
+	streamWaitEvent, streamWaitValue                          entry
+	eventCreate, eventDestroy, eventRecord, eventQuery        entry
 	memAlloc, memFree, memInfo, memRange                      entry
 	pointerAttribute, memAccess, memRetain, memRelease        entry
-	memAllocAsync, memAllocFromPool, memFreeAsync             entry
-	defaultPool, poolCreate, poolDestroy, poolTrim            entry
-	poolSet, poolGet, poolAccess                              entry
+	memAllocFromPool, memFreeAsync                            entry
+	poolCreate, poolDestroy, poolTrim, poolSet, poolGet       entry
+	poolAccess                                                entry
 	hostRegister, hostUnregister, hostAlloc, hostFree         entry
 	hostDevicePointer                                         entry
 	copyToDevice, copyToHost, copyOnDevice, copyPeer, fill    entry
@@ -63,34 +60,27 @@ func (s *symbols) table() []symbol {
 		{"cuCtxPushCurrent_v2", needed, &s.ctxPush},
 		{"cuCtxPopCurrent_v2", needed, &s.ctxPop},
 		{"cuCtxGetDevice", needed, &s.ctxDevice},
-		{"cuCtxSynchronize", needed, &s.ctxSynchronize},
 		{"cuCtxEnablePeerAccess", needed, &s.ctxEnablePeer},
-		{"cuCtxDisablePeerAccess", needed, &s.ctxDisablePeer},
 		{"cuThreadExchangeStreamCaptureMode", optional, &s.exchangeCaptureMode}, // 10.1
 		{"cuStreamCreate", needed, &s.streamCreate},
 		{"cuStreamDestroy_v2", needed, &s.streamDestroy},
-		{"cuStreamQuery", needed, &s.streamQuery},
 		{"cuStreamSynchronize", needed, &s.streamSynchronize},
 		{"cuStreamWaitEvent", needed, &s.streamWaitEvent},
 		{"cuStreamWaitValue32_v2", optional, &s.streamWaitValue}, // 11.7
-		{"cuStreamWriteValue32_v2", optional, &s.streamWriteValue},
 		{"cuEventCreate", needed, &s.eventCreate},
 		{"cuEventDestroy_v2", needed, &s.eventDestroy},
 		{"cuEventRecord", needed, &s.eventRecord},
 		{"cuEventQuery", needed, &s.eventQuery},
-		{"cuEventSynchronize", needed, &s.eventSynchronize},
 		{"cuMemAlloc_v2", needed, &s.memAlloc},
 		{"cuMemFree_v2", needed, &s.memFree},
 		{"cuMemGetInfo_v2", needed, &s.memInfo},
 		{"cuMemGetAddressRange_v2", needed, &s.memRange},
 		{"cuPointerGetAttribute", needed, &s.pointerAttribute},
-		{"cuMemGetAccess", optional, &s.memAccess},              // 10.2
-		{"cuMemRetainAllocationHandle", optional, &s.memRetain}, // 11.0
-		{"cuMemRelease", optional, &s.memRelease},               // 10.2
-		{"cuMemAllocAsync", optional, &s.memAllocAsync},         // 11.2, and so all of pools
-		{"cuMemAllocFromPoolAsync", optional, &s.memAllocFromPool},
+		{"cuMemGetAccess", optional, &s.memAccess},                 // 10.2
+		{"cuMemRetainAllocationHandle", optional, &s.memRetain},    // 11.0
+		{"cuMemRelease", optional, &s.memRelease},                  // 10.2
+		{"cuMemAllocFromPoolAsync", optional, &s.memAllocFromPool}, // 11.2, and so all of pools
 		{"cuMemFreeAsync", optional, &s.memFreeAsync},
-		{"cuDeviceGetDefaultMemPool", optional, &s.defaultPool},
 		{"cuMemPoolCreate", optional, &s.poolCreate},
 		{"cuMemPoolDestroy", optional, &s.poolDestroy},
 		{"cuMemPoolTrimTo", optional, &s.poolTrim},

@@ -12,7 +12,7 @@ import (
 // pause bounds what a look costs others.
 //
 // A pause of the Go scheduler's may take a millisecond, however short it should be, because it
-// waits in epoll. So the thread itself sleeps the short ones; tasks that come meanwhile wait. Long
+// waits in epoll. So the thread itself sleeps the short ones; marks that come meanwhile wait. Long
 // ones are the scheduler's. (4 KiB on the emulator, two busy cores: a mark ended after 200 µs with
 // the scheduler's pauses only, and after 50 µs with both.)
 const (
@@ -40,45 +40,43 @@ func (d *Device) thread(ready chan<- error) {
 	}
 }
 
-// work runs tasks and looks at events until the queue is closed and nothing is left.
+// work looks at events until the queue is closed and nothing is left.
 func (d *Device) work() {
-	var (
-		tasks []task
-		marks []watch
-		over  bool
-	)
+	var marks []*Mark
 	progress := time.Now() // when something was last done
 	alarm := time.NewTimer(time.Hour)
 	defer alarm.Stop()
-	for {
-		clear(tasks) // what the closures hold
+	for pause := time.Duration(0); ; {
 		clear(marks)
-		if tasks, marks, over = d.queue.take(tasks[:0], marks[:0]); over {
+		var over, asleep bool
+		marks, over, asleep = d.queue.take(marks[:0], pause < 0 || pause > longestNap)
+		switch {
+		case over && len(marks) == 0:
 			return
+		case asleep && pause < 0:
+			<-d.queue.wake
+		case asleep:
+			alarm.Reset(pause)
+			select {
+			case <-d.queue.wake:
+			case <-alarm.C:
+			}
+		case pause > 0 && len(marks) == 0:
+			thread.Nap(pause)
 		}
-		for _, t := range tasks {
-			t.run(&d.calls)
-		}
-		for _, w := range marks {
-			d.watches.add(w)
-		}
-		if reached := d.poll(); reached || len(tasks)+len(marks) > 0 {
-			d.letGo()
+		d.add(marks)
+		if reached := d.poll(); reached || len(marks) > 0 {
+			// It leaves the processor to a goroutine that it has just woken. As long as the thread
+			// goes on working, another processor waits for some time before it takes the goroutine:
+			// 55 µs on a virtual machine.
+			if d.woken && thread.Spare() {
+				runtime.Gosched()
+			}
+			d.woken = false
 			progress = time.Now()
-			continue
 		}
-		d.rest(time.Since(progress), alarm)
+		pause = d.pause(time.Since(progress))
 	}
-}
-
-// letGo leaves the thread's processor to a goroutine that it has just woken. As long as the thread
-// goes on working, another processor waits for some time before it takes the goroutine: 55 µs on a
-// virtual machine.
-func (d *Device) letGo() {
-	if d.woken && thread.Spare() {
-		runtime.Gosched()
-	}
-	d.woken = false
 }
 
 // keen returns for how long the thread looks without a pause. With processors to spare it does so
@@ -96,22 +94,15 @@ func keen(watching bool) time.Duration {
 	return 100 * time.Microsecond
 }
 
-// rest waits until there is a task or a mark, or it is time to look at the events again.
-func (d *Device) rest(waited time.Duration, alarm *time.Timer) {
-	watching := len(d.watches.streams) > 0
-	pause := min(max(waited/pauseShare, shortestRest), longestRest)
+// pause returns how long the thread should wait before it looks at the events again, when nothing has
+// happened for so long; below 0 if it has nothing to look at.
+func (d *Device) pause(waited time.Duration) time.Duration {
+	watching := len(d.watches) > 0
 	switch {
 	case waited < keen(watching):
-	case watching && pause <= longestNap:
-		thread.Nap(pause)
-	case !d.queue.doze():
+		return 0
 	case !watching:
-		<-d.queue.wake
-	default:
-		alarm.Reset(pause)
-		select {
-		case <-d.queue.wake:
-		case <-alarm.C:
-		}
+		return -1
 	}
+	return min(max(waited/pauseShare, shortestRest), longestRest)
 }

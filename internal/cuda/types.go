@@ -16,32 +16,20 @@ type Ptr uint64
 // Attribute is a question to a device, by the driver's numbers.
 type Attribute int32
 
-// The attributes that DeviceInfo is made of, and some more.
+// The attributes that are asked for.
 const (
-	AttributeMultiprocessors   Attribute = 16
-	AttributeIntegrated        Attribute = 18
-	AttributeComputeMode       Attribute = 20
-	AttributeCopyEngines       Attribute = 40
-	AttributeUnifiedAddressing Attribute = 41
-	AttributeComputeMajor      Attribute = 75
-	AttributeComputeMinor      Attribute = 76
-	AttributeHostRegister      Attribute = 99
-	AttributeMemoryPools       Attribute = 115
-	AttributeHostPointersAsIs  Attribute = 91 // registered memory has the same address on the device
+	AttributeMultiprocessors Attribute = 16
+	AttributeMemoryPools     Attribute = 115
 )
 
 // DeviceInfo describes a device before it is opened.
 type DeviceInfo struct {
-	Ordinal      int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
-	Name         string // as NVIDIA calls it
-	UUID         string // "GPU-" and 32 digits in groups, as NVML writes it
-	PCI          string // "0000:17:00.0", in lower case
-	Memory       int64  // bytes
-	ComputeMajor int    // compute capability
-	ComputeMinor int
-	CopyEngines  int  // copies that go on at once
-	Integrated   bool // its memory is the host's
-	Pools        bool // the library and the device have stream-ordered allocation
+	Ordinal int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
+	Name    string // as NVIDIA calls it
+	UUID    string // "GPU-" and 32 digits in groups, as NVML writes it
+	PCI     string // "0000:17:00.0", in lower case
+	Memory  int64  // bytes
+	Pools   bool   // the library and the device have stream-ordered allocation
 }
 
 // PoolFlag is something that a pool does or not, by the driver's numbers.
@@ -58,9 +46,7 @@ type PoolNumber int32
 const (
 	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept after a wait; can be set
 	PoolReserved         PoolNumber = 5
-	PoolReservedHigh     PoolNumber = 6 // can be set to 0
 	PoolUsed             PoolNumber = 7
-	PoolUsedHigh         PoolNumber = 8 // can be set to 0
 )
 
 // Copy is one of a batch. Each side is device memory or pinned host memory, and the other

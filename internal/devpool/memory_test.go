@@ -234,34 +234,37 @@ func TestDevicePoolReaps(t *testing.T) {
 // TestDevicePoolCloseWaitsForTheDevice: reclaimed comes when the device is done,
 // and Close waits for that.
 func TestDevicePoolCloseWaitsForTheDevice(t *testing.T) {
-	tiertest.NoLeaks(t)
-	d := &lateDevice{Device: openDevice(t, sim.Config{Memory: 1 << 20})}
-	p := newDevicePool(t, d)
-	before, err := p.Alloc(1000, nil)
-	ok(t, err)
-	after, err := p.Alloc(1000, nil)
-	ok(t, err)
-	d.events = make(chan struct{})
-	reclaimed := make(chan struct{})
-	p.Free(before, func() { close(reclaimed) })
-	closed := make(chan error, 1)
-	go func() { closed <- p.Close() }()
-	select {
-	case <-reclaimed:
-		t.Error("memory was reclaimed that the device is not done with")
-	case err := <-closed:
-		t.Errorf("Close did not wait: %v", err)
-	default:
-	}
-	close(d.events)
-	<-reclaimed
-	ok(t, <-closed)
-	// What is handed out goes back when it is freed.
-	freed := false
-	p.Free(after, func() { freed = true })
-	if !freed {
-		t.Error("a free after Close leaves the bytes behind")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		inner, err := sim.New(sim.Config{Memory: 1 << 20})
+		ok(t, err)
+		d := &lateDevice{Device: inner}
+		p := newDevicePool(t, d)
+		before, err := p.Alloc(1000, nil)
+		ok(t, err)
+		after, err := p.Alloc(1000, nil)
+		ok(t, err)
+		d.events = make(chan struct{})
+		reclaimed := false
+		p.Free(before, func() { reclaimed = true })
+		closed := make(chan error, 1)
+		go func() { closed <- p.Close() }()
+		synctest.Wait()
+		if reclaimed || len(closed) > 0 {
+			t.Errorf("before the device is done: reclaimed %v, closed %v", reclaimed, len(closed) > 0)
+		}
+		close(d.events)
+		ok(t, <-closed)
+		if !reclaimed {
+			t.Error("Close did not wait for the memory")
+		}
+		// What is handed out goes back when it is freed.
+		freed := false
+		p.Free(after, func() { freed = true })
+		if !freed {
+			t.Error("a free after Close leaves the bytes behind")
+		}
+		ok(t, inner.Close())
+	})
 }
 
 // TestDevicePoolSurvivesPanics: a device that panics fails one allocation, not
@@ -274,7 +277,7 @@ func TestDevicePoolSurvivesPanics(t *testing.T) {
 		}
 		return nil
 	})
-	s := gpuSpace(t, 1<<20, newDevicePool(t, d))
+	s := gpuSpace(t, 1<<20, newDevicePool(t, devpool.Guarded(d)))
 	if b, err := s.DrawNew(1000); b != nil || err == nil {
 		t.Errorf("DrawNew from a device that panics: %v, %v", b, err)
 	}

@@ -1,5 +1,6 @@
 // Package devpool has what an engine keeps of a device: [Memory], the pool of a GPU space, and
-// [Streams], which are lent for copies.
+// [Streams], which are lent for copies. [Guarded] is a device of a program's, whose panics are
+// errors.
 //
 //	tier.Space ─▶ Memory ──┐
 //	                       ├─▶ tier.Device
@@ -19,8 +20,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Streams lends a device's streams, each to one borrower at a time. It is
-// safe for concurrent use.
+// Streams lends a device's streams, each to one borrower at a time. It is safe for concurrent use.
 //
 // Borrowers that wait are served in the order of arrival. A stream on which work failed is closed
 // when it is returned, and the next borrower opens another in its place. So a failure affects only
@@ -36,7 +36,7 @@ type Streams struct {
 	}
 }
 
-// NewStreams opens size > 0 streams on dev.
+// NewStreams opens size > 0 streams on dev, whose methods must not panic; see Guarded.
 func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("devpool: a pool of %d streams", size)
@@ -44,9 +44,9 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	p := &Streams{dev: dev, idle: make(chan tier.Stream, size)}
 	p.mu.lent = make(map[tier.Stream]struct{}, size)
 	for range size {
-		s, err := p.newStream()
+		s, err := dev.NewStream()
 		if err != nil {
-			return nil, errors.Join(err, p.Close())
+			return nil, errors.Join(fmt.Errorf("devpool: opening a stream: %w", err), p.Close())
 		}
 		p.idle <- s
 	}
@@ -56,13 +56,13 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 // Device returns the device that the streams belong to.
 func (p *Streams) Device() tier.Device { return p.dev }
 
-// Borrow lends a stream, and waits for one if it must. The caller must Return it
-// once, with all its work done. It returns ctx's cause if that ends while it waits, tier.ErrClosed
-// when the pool is closed, and the device's error if a stream that failed cannot be replaced.
+// Borrow lends a stream, and waits for one if it must. The caller must Return it once, with all its
+// work done. It returns ctx's cause if that ends while it waits, tier.ErrClosed when the pool is
+// closed, and the device's error if a stream that failed cannot be replaced.
 func (p *Streams) Borrow(ctx context.Context) (s tier.Stream, err error) {
 	var open bool
 	select {
-	case s, open = <-p.idle:
+	case s, open = <-p.idle: // also if ctx has ended
 	default:
 		select {
 		case s, open = <-p.idle:
@@ -74,9 +74,9 @@ func (p *Streams) Borrow(ctx context.Context) (s tier.Stream, err error) {
 		return nil, tier.ErrClosed
 	}
 	if s == nil {
-		if s, err = p.newStream(); err != nil {
-			p.put(nil)
-			return nil, err
+		if s, err = p.dev.NewStream(); err != nil {
+			p.leaveOpen()
+			return nil, fmt.Errorf("devpool: opening a stream: %w", err)
 		}
 	}
 	p.mu.Lock()
@@ -86,47 +86,38 @@ func (p *Streams) Borrow(ctx context.Context) (s tier.Stream, err error) {
 	}
 	p.mu.Unlock()
 	if closed {
-		return nil, errors.Join(tier.ErrClosed, s.Close())
+		return nil, errors.Join(tier.ErrClosed, closeStream(s))
 	}
 	return s, nil
 }
 
-func (p *Streams) newStream() (s tier.Stream, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("devpool: opening a stream: %w", err)
-		}
-	}()
-	defer guard.Error(&err, "the device's NewStream")
-	return p.dev.NewStream()
-}
-
-// put makes s idle, unless the pool is closed. It returns whether it did.
-func (p *Streams) put(s tier.Stream) bool {
+// leaveOpen makes room for another stream, which the next borrower opens.
+func (p *Streams) leaveOpen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.mu.closed {
-		p.idle <- s // which has room
+		p.idle <- nil
 	}
-	return !p.mu.closed
 }
 
-// Return gives a borrowed stream back. It panics if s is not borrowed: two
-// borrowers would share it. A stream that has failed is replaced.
+// Return gives a borrowed stream back. It panics if s is not borrowed: two borrowers would share
+// it. A stream that has failed is replaced.
 func (p *Streams) Return(s tier.Stream) {
 	failed := s.Err() != nil
 	p.mu.Lock()
 	_, ours := p.mu.lent[s]
 	delete(p.mu.lent, s)
-	p.mu.Unlock()
-	if !ours {
-		panic("devpool: a stream was returned to its pool that is not borrowed from it")
+	idle := ours && !failed && !p.mu.closed
+	if idle {
+		p.idle <- s // which has room
 	}
-	if failed {
-		defer p.put(nil)
-		_ = s.Close() // the waiters for its work got its error
-	} else if !p.put(s) {
-		_ = s.Close() // nobody works on it
+	p.mu.Unlock()
+	switch {
+	case !ours:
+		panic("devpool: a stream was returned to its pool that is not borrowed from it")
+	case !idle:
+		_ = closeStream(s) // the waiters for its work got its error
+		p.leaveOpen()      // only now, so that there are never more streams than places
 	}
 }
 
@@ -143,14 +134,20 @@ func (p *Streams) Close() error {
 	if closed {
 		return tier.ErrClosed
 	}
-	var errs []error
+	var err error
 	for s := range p.idle {
 		if s != nil {
-			errs = append(errs, s.Close())
+			err = errors.Join(err, closeStream(s))
 		}
 	}
 	if lent > 0 {
-		errs = append(errs, fmt.Errorf("devpool: %d of %d streams are still borrowed", lent, cap(p.idle)))
+		err = errors.Join(err, fmt.Errorf("devpool: %d of %d streams are still borrowed", lent, cap(p.idle)))
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+// closeStream closes a stream. The streams of a guarded device are as the device made them.
+func closeStream(s tier.Stream) (err error) {
+	defer guard.Error(&err, "Stream.Close")
+	return s.Close()
 }

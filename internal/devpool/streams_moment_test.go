@@ -186,7 +186,7 @@ func TestStreamPoolThatCannotReplace(t *testing.T) {
 // A device that panics has opened no stream: who borrows is told, and the next one gets one.
 func TestStreamPoolOfADeviceThatPanics(t *testing.T) {
 	o := &opener{Device: openDevice(t, sim.Config{Memory: 1 << 20}), failed: func() {}}
-	p := newStreamPool(t, o, 1)
+	p := newStreamPool(t, devpool.Guarded(o), 1)
 	p.Return(borrow(t, p)) // it has failed, and nobody waits for another
 	o.before = func() error { panic(errFault) }
 	for range 3 {

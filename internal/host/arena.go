@@ -62,14 +62,15 @@ import (
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// step is how much memory is touched at a time, and the granule in which Trim
-// gives back: one huge page of x86 and of arm64 with 4 KiB pages.
+// step is how much memory is touched at a time, and the granule in which Trim gives back: one huge
+// page of x86 and of arm64 with 4 KiB pages.
 const step = 2 << 20
 
 // Config describes an arena. Capacity is required; the zero value of the rest is
@@ -102,8 +103,12 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Arena hands out memory from one contiguous range. It implements tier.Pool and
-// is safe for concurrent use.
+// Arena hands out memory from one contiguous range. It implements tier.Pool and is safe for
+// concurrent use.
+//
+// An arena is open until Close. The range is mapped until the arena is closed and the last memory is
+// freed. While a Pinner has pinned it, all pages stay present. A free range is withheld while Trim
+// gives its pages back; requests that need it wait.
 type Arena struct {
 	cfg     Config
 	reserve func(size int64) (mapping, error)
@@ -172,10 +177,27 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	a.mu.free = extent.New(cfg.Capacity)
 	a.mu.refs = 1
 	if cfg.Huge {
-		a.warnOfHuge(space.huge())
+		if err := space.huge(); err != nil {
+			cause := causes.HugePagesMissing
+			switch {
+			case errors.Is(err, errHugeOff):
+				cause = causes.HugePagesOff
+			case errors.Is(err, errors.ErrUnsupported):
+				cause = causes.System
+			}
+			a.warn(cause, "huge pages were refused (%v): %d bytes are in small ones, "+
+				"and making them present and copying them is slower", err, cfg.Capacity)
+		}
 	}
 	if cfg.Node >= 0 {
-		a.warnOfNode(space.bind(cfg.Node))
+		if err := space.bind(cfg.Node); err != nil {
+			cause := causes.MemoryNode
+			if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+				cause = causes.MemoryPolicy // EPERM or ENOSYS: containers filter the system call
+			}
+			a.warn(cause, "the memory could not be bound to NUMA node %d (%v): "+
+				"it may come from any node, and copies between nodes are slower", cfg.Node, err)
+		}
 	}
 	if cfg.Lock {
 		a.lock()
@@ -191,25 +213,15 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 	return a, nil
 }
 
-// lock locks as much of the range as may be: all of it, else in strides that
-// become shorter where one is refused.
-func (a *Arena) lock() {
-	var refused error
-	size, locked := a.cfg.Capacity, a.locked.Load()
-	for n := size - locked; n > 0; n = min(n, size-locked) {
-		if refused = a.space.lock(a.mem[locked : locked+n]); refused == nil {
-			locked += n
-		} else if n = n / 2 / tier.Page * tier.Page; errors.Is(refused, errors.ErrUnsupported) {
-			break
-		}
-	}
-	a.locked.Store(locked)
-	if locked < size {
-		a.warnOfLock(refused)
-	}
+func (a *Arena) warn(c diag.Cause, format string, args ...any) {
+	w := causes.Warn(c, format, args...)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.warnings = append(a.mu.warnings, w)
 }
 
-// Stats returns the arena's figures. Each is right by itself.
+// Stats returns the arena's figures. Each is right by itself. The Space of the warnings is not set,
+// because an arena has no ID.
 func (a *Arena) Stats() tier.HostStats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -232,12 +244,15 @@ func (a *Arena) slackLocked() int64 {
 	return a.cfg.Capacity - a.mu.used - a.mu.free.FreeBytes() - a.mu.withheld
 }
 
-// memory is what Alloc returns, except for small ones: whole pages.
+// memory is what Alloc returns: a place in a slab, or whole pages.
 type memory struct {
 	size    int64
 	extents [][]byte
-	pieces  []piece // where the extents are in the arena; or the pages that own has the place of
-	own     mapping // where the bytes are, if the arena had no ranges that fit; else nil
+	one     [1][]byte // for a single extent
+	slab    *slab     // nil for whole pages
+	index   int       // of the place in the slab
+	pieces  []piece   // where the extents are in the arena; or the pages that own has the place of
+	own     mapping   // where the bytes are, if the arena had no ranges that fit; else nil
 	freed   atomic.Bool
 }
 
@@ -256,89 +271,103 @@ func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 // not charged. It is free for later small memory, and for everything once the slab is empty. So an
 // arena whose books have room may be too fragmented for a large request; see Alloc.
 func (a *Arena) Charge(size int64) int64 {
-	if size > smallMost {
+	switch {
+	case size > smallMost:
 		return round(size)
-	}
-	if size <= 0 {
+	case size <= 0:
 		return 0
 	}
 	return classSize(classOf(size))
 }
 
-// room is what take found: a place in a slab, or pages.
-type room struct {
-	slab      *slab
-	index     int
-	pieces    []piece
-	scattered bool // the pieces are enough, but do not fit the request
-}
-
-// Alloc hands out size > 0 bytes. What is charged in whole pages begins at a
-// multiple of 4096: it is the shortest free range that is long enough, else several
-// that meet at cuts, else a mapping by itself. The rest, all of it below 8 KiB, begins at a
-// multiple of 64. The bytes are whatever they were. No room is a *tier.NoSpaceError, with Largest
-// set if there is enough but not in long enough ranges: because the arena is pinned, or
-// because slabs are in the way.
+// Alloc hands out size > 0 bytes. What is charged in whole pages begins at a multiple of 4096: it is
+// the shortest free range that is long enough, else several that meet at cuts, else a mapping by
+// itself. The rest, all of it below 8 KiB, begins at a multiple of 64. The bytes are whatever they
+// were. No room is a *tier.NoSpaceError, with Largest set if there is enough but not in long enough
+// ranges: because the arena is pinned, or because slabs are in the way.
 //
-// Small memory takes constant time, and is refused only if no page is free and no
-// place in a slab is long enough.
+// Small memory is refused only if no page is free and no place in a slab is long enough.
 func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("host: cannot allocate %d bytes", size)
 	}
-	for {
-		r, wait, err := a.take(size, cuts)
-		switch {
-		case err != nil:
-			return nil, err
-		case wait != nil:
-			<-wait // Trim has what is wanted, for some milliseconds
-		case r.slab != nil:
-			return a.openPlace(size, r.slab, r.index)
-		case r.scattered:
-			return a.relocate(size, r.pieces)
-		default:
-			return a.open(size, r.pieces)
+	m := &memory{size: size}
+	scattered, wait, err := a.take(m, cuts)
+	for wait != nil {
+		<-wait // Trim has what is wanted, for some milliseconds
+		scattered, wait, err = a.take(m, cuts)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case scattered:
+		err = a.relocate(m)
+	case m.slab != nil:
+		at := m.slab.at(m.index)
+		a.window.Reach(at + size)
+		m.one[0] = a.mem[at : at+size : at+size]
+		m.extents = m.one[:]
+		if invariants.Enabled {
+			for i, c := range a.mem[at : at+a.Charge(size)] {
+				if c != freedByte {
+					a.free(m)
+					panic(fmt.Sprintf("host: byte %d of %d was written after it was freed", i, a.Charge(size)))
+				}
+			}
+		}
+	default:
+		m.extents = m.one[:0]
+		for _, p := range m.pieces {
+			end := p.At + min(p.Len, size-p.Off)
+			m.extents = append(m.extents, a.mem[p.At:end:end])
+			a.mark(p.At, p.Len)
+			a.window.Reach(end)
+			if poison && err == nil {
+				err = a.space.show(a.pagesOf(p))
+			}
+		}
+		if err != nil {
+			a.free(m)
+			err = fmt.Errorf("host: making %d bytes readable again: %w", size, err)
 		}
 	}
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
-// take takes room for a memory, and counts it. It returns a channel to wait for if Trim holds free
-// ranges that may be enough.
-func (a *Arena) take(size int64, cuts []int64) (r room, wait <-chan struct{}, err error) {
+// take takes room for m, and counts it. scattered means that the pieces are enough, but do not fit
+// the request. take returns a channel to wait for if Trim holds free ranges that may be enough.
+func (a *Arena) take(m *memory, cuts []int64) (scattered bool, wait <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
-		return r, nil, tier.ErrClosed
+		return false, nil, tier.ErrClosed
 	}
-	charge, free := a.Charge(size), a.mu.free
+	charge := a.Charge(m.size)
 	if charge%tier.Page != 0 {
-		r.slab, r.index = a.placeLocked(classOf(size))
+		m.slab, m.index = a.placeLocked(classOf(m.size))
 	}
-	if r.slab == nil {
-		if size > free.Largest() {
-			a.mu.slabs.flush(free.Free) // before anything is split
-		}
-		// size is compared with what is free first: rounding it could overflow.
-		if size <= free.FreeBytes() {
-			r.pieces, _ = placement.Place(free, round(size), cuts, 0)
-			if r.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
-				r.pieces, r.scattered = a.scatteredLocked(round(size)), true
-			}
+	// The size is compared with what is free first: rounding it could overflow.
+	if m.slab == nil && m.size <= a.mu.free.FreeBytes() {
+		pages := round(m.size) // which is more than the charge for a place
+		m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
+		if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
+			m.pieces, scattered = a.scatteredLocked(pages), true
 		}
 	}
-	if r.slab == nil && r.pieces == nil {
-		if a.mu.withheld == 0 {
-			return r, nil, a.fullLocked(size)
-		}
-		if a.mu.returned == nil {
-			a.mu.returned = make(chan struct{})
-		}
-		return r, a.mu.returned, nil
+	switch {
+	case m.slab != nil || m.pieces != nil:
+		a.mu.used += charge
+		a.mu.refs++
+		return scattered, nil, nil
+	case a.mu.withheld == 0:
+		return false, nil, a.fullLocked(m.size)
+	case a.mu.returned == nil:
+		a.mu.returned = make(chan struct{})
 	}
-	a.mu.used += charge
-	a.mu.refs++
-	return r, nil, nil
+	return false, a.mu.returned, nil
 }
 
 // scatteredLocked takes n bytes of the shortest free ranges, so that long ones stay.
@@ -349,8 +378,7 @@ func (a *Arena) scatteredLocked(n int64) (pieces []piece) {
 	}
 	slices.Sort(lengths)
 	for _, length := range lengths {
-		length = min(length, n)
-		if length == 0 {
+		if length = min(length, n); length == 0 {
 			break
 		}
 		at, _ := a.mu.free.Alloc(length)
@@ -360,8 +388,7 @@ func (a *Arena) scatteredLocked(n int64) (pieces []piece) {
 	return pieces
 }
 
-// fullLocked is the error of a request for which there is no room. Nothing is
-// withheld, and no slab is spare.
+// fullLocked is the error of a request for which there is no room. Nothing is withheld.
 func (a *Arena) fullLocked(size int64) *tier.NoSpaceError {
 	full := &tier.NoSpaceError{Requested: size, Available: a.mu.free.FreeBytes() + a.slackLocked()}
 	if size <= full.Available {
@@ -373,49 +400,29 @@ func (a *Arena) fullLocked(size int64) *tier.NoSpaceError {
 // pagesOf returns the bytes of a piece.
 func (a *Arena) pagesOf(p piece) []byte { return a.mem[p.At : p.At+p.Len] }
 
-// open makes a memory of ranges that were taken.
-func (a *Arena) open(size int64, pieces []piece) (tier.Memory, error) {
-	m := &memory{size: size, extents: make([][]byte, len(pieces)), pieces: pieces}
-	for i, p := range pieces {
-		end := p.At + min(p.Len, size-p.Off)
-		m.extents[i] = a.mem[p.At:end:end]
-		a.mark(p.At, p.Len)
-		a.window.Reach(end)
-		if !poison {
-			continue
-		}
-		if err := a.space.show(a.pagesOf(p)); err != nil {
-			a.freePages(m)
-			return nil, fmt.Errorf("host: making %d bytes readable again: %w", p.Len, err)
-		}
-	}
-	return m, nil
-}
-
-// relocate makes a memory in one piece, with a mapping of its own. The pages of pieces go back to the
-// system, and pieces are not used until the memory is freed. They count as committed in its place.
-func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
+// relocate gives m, whose pieces do not fit it, one piece with a mapping of its own. The pages of the
+// pieces go back to the system, and the pieces are not used until the memory is freed. They count as
+// committed in its place.
+func (a *Arena) relocate(m *memory) error {
 	a.endTouching() // it would bring the pages back
 	a.pages <- struct{}{}
 	defer func() { <-a.pages }()
-	m := &memory{size: size, pieces: pieces}
-	var err error
-	if a.pinned() {
-		err = errors.New("the arena was pinned meanwhile")
-	} else {
-		m.own, err = a.reserve(round(size))
+	_, pinned := a.status()
+	err := errors.New("the arena was pinned meanwhile")
+	if !pinned {
+		m.own, err = a.reserve(round(m.size))
 	}
-	for i := 0; i < len(pieces) && err == nil; i++ {
-		a.mark(pieces[i].At, pieces[i].Len)
-		err = a.space.discard(a.pagesOf(pieces[i]))
+	for i := 0; i < len(m.pieces) && err == nil; i++ {
+		a.mark(m.pieces[i].At, m.pieces[i].Len)
+		err = a.space.discard(a.pagesOf(m.pieces[i]))
 	}
 	if err != nil {
-		a.freePages(m)
+		a.free(m)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		full := a.fullLocked(size)
+		full := a.fullLocked(m.size)
 		full.Cause = err
-		return nil, full
+		return full
 	}
 	// NewArena has warned of these errors already.
 	if a.cfg.Huge {
@@ -425,13 +432,14 @@ func (a *Arena) relocate(size int64, pieces []piece) (tier.Memory, error) {
 		_ = m.own.bind(a.cfg.Node)
 	}
 	if a.locksAll() { // the lock moves with the pages: no more than the capacity is locked
-		for _, p := range pieces {
+		for _, p := range m.pieces {
 			_ = a.space.unlock(a.pagesOf(p))
 		}
 		_ = m.own.lock(m.own.bytes())
 	}
-	m.extents = [][]byte{m.own.bytes()[:size:size]}
-	return m, nil
+	m.one[0] = m.own.bytes()[:m.size:m.size]
+	m.extents = m.one[:]
+	return nil
 }
 
 // locksAll reports whether the whole arena is locked. If the limit was less, it is exhausted, and
@@ -450,32 +458,23 @@ func (a *Arena) mark(off, n int64) {
 // stepLen is the length of step i: the last may be shorter.
 func (a *Arena) stepLen(i int64) int64 { return min(step, a.cfg.Capacity-i*step) }
 
-// Free takes back what Alloc handed out and calls reclaimed before it returns.
-// The memory must not be in use any more: not by Go code, not by a device. To free
-// it twice is a panic.
+// Free takes back what Alloc handed out and calls reclaimed before it returns. The memory must not
+// be in use any more: not by Go code, not by a device. To free it twice is a panic.
 func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
-	switch m := mem.(type) {
-	case *small:
-		mustBeFirst(m.freed.CompareAndSwap(false, true))
-		a.freePlace(m)
-	case *memory:
-		mustBeFirst(m.freed.CompareAndSwap(false, true))
-		a.freePages(m)
-	default:
-		panic(fmt.Sprintf("host: %T is no memory of an arena", mem))
+	m, ok := mem.(*memory)
+	if !ok || !m.freed.CompareAndSwap(false, true) {
+		panic(fmt.Sprintf("host: freeing a %T that is no memory of an arena, or was freed before", mem))
 	}
+	a.free(m)
 	reclaimed()
 }
 
-func mustBeFirst(is bool) {
-	if !is {
-		panic("host: memory freed twice")
-	}
-}
-
-// freePages returns the pages of a memory to the free list.
-func (a *Arena) freePages(m *memory) {
+// free returns the place or the pages of a memory.
+func (a *Arena) free(m *memory) {
 	switch {
+	case m.slab != nil && invariants.Enabled:
+		at := m.slab.at(m.index)
+		scribble(a.mem[at : at+classSize(m.slab.class)])
 	case m.own != nil:
 		_ = m.own.release() // only a bug of ours makes it fail
 		for i := 0; i < len(m.pieces) && a.locksAll(); i++ {
@@ -483,52 +482,27 @@ func (a *Arena) freePages(m *memory) {
 		}
 	case poison:
 		for _, p := range m.pieces {
-			// Refused when the process has too many mappings; then the
-			// bytes stay readable, which only hides bugs.
+			// Refused when the process has too many mappings; then the bytes stay readable, which
+			// only hides bugs.
 			_ = a.space.hide(a.pagesOf(p))
 		}
 	}
-	a.giveBack(m.size, func() {
-		for _, p := range m.pieces {
-			a.mu.free.Free(p.At, p.Len)
+	a.mu.Lock()
+	if s := m.slab; s != nil && a.mu.slabs.put(s, m.index) {
+		if poison {
+			_ = a.space.hide(a.mem[s.off : s.off+s.length])
 		}
-	})
+		a.mu.free.Free(s.off, s.length)
+	}
+	for _, p := range m.pieces {
+		a.mu.free.Free(p.At, p.Len)
+	}
+	a.mu.used -= a.Charge(m.size)
+	a.unrefAndUnlock()
 }
 
-// Shrink gives the pages of a memory behind its first size bytes back. A place in a slab, and memory
-// with a mapping of its own, stay as they are. Nothing may use the memory meanwhile.
-func (a *Arena) Shrink(mem tier.Memory, size int64) {
-	m, ok := mem.(*memory)
-	if size = round(size); !ok || m.own != nil || size >= m.size {
-		return
-	}
-	rest := &memory{size: round(m.size) - size}
-	var pieces []piece
-	var extents [][]byte
-	for i, p := range m.pieces {
-		keep := min(p.Len, max(0, size-p.Off))
-		if keep > 0 {
-			pieces, extents = append(pieces, piece{Off: p.Off, Len: keep, At: p.At}), append(extents, m.extents[i][:keep:keep])
-		}
-		if keep < p.Len {
-			rest.pieces = append(rest.pieces, piece{Len: p.Len - keep, At: p.At + keep})
-		}
-	}
-	before := a.Charge(m.size)
-	m.size, m.pieces, m.extents = size, pieces, extents
-	a.mu.Lock()
-	a.mu.refs++ // that of rest, which freePages gives back with its charge
-	a.mu.used += a.Charge(size) + a.Charge(rest.size) - before
-	a.mu.Unlock()
-	a.freePages(rest)
-}
-
-// giveBack calls back, with the lock held, to return what size bytes took. If the arena is closed and
-// they were the last, it unpins and unmaps the range.
-func (a *Arena) giveBack(size int64, back func()) {
-	a.mu.Lock()
-	back()
-	a.mu.used -= a.Charge(size)
+// unrefAndUnlock ends one use of the range. The last unpins and unmaps it.
+func (a *Arena) unrefAndUnlock() {
 	a.mu.refs--
 	last, pinners := a.mu.refs == 0, a.mu.pinners
 	a.mu.Unlock()
@@ -539,6 +513,32 @@ func (a *Arena) giveBack(size int64, back func()) {
 		_ = p.Unpin(a.mem) // which closing it has done, if it is closed
 	}
 	_ = a.space.release() // only a bug of ours makes it fail
+}
+
+// Shrink gives the pages of a memory behind its first size bytes back. A place in a slab, and memory
+// with a mapping of its own, stay as they are. Nothing may use the memory meanwhile.
+func (a *Arena) Shrink(mem tier.Memory, size int64) {
+	m := mem.(*memory)
+	if size = round(size); m.slab != nil || m.own != nil || size >= m.size {
+		return
+	}
+	rest := &memory{size: round(m.size) - size} // both are whole pages, and charged together as m was
+	pieces, extents := m.pieces, m.extents
+	m.size, m.pieces, m.extents = size, nil, nil
+	for i, p := range pieces {
+		keep := min(p.Len, max(0, size-p.Off))
+		if keep > 0 {
+			m.pieces = append(m.pieces, piece{Off: p.Off, Len: keep, At: p.At})
+			m.extents = append(m.extents, extents[i][:keep:keep])
+		}
+		if keep < p.Len {
+			rest.pieces = append(rest.pieces, piece{Len: p.Len - keep, At: p.At + keep})
+		}
+	}
+	a.mu.Lock()
+	a.mu.refs++ // that of rest
+	a.mu.Unlock()
+	a.free(rest)
 }
 
 // Close ends the goroutine that touches pages and gives the range back, or lets
@@ -554,8 +554,9 @@ func (a *Arena) Close() error {
 	}
 	a.endTouching()
 	a.pages <- struct{}{} // a Trim in progress ends, and none begins
-	a.giveBack(0, func() {})
-	<-a.pages
+	defer func() { <-a.pages }()
+	a.mu.Lock()
+	a.unrefAndUnlock()
 	return nil
 }
 
@@ -589,48 +590,24 @@ type mapping interface {
 // errHugeOff reports that the kernel has huge pages and grants none.
 var errHugeOff = errors.New("switched off")
 
-func (a *Arena) warn(c diag.Cause, format string, args ...any) {
-	w := causes.Warn(c, format, args...)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.mu.warnings = append(a.mu.warnings, w)
+// Mapping is a range of addresses as an arena has it, for the memory of a simulated device. In a
+// build with the race detector it is from Go's heap.
+type Mapping struct{ own mapping }
+
+// Map maps size bytes and asks for huge pages. Pages come when they are touched. The caller must
+// Release the mapping.
+func Map(size int64) (m Mapping, err error) {
+	if m.own, err = reserve(size); err == nil {
+		_ = m.own.huge() // refused, it works all the same, and is slower
+	}
+	return m, err
 }
 
-// Warnings lists what was asked for and could not be had. Their Space is not set, because an
-// arena has no ID.
-func (a *Arena) Warnings() []diag.Warning { return a.Stats().Warnings }
+// Bytes returns the memory.
+func (m Mapping) Bytes() []byte { return m.own.bytes() }
 
-func (a *Arena) warnOfHuge(err error) {
-	cause := causes.HugePagesMissing
-	switch {
-	case err == nil:
-		return
-	case errors.Is(err, errHugeOff):
-		cause = causes.HugePagesOff
-	case errors.Is(err, errors.ErrUnsupported):
-		cause = causes.System
-	}
-	a.warn(cause, "huge pages were refused (%v): %d bytes are in small ones, "+
-		"and making them present and copying them is slower", err, a.cfg.Capacity)
-}
+// Touch makes pages of the memory present and changes no byte, also while others write them.
+func (m Mapping) Touch(pages []byte) error { return m.own.touch(pages) }
 
-func (a *Arena) warnOfNode(err error) {
-	if err == nil {
-		return
-	}
-	cause := causes.MemoryNode
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		cause = causes.MemoryPolicy // EPERM or ENOSYS: filters of system calls in containers refuse to bind memory
-	}
-	a.warn(cause, "the memory could not be bound to NUMA node %d (%v): "+
-		"it may come from any node, and copies between nodes are slower", a.cfg.Node, err)
-}
-
-func (a *Arena) warnOfLock(err error) {
-	cause := causes.LockLimit
-	if errors.Is(err, errors.ErrUnsupported) {
-		cause = causes.System
-	}
-	a.warn(cause, "%d of %d bytes are locked (%v): the rest may be swapped out, and then waits for the swap device",
-		a.locked.Load(), a.cfg.Capacity, err)
-}
+// Release unmaps the memory, which nothing may use any more.
+func (m Mapping) Release() error { return m.own.release() }

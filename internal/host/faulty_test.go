@@ -111,7 +111,7 @@ func TestWhatIsRefusedIsWarnedOf(t *testing.T) {
 		onBind: errors.New("no such node"),
 		onLock: func([]byte) error { return errors.New("not permitted") },
 	})
-	w := a.Warnings()
+	w := a.Stats().Warnings
 	if len(w) != 3 {
 		t.Fatalf("warnings: %q", w)
 	}

@@ -99,7 +99,7 @@ func underFilter() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
-	if w := a.Warnings(); len(w) != 1 || w[0].Cause != causes.System || !w[0].Info {
+	if w := a.Stats().Warnings; len(w) != 1 || w[0].Cause != causes.System || !w[0].Info {
 		return fmt.Errorf("warnings: %v", w)
 	}
 	return nil

@@ -63,14 +63,14 @@ func TestLockedIsWhatTheKernelSays(t *testing.T) {
 	before := vmLocked(t)
 	a := open(t, Config{Capacity: 6 << 20, Node: -1, Lock: true})
 	if got := vmLocked(t) - before; got != a.Stats().Locked {
-		t.Errorf("the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
+		t.Errorf("the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Stats().Warnings)
 	}
 	m := alloc(t, a, 6<<20)
 	fill(m, 1)
 	free(a, m)
 	trim(a)
 	if got := vmLocked(t) - before; got != a.Stats().Locked {
-		t.Errorf("after Trim the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
+		t.Errorf("after Trim the kernel locked %d bytes, the arena says %d (%q)", got, a.Stats().Locked, a.Stats().Warnings)
 	}
 	a.Close()
 	a = open(t, Config{Capacity: 3 * (step + tier.Page), Node: -1, Lock: true})
@@ -82,7 +82,7 @@ func TestLockedIsWhatTheKernelSays(t *testing.T) {
 	for range 2 {
 		if got := vmLocked(t) - before; got != a.Stats().Locked {
 			t.Errorf("with memory outside the range, or after it was freed, the kernel locked %d bytes, "+
-				"the arena says %d (%q)", got, a.Stats().Locked, a.Warnings())
+				"the arena says %d (%q)", got, a.Stats().Locked, a.Stats().Warnings)
 		}
 		free(a, m)
 		m = alloc(t, a, step)

@@ -15,11 +15,11 @@ import (
 
 func TestNodeWithoutMemoryIsWarnedOf(t *testing.T) {
 	a := open(t, Config{Capacity: 1 << 20, Node: 999})
-	if w := a.Warnings(); len(w) != 1 || !strings.Contains(w[0].What, "NUMA node 999") {
+	if w := a.Stats().Warnings; len(w) != 1 || !strings.Contains(w[0].What, "NUMA node 999") {
 		t.Errorf("warnings: %q", w)
 	}
 	a = open(t, Config{Capacity: 1 << 20, Node: 0})
-	if w := a.Warnings(); len(w) != 0 {
+	if w := a.Stats().Warnings; len(w) != 0 {
 		t.Errorf("warnings for node 0: %q", w)
 	}
 }

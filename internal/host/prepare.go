@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/causes"
@@ -48,7 +49,7 @@ func (a *Arena) Pin(p tier.Pinner) error {
 	}
 	a.pages <- struct{}{}
 	defer func() { <-a.pages }()
-	if a.isClosed() {
+	if closed, _ := a.status(); closed {
 		return tier.ErrClosed
 	}
 	if err := p.Pin(a.mem); err != nil {
@@ -61,100 +62,98 @@ func (a *Arena) Pin(p tier.Pinner) error {
 	return nil
 }
 
+// status returns whether the arena is closed, and whether its pages must stay because it is pinned.
+// The caller that has the token pages may rely on both.
+func (a *Arena) status() (closed, pinned bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.closed, len(a.mu.pinners) > 0
+}
+
 // Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing
 // to one that is closed.
 func (a *Arena) Lock() {
 	a.pages <- struct{}{}
 	defer func() { <-a.pages }()
-	if !a.isClosed() {
+	if closed, _ := a.status(); !closed {
 		a.lock()
 	}
 }
 
-func (a *Arena) isClosed() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mu.closed
+// lock locks as much of the range as may be: all of it, else in strides that become shorter where one
+// is refused.
+func (a *Arena) lock() {
+	var refused error
+	size, locked := a.cfg.Capacity, a.locked.Load()
+	for n := size - locked; n > 0; n = min(n, size-locked) {
+		if refused = a.space.lock(a.mem[locked : locked+n]); refused == nil {
+			locked += n
+		} else if n = n / 2 / tier.Page * tier.Page; errors.Is(refused, errors.ErrUnsupported) {
+			break
+		}
+	}
+	a.locked.Store(locked)
+	if locked == size {
+		return
+	}
+	cause := causes.LockLimit
+	if errors.Is(refused, errors.ErrUnsupported) {
+		cause = causes.System
+	}
+	a.warn(cause, "%d of %d bytes are locked (%v): the rest may be swapped out, and then waits for the swap device",
+		locked, size, refused)
 }
 
-// pinned reports whether the pages must stay.
-func (a *Arena) pinned() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.mu.pinners) > 0
-}
-
-// trimStride is how much Trim withholds from allocations at a time: to give back
-// 256 MiB takes some 10 ms.
+// trimStride is how much Trim withholds from allocations at a time: to give back 256 MiB takes some
+// 10 ms.
 const trimStride = 256 << 20
 
-// Trim gives the pages of free ranges back to the system and returns how many
-// bytes that were at most, in whole steps of 2 MiB. It also ends touching ahead,
-// which would bring them back. The ranges can be allocated as before; their pages
-// come again at first use. An allocation that needs what Trim works on waits for
-// that piece. Of an arena that is pinned it gives nothing back. It ends early, with ctx's error,
-// between two pieces of 256 MiB.
+// Trim gives the pages of free ranges back to the system and returns how many bytes that were at
+// most, in whole steps of 2 MiB. It also ends touching ahead, which would bring them back. The ranges
+// can be allocated as before; their pages come again at first use. An allocation that needs what Trim
+// works on waits for that piece. Of an arena that is pinned it gives nothing back. It ends early,
+// with ctx's error, between two pieces of 256 MiB.
 func (a *Arena) Trim(ctx context.Context) (given int64, err error) {
 	a.endTouching()
 	a.pages <- struct{}{}
 	defer func() { <-a.pages }()
-	if a.pinned() {
+	if _, pinned := a.status(); pinned {
 		return 0, nil
 	}
-
-	// The allocator cannot take a given range, so all ranges of a step
-	// or more are taken at once and put back one by one.
-	for _, r := range a.withhold() {
-		for off := r.off; off < r.end; {
-			end := min(r.end, off+trimStride)
-			if err = context.Cause(ctx); err == nil {
-				given += a.discard(off, end)
-			}
-			a.replace(off, end-off)
-			off = end
+	// The allocator cannot take a given range, so all ranges that can hold a whole step are taken at
+	// once and put back one by one. After Close none is taken: the mapping may be gone.
+	var withheld []piece
+	a.mu.Lock()
+	for !a.mu.closed && a.mu.free.Largest() >= min(step, a.cfg.Capacity) {
+		n := a.mu.free.Largest()
+		off, _ := a.mu.free.Alloc(n)
+		a.mu.withheld += n
+		for end := off + n; off < end; off += trimStride {
+			withheld = append(withheld, piece{At: off, Len: min(end-off, trimStride)})
 		}
+	}
+	a.mu.Unlock()
+	for _, p := range withheld {
+		if err = context.Cause(ctx); err == nil {
+			given += a.discard(p)
+		}
+		a.mu.Lock()
+		a.mu.free.Free(p.At, p.Len)
+		a.mu.withheld -= p.Len
+		if a.mu.returned != nil {
+			close(a.mu.returned)
+			a.mu.returned = nil
+		}
+		a.mu.Unlock()
 	}
 	return given, err
 }
 
-type span struct{ off, end int64 }
-
-// withhold takes all free ranges that can hold a whole step. After Close it
-// takes none: the mapping may be gone.
-func (a *Arena) withhold() []span {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var held []span
-	a.mu.slabs.flush(a.mu.free.Free)
-	for !a.mu.closed {
-		n := a.mu.free.Largest()
-		if n < min(step, a.cfg.Capacity) {
-			break
-		}
-		off, _ := a.mu.free.Alloc(n)
-		a.mu.withheld += n
-		held = append(held, span{off, off + n})
-	}
-	return held
-}
-
-// replace puts a withheld range back and wakes its waiters.
-func (a *Arena) replace(off, n int64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.mu.free.Free(off, n)
-	a.mu.withheld -= n
-	if a.mu.returned != nil {
-		close(a.mu.returned)
-		a.mu.returned = nil
-	}
-}
-
 // discard gives back the steps that are wholly in a withheld range, and returns how many of their
 // bytes may have been present.
-func (a *Arena) discard(off, end int64) (given int64) {
-	first, last := (off+step-1)/step, end/step
-	if end == a.cfg.Capacity {
+func (a *Arena) discard(p piece) (given int64) {
+	first, last := (p.At+step-1)/step, (p.At+p.Len)/step
+	if p.At+p.Len == a.cfg.Capacity {
 		last = int64(len(a.state))
 	}
 	if first >= last {

@@ -3,7 +3,6 @@ package host
 import (
 	"fmt"
 	"math/bits"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
@@ -76,33 +75,23 @@ func newSlab(class int, off, length int64) *slab {
 // at returns where the place begins in the arena.
 func (s *slab) at(i int) int64 { return s.off + int64(i)*classSize(s.class) }
 
-// slabs are an arena's slabs. It touches no memory and has no lock: the arena's
-// guards it. Each call but flush takes constant time.
-//
-// An empty slab goes back to the arena, except one spare of each class. Without the spare, a
-// program that allocates and frees one buffer again and again would make and give up a slab each
-// time. Spares block no request: flush gives them back before a request is refused, or split, for
-// want of their pages.
+// slabs are an arena's slabs. It touches no memory and has no lock: the arena's guards it. Each call
+// takes constant time. A slab that is empty goes back to the arena at once.
 type slabs struct {
 	lists  [classCount][]*slab // those with free and used places; the last is full first
-	spare  [classCount]*slab
-	length int64 // bytes of all slabs
+	length int64               // bytes of all slabs
 }
 
-// add puts in a slab that was made of pages of the arena; all of it is free. The class has no spare.
+// add puts in a slab that was made of pages of the arena; all of it is free. The next call is take.
 func (l *slabs) add(s *slab) {
 	l.length += s.length
-	l.spare[s.class] = s
+	l.list(s)
 }
 
 // take hands out a place of a class; nil if none is free.
 func (l *slabs) take(class int) (*slab, int) {
 	if len(l.lists[class]) == 0 {
-		if l.spare[class] == nil {
-			return nil, 0
-		}
-		l.list(l.spare[class])
-		l.spare[class] = nil
+		return nil, 0
 	}
 	s := l.lists[class][len(l.lists[class])-1]
 	i := bits.TrailingZeros64(s.free)
@@ -112,9 +101,9 @@ func (l *slabs) take(class int) (*slab, int) {
 	return s, i
 }
 
-// put takes a place back. A slab that is empty then, and not the spare, is not among the
-// slabs any more and its pages are the caller's.
-func (l *slabs) put(s *slab, i int) (out bool) {
+// put takes a place back. A slab that is empty then is not among the slabs any more, and its pages
+// are the caller's.
+func (l *slabs) put(s *slab, i int) (empty bool) {
 	if s.free&(1<<i) != 0 {
 		panic(fmt.Sprintf("host: the place at %d is free already", s.at(i)))
 	}
@@ -125,23 +114,8 @@ func (l *slabs) put(s *slab, i int) (out bool) {
 		return false
 	}
 	l.unlist(s)
-	if l.spare[s.class] == nil {
-		l.spare[s.class] = s
-		return false
-	}
 	l.length -= s.length
 	return true
-}
-
-// flush gives the spares to free.
-func (l *slabs) flush(free func(off, n int64)) {
-	for class, s := range l.spare {
-		if s != nil {
-			l.spare[class] = nil
-			l.length -= s.length
-			free(s.off, s.length)
-		}
-	}
 }
 
 // list appends s to the list of its class: the slab that was used last is filled first, and the
@@ -159,89 +133,36 @@ func (l *slabs) unlist(s *slab) {
 	l.lists[s.class] = list[:last]
 }
 
-// small is a memory in a slab.
-type small struct {
-	size    int64
-	slab    *slab
-	index   int
-	extents [1][]byte
-	freed   atomic.Bool
-}
-
-func (m *small) Size() int64       { return m.size }
-func (m *small) Extents() [][]byte { return m.extents[:] }
-
 // placeLocked takes a place of a slab. It tries, in order, a slab with a free place, a new slab,
 // a shorter one where the arena has no range for a whole one, and a larger place. It returns nil
 // where there is none.
 func (a *Arena) placeLocked(class int) (s *slab, index int) {
-	slabs := &a.mu.slabs
+	slabs, free := &a.mu.slabs, a.mu.free
 	if s, index = slabs.take(class); s != nil {
 		return s, index
 	}
-	a.addSlabLocked(class)
+	n := slabLength(class)
+	off, ok := free.Alloc(n)
+	if !ok && free.Largest() >= classSize(class) {
+		n = min(n, free.Largest())
+		off, ok = free.Alloc(n)
+	}
+	if ok && invariants.Enabled {
+		if err := a.space.show(a.mem[off : off+n]); err != nil {
+			free.Free(off, n)
+			ok = false
+		} else {
+			scribble(a.mem[off : off+n])
+		}
+	}
+	if ok {
+		a.mark(off, n)
+		slabs.add(newSlab(class, off, n))
+	}
 	for ; s == nil && class < classCount; class++ {
 		s, index = slabs.take(class)
 	}
 	return s, index
-}
-
-// addSlabLocked adds a slab, of as many pages as it should have or else as
-// many as there are, if they are enough for a place.
-func (a *Arena) addSlabLocked(class int) {
-	free := a.mu.free
-	n := slabLength(class)
-	off, ok := free.Alloc(n)
-	if !ok {
-		a.mu.slabs.flush(free.Free)
-		if n = min(n, free.Largest()); n < classSize(class) {
-			return
-		}
-		off, _ = free.Alloc(n)
-	}
-	if invariants.Enabled {
-		if err := a.space.show(a.mem[off : off+n]); err != nil {
-			free.Free(off, n)
-			return
-		}
-		scribble(a.mem[off : off+n])
-	}
-	a.mark(off, n)
-	a.mu.slabs.add(newSlab(class, off, n))
-}
-
-// openPlace makes a memory of a place that was taken.
-func (a *Arena) openPlace(size int64, s *slab, index int) (tier.Memory, error) {
-	at := s.at(index)
-	a.window.Reach(at + size)
-	m := &small{size: size, slab: s, index: index}
-	m.extents[0] = a.mem[at : at+size : at+size]
-	if invariants.Enabled {
-		whole := a.mem[at : at+classSize(s.class)]
-		for i, c := range whole {
-			if c != freedByte {
-				a.freePlace(m)
-				panic(fmt.Sprintf("host: byte %d of %d was written after it was freed", i, len(whole)))
-			}
-		}
-	}
-	return m, nil
-}
-
-// freePlace takes a place back.
-func (a *Arena) freePlace(m *small) {
-	s, at := m.slab, m.slab.at(m.index)
-	if invariants.Enabled {
-		scribble(a.mem[at : at+classSize(s.class)])
-	}
-	a.giveBack(m.size, func() {
-		if a.mu.slabs.put(s, m.index) {
-			if poison {
-				_ = a.space.hide(a.mem[s.off : s.off+s.length]) // as in freePages
-			}
-			a.mu.free.Free(s.off, s.length)
-		}
-	})
 }
 
 // freedByte is what free places are filled with in an invariants build: as an

@@ -19,7 +19,6 @@ func adds(t testing.TB, a *Arena) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mu.slabs.flush(a.mu.free.Free)
 	if slack := a.slackLocked(); slack < 0 || a.mu.used == 0 && slack != 0 {
 		t.Errorf("used %d, free %d and withheld %d of %d bytes", a.mu.used, a.mu.free.FreeBytes(), a.mu.withheld,
 			a.cfg.Capacity)
@@ -158,32 +157,6 @@ func TestShortSlabs(t *testing.T) {
 	free(a, alloc(t, a, 16*tier.Page))
 }
 
-// TestSpareSlabsAreInNobodysWay: they are given up for whole pages, for
-// another class, and for Trim.
-func TestSpareSlabsAreInNobodysWay(t *testing.T) {
-	a := open(t, Config{Capacity: 8 * tier.Page, Node: -1})
-	keep := func() {
-		free(a, alloc(t, a, 100), alloc(t, a, 6000))
-		if n := a.Stats().Slabs; n == 0 {
-			t.Fatal("there is no spare")
-		}
-	}
-	keep()
-	m := alloc(t, a, 8*tier.Page)
-	if len(m.Extents()) != 1 {
-		t.Errorf("in %d pieces", len(m.Extents()))
-	}
-	free(a, m)
-	keep()
-	free(a, alloc(t, a, 7000), alloc(t, a, 5000)) // 7 pages and then 5
-	keep()
-	trim(a)
-	if s := a.Stats(); s.Slabs != 0 || s.LargestFree != 8*tier.Page {
-		t.Errorf("after Trim: %+v", s)
-	}
-	adds(t, a)
-}
-
 func TestEmptySlabsGoBack(t *testing.T) {
 	a := open(t, Config{Capacity: 64 * tier.Page, Node: -1})
 	var ms []tier.HostMemory
@@ -192,8 +165,8 @@ func TestEmptySlabsGoBack(t *testing.T) {
 	}
 	rand.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
 	free(a, ms...)
-	if n := a.Stats().Slabs; n != tier.Page {
-		t.Errorf("%d bytes of empty slabs stay; want a page", n)
+	if s := a.Stats(); s.Slabs != 0 || s.LargestFree != 64*tier.Page {
+		t.Errorf("empty slabs stay: %+v", s)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -18,12 +17,12 @@ type Staging struct {
 	buf   *tier.Buffer
 	chunk int64
 	count int
+	here  chan struct{} // a token for each free chunk, which serves waiters in order; closed by Close
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		free   [][]byte
-		waits  fairqueue.Queue[chan []byte] // empty while there is something free; closed by Close
-		lent   map[*byte]bool               // by first byte; false: here
+		lent   map[*byte]bool // by first byte; false: here
 		closed bool
 	}
 }
@@ -47,6 +46,10 @@ func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 		}
 	}
 	s.count = len(s.mu.free)
+	s.here = make(chan struct{}, s.count)
+	for range s.count {
+		s.here <- struct{}{}
+	}
 	return s
 }
 
@@ -59,50 +62,39 @@ func (s *Staging) Count() int { return s.count }
 // Borrow waits for a chunk. The caller must Return it once, with nothing working
 // on it any more. After Close it returns tier.ErrClosed.
 func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
-	s.mu.Lock()
-	if c, ok := s.takeLocked(); ok || s.mu.closed {
-		s.mu.Unlock()
-		return orClosed(c)
-	}
-	handed := make(chan []byte, 1)
-	place := s.mu.waits.Push(handed)
-	s.mu.Unlock()
 	select {
-	case c := <-handed:
-		return orClosed(c)
-	case <-ctx.Done():
+	case <-s.here: // also if ctx has ended
+	default:
+		select {
+		case <-s.here:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if place.Waits() {
-		place.Remove()
-		return nil, context.Cause(ctx)
+	if c, ok := s.take(); ok {
+		return c, nil
 	}
-	return orClosed(<-handed) // it was handed over at the same moment
-}
-
-// orClosed returns a chunk, or the error of a closed staging if there is none.
-func orClosed(c []byte) ([]byte, error) {
-	if c == nil {
-		return nil, tier.ErrClosed
-	}
-	return c, nil
+	return nil, tier.ErrClosed
 }
 
 // TryBorrow lends a chunk if one is here now, under the same terms.
 func (s *Staging) TryBorrow() ([]byte, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.takeLocked()
-}
-
-// takeLocked lends the chunk that was returned last. It returns false if none is here, or after
-// Close.
-func (s *Staging) takeLocked() (c []byte, ok bool) {
-	last := len(s.mu.free) - 1
-	if last < 0 || s.mu.closed {
+	select {
+	case <-s.here:
+		return s.take()
+	default:
 		return nil, false
 	}
+}
+
+// take lends the chunk that was returned last, for a token. It returns false after Close.
+func (s *Staging) take() (c []byte, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, false
+	}
+	last := len(s.mu.free) - 1
 	c = s.mu.free[last]
 	s.mu.free = s.mu.free[:last]
 	s.mu.lent[&c[0]] = true
@@ -117,15 +109,12 @@ func (s *Staging) Return(c []byte) {
 		s.mu.Unlock()
 		panic("host: a chunk was returned that is not borrowed")
 	}
-	c = c[:s.chunk:s.chunk]
-	if oldest := s.mu.waits.Head(); oldest != nil { // not after Close
-		oldest.Remove()
-		oldest.Value <- c
-	} else {
-		s.mu.lent[&c[0]] = false
-		s.mu.free = append(s.mu.free, c)
-	}
+	s.mu.lent[&c[:1][0]] = false
+	s.mu.free = append(s.mu.free, c[:s.chunk:s.chunk])
 	last := s.mu.closed && len(s.mu.free) == s.count
+	if !s.mu.closed {
+		s.here <- struct{}{} // which has room
+	}
 	s.mu.Unlock()
 	if last {
 		_ = s.buf.Release() // the only release: Close left it to the last chunk
@@ -137,18 +126,16 @@ func (s *Staging) Return(c []byte) {
 // returns tier.ErrClosed.
 func (s *Staging) Close() error {
 	s.mu.Lock()
-	if s.mu.closed {
-		s.mu.Unlock()
-		return tier.ErrClosed
+	closed, out := s.mu.closed, s.count-len(s.mu.free)
+	if !closed {
+		s.mu.closed = true
+		close(s.here)
 	}
-	s.mu.closed = true
-	for place := range s.mu.waits.All() {
-		place.Remove()
-		close(place.Value)
-	}
-	out := s.count - len(s.mu.free)
 	s.mu.Unlock()
-	if out > 0 {
+	switch {
+	case closed:
+		return tier.ErrClosed
+	case out > 0:
 		return fmt.Errorf("host: staging closed while %d of %d chunks are borrowed", out, s.count)
 	}
 	return s.buf.Release()

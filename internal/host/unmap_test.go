@@ -88,3 +88,22 @@ func TestFreedMemoryFaults(t *testing.T) {
 	}
 	free(a, other, again)
 }
+
+// TestShrunkMemoryIsOneUse: memory that was shrunk keeps the arena mapped like any other, and what was
+// cut off can be had again.
+func TestShrunkMemoryIsOneUse(t *testing.T) {
+	const capacity = 8 * tier.Page
+	var released atomic.Int64
+	a := openFaulty(t, Config{Capacity: capacity, Node: -1}, &faulty{released: &released})
+	m := alloc(t, a, 6*tier.Page)
+	a.Shrink(m, tier.Page+1)
+	if n := m.Size(); n != 2*tier.Page || a.Stats().Used != n {
+		t.Errorf("%d bytes are left, and %d are used", n, a.Stats().Used)
+	}
+	rest := alloc(t, a, 6*tier.Page)
+	free(a, m, rest)
+	fill(alloc(t, a, capacity), 1)
+	if n := released.Load(); n != 0 {
+		t.Errorf("the arena was unmapped %d times while it was open", n)
+	}
+}

@@ -66,7 +66,7 @@ func TestRefusalsHaveTheirCause(t *testing.T) {
 				c.node = -1
 			}
 			a := openFaulty(t, Config{Capacity: 1 << 20, Node: c.node, Huge: c.huge, Lock: c.lock}, c.f)
-			w := a.Warnings()
+			w := a.Stats().Warnings
 			if len(w) != 1 || w[0].Cause != c.cause || w[0].Info != c.info || (w[0].Remedy == "") != c.info {
 				t.Fatalf("warnings: %+v", w)
 			}
@@ -85,7 +85,7 @@ func TestNothingRefusedNothingTold(t *testing.T) {
 	a := openFaulty(t, Config{Capacity: 4 * step, Node: -1, Touch: true}, &faulty{})
 	free(a, alloc(t, a, 4*step))
 	<-a.touchDone
-	if w := a.Warnings(); len(w) != 0 {
+	if w := a.Stats().Warnings; len(w) != 0 {
 		t.Errorf("%v", w)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -55,16 +56,16 @@ func benchmarkCopy(b *testing.B, total, size int64, toDevice bool) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	host, beside := benchArena(b, total), benchArena(b, total)
-	fill(d.(*gpu).arena.bytes[:total], 1)
+	near, beside := benchArena(b, total), benchArena(b, total)
+	fill(d.(*gpu).arena[:total], 1)
 	onDevice := func() {
 		var last tier.Event
 		for off := int64(0); off < total; off += size {
 			var err error
 			if toDevice {
-				err = d.CopyToDevice(s, addr+tier.Addr(off), host[off:off+size])
+				err = d.CopyToDevice(s, addr+tier.Addr(off), near[off:off+size])
 			} else {
-				err = d.CopyToHost(s, host[off:off+size], addr+tier.Addr(off))
+				err = d.CopyToHost(s, near[off:off+size], addr+tier.Addr(off))
 			}
 			if err != nil {
 				b.Fatal(err)
@@ -80,9 +81,9 @@ func benchmarkCopy(b *testing.B, total, size int64, toDevice bool) {
 	plain := func() {
 		for off := int64(0); off < total; off += size {
 			if toDevice {
-				copy(beside[off:off+size], host[off:off+size])
+				copy(beside[off:off+size], near[off:off+size])
 			} else {
-				copy(host[off:off+size], beside[off:off+size])
+				copy(near[off:off+size], beside[off:off+size])
 			}
 		}
 	}
@@ -150,15 +151,15 @@ func BenchmarkSubmit(b *testing.B) {
 
 func benchArena(b *testing.B, size int64) []byte {
 	b.Helper()
-	a, err := newArena(size)
+	a, err := host.Map(size)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		if err := a.close(); err != nil {
+		if err := a.Release(); err != nil {
 			b.Error(err)
 		}
 	})
-	fill(a.bytes, 2)
-	return a.bytes
+	fill(a.Bytes(), 2)
+	return a.Bytes()
 }

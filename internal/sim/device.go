@@ -20,15 +20,16 @@
 // when the stream runs dry, so an idle device has none. Closing the device waits for
 // all of them.
 //
-// Locks: a device, a stream and a modelled link have a mutex each, all of rank
-// Device, the last one; none is held while another is taken, nor while bytes
-// are copied or the fault hook runs.
+// Locks: the mutex of a device guards its memory and its streams. It has rank Device, the last one,
+// and is not held while bytes are copied or the fault hook runs.
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ import (
 	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -82,22 +84,22 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// gpu is a simulated GPU. It implements tier.Device and tier.Computer and is
-// safe for concurrent use; a stream belongs to one goroutine at a time.
+// gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
+// concurrent use; a stream belongs to one goroutine at a time.
 type gpu struct {
-	cfg        Config
-	faults     func(Op) error // nil for none
-	base       tier.Addr      // address of the arena's first byte
-	arena      *arena
-	toDevice   *link
-	fromDevice *link
-	ops        atomic.Int64 // operations so far
+	cfg    Config
+	faults func(Op) error // nil for none
+	ops    atomic.Int64   // operations so far
+	base   tier.Addr      // address of the arena's first byte
+	memory host.Mapping
+	arena  []byte // of memory
 
 	window       *ahead.Window
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
+	touched      atomic.Int64 // bytes of the arena that were touched ahead of use
 
-	guests gate.Gate // users of the memory beside the streams: copies of other devices
+	guests gate.Gate // users of the memory besides the streams: copies of other devices
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -106,12 +108,14 @@ type gpu struct {
 		streams map[*stream]struct{}
 		closed  bool  // no calls any more
 		foreign int64 // bytes that others hold
-		lent    int   // how many need the arena; one of them is the device, until Close has ended all else
+		lent    int   // needs of the arena: the loans, and the device until Close has ended all else
+
+		toDevice, fromDevice time.Time // see book
 	}
 }
 
-// allocation is a piece of the arena. Live, it is in the device's tree; freed,
-// it is known to the work that still uses it and to the free on its stream.
+// allocation is a piece of the arena. Live, it is in the device's tree; freed, it is known to the
+// work that still uses it and to the free on its stream.
 type allocation struct {
 	off    int64
 	size   int64       // as asked for; access ends here
@@ -139,22 +143,18 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		return nil, err
 	}
 	cfg.Memory = cfg.Memory / granule * granule
-	if cfg.Name == "" {
-		cfg.Name = "simulated GPU"
-	}
-	a, err := newArena(cfg.Memory)
+	cfg.Name = cmp.Or(cfg.Name, "simulated GPU")
+	memory, err := host.Map(cfg.Memory)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sim: mapping %d bytes: %w", cfg.Memory, err)
 	}
 	d := &gpu{
 		cfg:    cfg,
 		faults: faults,
-		// Somewhere else for each device, so that one's addresses mean nothing to
-		// another.
+		// Somewhere else for each device, so that one's addresses mean nothing to another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
-		arena:        a,
-		toDevice:     &link{bytesPerSecond: cfg.BytesPerSecondToDevice, latency: cfg.Latency},
-		fromDevice:   &link{bytesPerSecond: cfg.BytesPerSecondFromDevice, latency: cfg.Latency},
+		memory:       memory,
+		arena:        memory.Bytes(),
 		window:       ahead.New(cfg.Memory),
 		stopTouching: make(chan struct{}),
 	}
@@ -165,10 +165,26 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
-			a.touch(d.window, d.stopTouching)
+			d.touch()
 		})
 	}
 	return d, nil
+}
+
+// touchStep is how much is touched between two looks at stopTouching: two huge pages, about a
+// millisecond's worth, because closing a device waits for one step and so does an unmapping
+// elsewhere in the process.
+const touchStep = 4 << 20
+
+// touch makes the pages of the arena present, some way ahead of their use. What the arena holds does
+// not change, so copies may go on meanwhile.
+func (d *gpu) touch() {
+	for part := range slices.Chunk(d.arena, touchStep) {
+		if !d.window.Wait(d.touched.Load(), d.stopTouching) || d.memory.Touch(part) != nil {
+			return // without memory for it now, first writes report that
+		}
+		d.touched.Add(int64(len(part)))
+	}
 }
 
 // Info implements tier.Device.
@@ -196,35 +212,23 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 		return 0, err
 	}
 	charge := d.Charge(size)
-	off, err := d.place(size, charge)
-	if err != nil {
-		return 0, err
-	}
-	d.window.Reach(off + charge)
-	return d.base + tier.Addr(off), nil
-}
-
-// place takes a range of the arena for an allocation.
-func (d *gpu) place(size, charge int64) (off int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
 		return 0, tier.ErrClosed
 	}
-	free := d.freeLocked()
-	off, ok := int64(0), false
-	if charge <= free {
-		off, ok = d.mu.line.Alloc(charge)
+	full := &tier.NoSpaceError{Requested: size, Available: max(0, d.mu.line.FreeBytes()-d.mu.foreign)}
+	if charge > full.Available {
+		return 0, full
 	}
+	off, ok := d.mu.line.Alloc(charge)
 	if !ok {
-		e := &tier.NoSpaceError{Requested: size, Available: free}
-		if e.Available >= charge {
-			e.Largest = d.mu.line.Largest()
-		}
-		return 0, e
+		full.Largest = d.mu.line.Largest()
+		return 0, full
 	}
 	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
-	return off, nil
+	d.window.Reach(off + charge)
+	return d.base + tier.Addr(off), nil
 }
 
 // Free implements tier.Device.
@@ -233,50 +237,42 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	if err != nil {
 		return err
 	}
-	a, err := d.start(addr, false)
-	if err != nil { // mistakes of callers are not the hook's business
+	var w work
+	if _, err := d.find(&w, addr, 1); err != nil {
 		return err
 	}
-	if _, err := d.ask(OpFree, a.size); err != nil {
+	a := w.uses[0]
+	if a.off != int64(addr-d.base) {
+		return fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
+	}
+	if _, err := d.ask(OpFree, a.size); err != nil { // the caller has made no mistake
 		return err
 	}
-	if a, err = d.start(addr, true); err != nil {
-		return err
-	}
-	if s.idle() {
-		d.reclaim(a)
-		return nil
-	}
-	return s.put(work{kind: OpFree, free: a})
-}
-
-// start returns the live allocation that starts at addr. If retire is set it is retired: no more
-// work can use it.
-func (d *gpu) start(addr tier.Addr, retire bool) (*allocation, error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.closed {
-		return nil, tier.ErrClosed
+	_, live := d.mu.allocs.Delete(a)
+	if live && s.running {
+		s.queue = append(s.queue, work{kind: OpFree, free: a})
 	}
-	a, ok := d.mu.allocs.Get(&allocation{off: int64(addr - d.base)})
-	if !ok {
-		return nil, fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
+	running := s.running
+	d.mu.Unlock()
+	switch {
+	case !live:
+		return fmt.Errorf("sim: the allocation at address %#x was freed meanwhile", uint64(addr))
+	case !running:
+		d.reclaim(a)
 	}
-	if retire {
-		d.mu.allocs.Delete(a)
-	}
-	return a, nil
+	return nil
 }
 
-// poisonLimit bounds what an invariants build overwrites of freed memory, at its
-// start: untouched memory of a large device should stay so.
+// poisonLimit bounds what an invariants build overwrites of freed memory, at its start: untouched
+// memory of a large device should stay so.
 const poisonLimit = 1 << 20
 
 // reclaim gives a retired allocation back to the arena.
 func (d *gpu) reclaim(a *allocation) {
 	a.gone.Store(true)
 	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
-		fill(d.arena.bytes[a.off:][:min(a.charge, poisonLimit)], 0xdb)
+		fill(d.arena[a.off:][:min(a.charge, poisonLimit)], 0xdb)
 		d.guests.Leave()
 	}
 	d.mu.Lock()
@@ -284,12 +280,19 @@ func (d *gpu) reclaim(a *allocation) {
 	d.mu.line.Free(a.off, a.charge)
 }
 
-// find returns the n > 0 bytes at addr, and the live allocation that holds all of them.
-func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
+// find returns the n bytes at addr, which w uses: all of them must be in one live allocation. Of no
+// bytes, any address will do.
+func (d *gpu) find(w *work, addr tier.Addr, n int64) ([]byte, error) {
+	if n <= 0 {
+		if n < 0 {
+			return nil, fmt.Errorf("sim: a range of %d bytes", n)
+		}
+		return nil, nil
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
-		return nil, nil, tier.ErrClosed
+		return nil, tier.ErrClosed
 	}
 	off := int64(addr - d.base) // below 0 for an address before the arena
 	var a *allocation
@@ -299,37 +302,39 @@ func (d *gpu) find(addr tier.Addr, n int64) (*allocation, []byte, error) {
 	})
 	switch {
 	case a == nil || off >= a.off+a.charge:
-		return nil, nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
+		return nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
 	case n > a.size-(off-a.off):
-		return nil, nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+		return nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
 			n, uint64(addr), a.size, off-a.off)
 	}
-	return a, d.arena.bytes[off : off+n : off+n], nil
+	w.uses = append(w.uses, a)
+	return d.arena[off : off+n : off+n], nil
 }
 
-// own returns s as a stream of this device.
+// own returns s as an open stream of this device.
 func (d *gpu) own(s tier.Stream) (*stream, error) {
 	mine, ok := s.(*stream)
 	if !ok || mine == nil || mine.dev != d {
 		return nil, fmt.Errorf("sim: a stream of type %T is not one of this device", s)
 	}
-	if mine.isClosed() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if mine.closed {
 		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
 	return mine, nil
 }
 
-// ask numbers an operation and asks the fault hook whether it may be put on its
-// stream.
+// ask numbers an operation and asks the fault hook whether it may be put on its stream.
 func (d *gpu) ask(kind OpKind, n int64) (index int64, err error) {
 	index = d.ops.Add(1) - 1
-	if d.faults == nil {
-		return index, nil
+	if d.faults != nil {
+		err = d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n})
 	}
-	if err := d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
-		return index, fmt.Errorf("sim: %s refused: %w", kind, err)
+	if err != nil {
+		err = fmt.Errorf("sim: %s refused: %w", kind, err)
 	}
-	return index, nil
+	return index, err
 }
 
 // NewStream implements tier.Device.
@@ -351,10 +356,8 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 func (d *gpu) MemInfo() (free, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.freeLocked(), d.cfg.Memory
+	return max(0, d.mu.line.FreeBytes()-d.mu.foreign), d.cfg.Memory
 }
-
-func (d *gpu) freeLocked() int64 { return max(0, d.mu.line.FreeBytes()-d.mu.foreign) }
 
 // SetForeign makes the device behave as if others held n of its bytes, as other processes
 // do on a GPU: so much less is free. What is allocated already stays, also if it is more
@@ -391,8 +394,8 @@ func (d *gpu) Close() error {
 	d.guests.Shut()
 
 	for s := range streams {
-		s.shut()
-		s.drain()
+		_ = s.shut() // some may be closed already, and have work
+		<-s.mark().done
 	}
 	d.guests.Wait()
 	close(d.stopTouching)
@@ -420,14 +423,14 @@ func (d *gpu) takeBack() error {
 	if !last {
 		return nil
 	}
-	return d.arena.close()
+	return d.memory.Release()
 }
 
 // Pointer returns where the n bytes at addr are in the process's memory. It is for programs that
 // get a device's memory as it is, such as the consumers of package convert/cdevice. It is valid
 // only while the allocation is there. Accesses through it are not ordered by streams.
 func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
-	_, b, err := d.find(addr, max(1, n))
+	b, err := d.find(new(work), addr, max(1, n))
 	if err != nil {
 		return 0, err
 	}
@@ -436,8 +439,8 @@ func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 
 // AddrOf returns the address of what is at p in the process's memory.
 func (d *gpu) AddrOf(p uintptr) (tier.Addr, error) {
-	first := address.Of(d.arena.bytes)
-	if p < first || p-first >= uintptr(len(d.arena.bytes)) {
+	first := address.Of(d.arena)
+	if p < first || p-first >= uintptr(len(d.arena)) {
 		return 0, fmt.Errorf("sim: the memory at %#x is not the device's", p)
 	}
 	return d.base + tier.Addr(p-first), nil

@@ -16,7 +16,7 @@ func (d *gpu) Gone() bool {
 }
 
 // Touched returns how many bytes were touched ahead of use.
-func (d *gpu) Touched() int64 { return d.arena.touched.Load() }
+func (d *gpu) Touched() int64 { return d.touched.Load() }
 
 // Open is New with all that a device can do.
 func Open(cfg Config) (*Device, error) { return OpenFaulty(cfg, nil) }

@@ -1,26 +1,63 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stream is a queue of work and, while there is some, a goroutine that does it.
+// OpKind is a kind of operation of a device, for the fault hook. Its text is for messages.
+type OpKind string
+
+// The operations, in the order of the methods of tier.Device.
+const (
+	OpAlloc        OpKind = "alloc"
+	OpFree         OpKind = "free"
+	OpCopyToDevice OpKind = "copy to device"
+	OpCopyToHost   OpKind = "copy to host"
+	OpCopyPeer     OpKind = "copy to peer"
+	OpCopyRegions  OpKind = "copy regions"
+	OpFill         OpKind = "fill"
+	OpDigest       OpKind = "digest"
+	OpNewStream    OpKind = "new stream"
+	OpRecord       OpKind = "record"
+	OpWaitEvent    OpKind = "wait event"
+)
+
+// Stage is when the fault hook is called.
+type Stage uint8
+
+const (
+	// Submit: the call is being made; its arguments are right. An error refuses it.
+	Submit Stage = iota
+	// Run: the stream's worker has come to the work. An error fails it, and with it
+	// the stream. Only work that moves or computes bytes has this stage: copies,
+	// Fill and Digest.
+	Run
+)
+
+// Op is an operation that the fault hook is called for.
+type Op struct {
+	Kind  OpKind
+	Stage Stage
+	Index int64 // number of the operation on this device, from 0; the same in both stages
+	Bytes int64 // how many bytes it is about; 0 for operations without
+}
+
+// stream is a queue of work and, while there is some, a goroutine that does it: the worker.
 type stream struct {
 	dev  *gpu
 	todo []work // the worker's; its memory and the queue's take turns
 
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		queue   []work
-		running bool // the worker is there, and takes what comes
-		closed  bool
-		err     error // the first failure; kept
-	}
+	// The mutex of the device guards the rest. The worker alone changes err.
+	queue   []work
+	running bool // the worker is there, and takes what comes
+	closed  bool
+	err     error // the first failure; kept
 }
 
 // work is one thing for a worker to do. Which fields it uses depends on kind.
@@ -31,7 +68,7 @@ type work struct {
 
 	uses   []*allocation // which must be there when it runs
 	copies []sumcopy.Copy
-	peer   *gpu // where destinations are
+	peer   *gpu // where destinations are; nil if that is this device
 
 	inward, outward int64 // bytes over the modelled links
 
@@ -45,17 +82,168 @@ type work struct {
 	wait   tier.Event  // WaitEvent
 }
 
-// put appends w to the queue, without limit. Like a device's, the queue belongs to its producer,
-// and each piece of work in it was paid for with memory.
-func (s *stream) put(w work) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.closed {
+// errFreed is how work fails whose memory was given back on another stream before the work ran.
+var errFreed = errors.New("memory that it uses was freed on another stream and is gone")
+
+// CopyToDevice implements tier.Device.
+func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	return d.copy(s, OpCopyToDevice, d, []tier.Region{{Dst: dst, HostSrc: src}})
+}
+
+// CopyToHost implements tier.Device.
+func (d *gpu) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	return d.copy(s, OpCopyToHost, d, []tier.Region{{HostDst: dst, Src: src}})
+}
+
+// CopyPeer implements tier.Device. Simulated devices reach each other, also through devices that
+// wrap one and have a method Unwrap() tier.Device.
+func (d *gpu) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
+	peer, ok := tier.As[*gpu](dstDevice)
+	if !ok {
+		return fmt.Errorf("sim: a copy to a device of type %T: %w", dstDevice, tier.ErrNotSupported)
+	}
+	kind := OpCopyPeer
+	if peer == d {
+		kind = OpCopyRegions
+	}
+	return d.copy(s, kind, peer, []tier.Region{{Dst: dst, Src: src, Size: size}})
+}
+
+// CopyRegions implements tier.Device.
+func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	return d.copy(s, OpCopyRegions, d, regions)
+}
+
+// copy puts all copies between devices and host memory on a stream, as one piece of work. The
+// addresses of destinations are those of peer, which may be d.
+func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region) error {
+	s, err := d.own(ts)
+	if err != nil {
+		return err
+	}
+	w := work{kind: kind, copies: make([]sumcopy.Copy, 0, len(regions))}
+	if peer != d {
+		w.peer = peer
+	}
+	for i, r := range regions {
+		n, host := r.Size, int64(max(len(r.HostDst), len(r.HostSrc)))
+		onHost := r.HostDst != nil || r.HostSrc != nil
+		switch {
+		case r.HostDst != nil && r.HostSrc != nil:
+			err = errors.New("both sides are host memory")
+		case onHost && n != 0 && n != host:
+			err = fmt.Errorf("a size of %d with %d bytes of host memory", n, host)
+		case onHost:
+			n = host
+		case peer == d && n > 0 && r.Dst < r.Src+tier.Addr(n) && r.Src < r.Dst+tier.Addr(n):
+			err = fmt.Errorf("%d bytes from address %#x to %#x overlap", n, uint64(r.Src), uint64(r.Dst))
+		}
+		c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
+		if err == nil && c.Dst == nil {
+			c.Dst, err = peer.find(&w, r.Dst, n)
+		}
+		if err == nil && c.Src == nil {
+			c.Src, err = d.find(&w, r.Src, n)
+		}
+		if err != nil {
+			return fmt.Errorf("sim: %s: copy %d of %d: %w", kind, i, len(regions), err)
+		}
+		if r.HostSrc != nil {
+			w.inward += n
+		}
+		if r.HostDst != nil || peer != d {
+			w.outward += n
+		}
+		w.bytes += n
+		w.copies = append(w.copies, c)
+	}
+	return s.put(w)
+}
+
+// Fill implements tier.Device.
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
+	s, err := d.own(ts)
+	if err != nil {
+		return err
+	}
+	w := work{kind: OpFill, bytes: size, value: value}
+	if w.memory, err = d.find(&w, dst, size); err != nil {
+		return err
+	}
+	return s.put(w)
+}
+
+// Digest implements tier.Computer.
+func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
+	s, err := d.own(ts)
+	switch {
+	case err != nil:
+		return err
+	case src%8 != 0:
+		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
+	case out == nil:
+		return errors.New("sim: a digest without a destination")
+	}
+	w := work{kind: OpDigest, bytes: size, first: first, digest: out}
+	if w.memory, err = d.find(&w, src, size); err != nil {
+		return err
+	}
+	return s.put(w)
+}
+
+// Record implements tier.Device.
+func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
+	s, err := d.own(ts)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := d.ask(OpRecord, 0); err != nil {
+		return nil, err
+	}
+	return s.mark(), nil
+}
+
+// WaitEvent implements tier.Device. e may be any event, also another backend's. While it is not
+// done, the stream and the device cannot be closed.
+func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
+	s, err := d.own(ts)
+	switch {
+	case err != nil:
+		return err
+	case e == nil:
+		return errors.New("sim: no event to wait for")
+	}
+	return s.put(work{kind: OpWaitEvent, wait: e})
+}
+
+// put asks the fault hook about w and appends it to the queue, without limit. Like a device's, the
+// queue belongs to its producer, and each piece of work in it was paid for with memory. Work that
+// has nothing to do is left out.
+func (s *stream) put(w work) (err error) {
+	d := s.dev
+	if w.index, err = d.ask(w.kind, w.bytes); err != nil {
+		return err
+	}
+	switch {
+	case w.wait != nil:
+		select {
+		case <-w.wait.Done():
+			if w.wait.Err() == nil {
+				return nil
+			}
+		default:
+		}
+	case w.bytes == 0 && w.digest == nil: // a digest of no bytes is written, too
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.closed {
 		return fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
-	s.mu.queue = append(s.mu.queue, w)
-	if !s.mu.running {
-		s.mu.running = true
+	s.queue = append(s.queue, w)
+	if !s.running {
+		s.running = true
 		go func() {
 			labels.SimGPU.Set()
 			s.run()
@@ -64,134 +252,170 @@ func (s *stream) put(w work) error {
 	return nil
 }
 
-// record returns an event that is done when the work so far is. It is done already if there is no
-// worker.
-func (s *stream) record() (*event, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case !s.mu.running:
-		return &event{closed, s.mu.err}, nil
-	case s.mu.closed:
-		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
-	}
+// mark returns an event that is done when the work so far is: at once if there is no worker.
+func (s *stream) mark() *event {
 	e := &event{done: make(chan struct{})}
-	s.mu.queue = append(s.mu.queue, work{kind: OpRecord, record: e})
-	return e, nil
-}
-
-// idle reports whether all work put on the stream is done. It stays so until its
-// owner puts more there.
-func (s *stream) idle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.mu.running
-}
-
-func (s *stream) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.closed
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if s.running {
+		s.queue = append(s.queue, work{kind: OpRecord, record: e})
+	} else {
+		e.err = s.err
+		close(e.done)
+	}
+	return e
 }
 
 // Err implements tier.Stream.
 func (s *stream) Err() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.err
-}
-
-// fail records the stream's first failure.
-func (s *stream) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.err == nil {
-		s.mu.err = err
-	}
-}
-
-// Close implements tier.Stream.
-func (s *stream) Close() error {
-	if !s.shut() {
-		return tier.ErrClosed
-	}
-	s.drain()
 	s.dev.mu.Lock()
-	delete(s.dev.mu.streams, s)
-	s.dev.mu.Unlock()
-	return nil
+	defer s.dev.mu.Unlock()
+	return s.err
 }
 
 // Sync implements tier.Stream.
 func (s *stream) Sync() error {
-	s.drain()
+	<-s.mark().done
 	return s.Err()
 }
 
-// shut lets no more work in, and reports whether that is new.
-func (s *stream) shut() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := s.mu.closed
-	s.mu.closed = true
-	return !before
-}
-
-// drain waits until the stream's work is done.
-func (s *stream) drain() {
-	s.mu.Lock()
-	if !s.mu.running {
-		s.mu.Unlock()
-		return
+// Close implements tier.Stream.
+func (s *stream) Close() error {
+	if err := s.shut(); err != nil {
+		return err
 	}
-	e := &event{done: make(chan struct{})}
-	s.mu.queue = append(s.mu.queue, work{kind: OpRecord, record: e}) // also of a closed stream
-	s.mu.Unlock()
-	<-e.done
+	<-s.mark().done
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	delete(s.dev.mu.streams, s)
+	return nil
 }
 
-// run is the worker: it does what is in the queue until there is nothing more.
+// shut lets no more work in. It returns tier.ErrClosed if it has done so before.
+func (s *stream) shut() error {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if s.closed {
+		return tier.ErrClosed
+	}
+	s.closed = true
+	return nil
+}
+
+// run is the worker: it does what is in the queue until there is nothing more. After a failure it
+// does only work that gives something back or reports something.
 func (s *stream) run() {
 	for {
-		s.mu.Lock()
-		s.todo, s.mu.queue = s.mu.queue, s.todo[:0]
-		if len(s.todo) == 0 {
-			s.mu.running = false
-			s.mu.Unlock()
+		s.dev.mu.Lock()
+		s.todo, s.queue = s.queue, s.todo[:0]
+		running := len(s.todo) > 0
+		s.running = running
+		s.dev.mu.Unlock()
+		if !running { // todo is the next worker's
 			return
 		}
-		s.mu.Unlock()
 		for i := range s.todo {
-			s.do(&s.todo[i])
-			s.todo[i] = work{} // lets go of what it points to
+			w := &s.todo[i]
+			var err error
+			switch {
+			case w.kind == OpFree:
+				s.dev.reclaim(w.free)
+			case w.kind == OpRecord:
+				w.record.err = s.err
+				close(w.record.done)
+			case w.kind == OpWaitEvent:
+				<-w.wait.Done()
+				if err = w.wait.Err(); err != nil {
+					err = fmt.Errorf("sim: the work that the stream waited for failed: %w", err)
+				}
+			case s.err == nil:
+				if err = s.dev.do(w); err != nil {
+					err = fmt.Errorf("sim: %s of %d bytes failed: %w", w.kind, w.bytes, err)
+				}
+			}
+			if err != nil && s.err == nil {
+				s.dev.mu.Lock()
+				s.err = err
+				s.dev.mu.Unlock()
+			}
+			*w = work{} // lets go of what it points to
 		}
 	}
 }
 
-// do does one piece of work. After a failure it does only work that gives something back or reports
-// something.
-func (s *stream) do(w *work) {
-	switch w.kind {
-	case OpFree:
-		s.dev.reclaim(w.free)
-		return
-	case OpRecord:
-		w.record.err = s.Err()
-		close(w.record.done)
-		return
-	case OpWaitEvent:
-		<-w.wait.Done()
-		if err := w.wait.Err(); err != nil {
-			s.fail(fmt.Errorf("sim: the work that the stream waited for failed: %w", err))
+// do moves or computes the bytes of w.
+func (d *gpu) do(w *work) error {
+	if d.faults != nil {
+		if err := d.faults(Op{Kind: w.kind, Stage: Run, Index: w.index, Bytes: w.bytes}); err != nil {
+			return err
 		}
+	}
+	for _, a := range w.uses {
+		if a.gone.Load() {
+			return errFreed
+		}
+	}
+	if w.peer != nil {
+		if !w.peer.guests.Enter() {
+			return fmt.Errorf("the peer is %w", tier.ErrClosed)
+		}
+		defer w.peer.guests.Leave()
+	}
+	var arrival time.Time
+	if d.cfg.Latency > 0 || d.cfg.BytesPerSecondToDevice > 0 || d.cfg.BytesPerSecondFromDevice > 0 {
+		arrival = d.book(&d.mu.toDevice, d.cfg.BytesPerSecondToDevice, w.inward)
+		if out := d.book(&d.mu.fromDevice, d.cfg.BytesPerSecondFromDevice, w.outward); out.After(arrival) {
+			arrival = out
+		}
+	}
+	switch w.kind {
+	case OpFill:
+		fill(w.memory, w.value)
+	case OpDigest:
+		*w.digest = tier.DigestBytes(w.memory, w.first)
+	default:
+		sumcopy.Gather(w.copies)
+	}
+	if !arrival.IsZero() {
+		time.Sleep(time.Until(arrival))
+	}
+	return nil
+}
+
+// fill sets b to value at the speed of copies: what is filled already, up to
+// what first-level caches hold, is the source of the next.
+func fill(b []byte, value byte) {
+	if value == 0 {
+		clear(b)
 		return
 	}
-	if s.Err() != nil {
+	if len(b) == 0 {
 		return
 	}
-	if err := s.move(w); err != nil {
-		s.fail(fmt.Errorf("sim: %s of %d bytes failed: %w", w.kind, w.bytes, err))
+	b[0] = value
+	for done := 1; done < len(b); {
+		done += copy(b[done:], b[:min(done, 16<<10)])
 	}
+}
+
+// book takes one direction between host and device, which all streams share, for n bytes, and returns
+// when they have arrived; the zero time if there is nothing to transfer. Transfers follow each other
+// at the direction's rate, and each is done a latency after its last byte has passed. free is when
+// the last transfer so far has passed.
+func (d *gpu) book(free *time.Time, bytesPerSecond, n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if free.Before(now) {
+		*free = now
+	}
+	if bytesPerSecond > 0 {
+		*free = free.Add(time.Duration(float64(n) / float64(bytesPerSecond) * float64(time.Second)))
+	}
+	return free.Add(d.cfg.Latency)
 }
 
 // event is done when the worker has come to it.
@@ -199,8 +423,6 @@ type event struct {
 	done chan struct{}
 	err  error // written before done is closed
 }
-
-var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // Done implements tier.Event.
 func (e *event) Done() <-chan struct{} { return e.done }

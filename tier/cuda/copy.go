@@ -16,22 +16,17 @@ const mostStaged = 8 << 20
 // stream that has failed: the driver, or the GPU, would leave it undone.
 func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	d := s.dev
+	d.mu.Lock()
+	s.busy = true
+	skip := s.err != nil
+	d.mu.Unlock()
 	var err error
-	skip := s.begin()
 	if !skip {
 		err = d.dev.Here(f)
 		d.suspect(err)
 	}
 	if skip || err != nil {
-		for _, b := range work.spent {
-			d.bounce.put(b)
-		}
-		for _, o := range work.outs {
-			d.bounce.put(o.from)
-		}
-		for _, x := range work.sums {
-			d.bounce.put(x.from)
-		}
+		d.bounce.drop(work)
 		return err
 	}
 	if work.empty() {
@@ -49,93 +44,35 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	return nil
 }
 
-// begin notes that there is work to come, and reports whether to leave it out because the stream
-// has failed.
-func (s *stream) begin() (skip bool) {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	s.busy = true
-	return s.err != nil
-}
-
-// inward returns where the GPU can read src's bytes: there, or where they were copied to.
-func (d *gpu) inward(src []byte, work *due) (uintptr, error) {
-	at := cuda.AddressOf(src)
-	if d.driver.lib.Pinned(at, int64(len(src))) {
+// pinned returns where the GPU can read the bytes of mem, or write them if it is to get bytes: there,
+// or in pinned memory of the device's own, by way of which they are copied.
+func (d *gpu) pinned(mem []byte, gets bool, work *due) (uintptr, error) {
+	at := cuda.AddressOf(mem)
+	if d.driver.lib.Pinned(at, int64(len(mem))) {
 		return at, nil
 	}
-	b, err := d.bounce.get(int64(len(src)))
+	b, err := d.bounce.get(int64(len(mem)))
 	if err != nil {
 		return 0, err
 	}
-	copy(b, src)
-	work.spent = append(work.spent, b)
-	work.bytes += int64(cap(b))
-	return cuda.AddressOf(b), nil
-}
-
-// outward returns where the GPU can write what is for dst.
-func (d *gpu) outward(dst []byte, work *due) (uintptr, error) {
-	at := cuda.AddressOf(dst)
-	if d.driver.lib.Pinned(at, int64(len(dst))) {
-		return at, nil
+	if gets {
+		work.outs = append(work.outs, out{mem, b})
+	} else {
+		copy(b, mem)
+		work.spent = append(work.spent, b)
 	}
-	b, err := d.bounce.get(int64(len(dst)))
-	if err != nil {
-		return 0, err
-	}
-	work.outs = append(work.outs, out{dst, b})
 	work.bytes += int64(cap(b))
 	return cuda.AddressOf(b), nil
 }
 
 // CopyToDevice implements tier.Device. Memory that is not pinned is read before it returns.
-func (d *gpu) CopyToDevice(ts tier.Stream, dst tier.Addr, src []byte) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	defer d.gate.Leave()
-	n := int64(len(src))
-	if err := d.at(dst, n); err != nil || n == 0 {
-		return err
-	}
-	var work due
-	from, err := d.inward(src, &work)
-	if err != nil {
-		return err
-	}
-	return s.put(work, func(c *cuda.Calls) error { return c.CopyToDevice(s.handle, cuda.Ptr(dst), from, n) })
+func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
+	return d.CopyRegions(s, []tier.Region{{Dst: dst, HostSrc: src}})
 }
 
 // CopyToHost implements tier.Device.
-func (d *gpu) CopyToHost(ts tier.Stream, dst []byte, src tier.Addr) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
-	defer d.gate.Leave()
-	n := int64(len(dst))
-	if err := d.at(src, n); err != nil || n == 0 {
-		return err
-	}
-	var work due
-	to, err := d.outward(dst, &work)
-	if err != nil {
-		return err
-	}
-	return s.put(work, func(c *cuda.Calls) error { return c.CopyToHost(s.handle, to, cuda.Ptr(src), n) })
-}
-
-// within checks both sides of a copy on the device.
-func (d *gpu) within(dst, src tier.Addr, size int64) error {
-	if err := errors.Join(d.at(dst, size), d.at(src, size)); err != nil {
-		return err
-	}
-	if dst < src+tier.Addr(size) && src < dst+tier.Addr(size) {
-		return fmt.Errorf("cuda: a copy of %d bytes from address %#x to %#x overlaps itself", size, uint64(src), uint64(dst))
-	}
-	return nil
+func (d *gpu) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
+	return d.CopyRegions(s, []tier.Region{{Src: src, HostDst: dst}})
 }
 
 // Fill implements tier.Device.
@@ -160,26 +97,64 @@ func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 		return err
 	}
 	defer d.gate.Leave()
+	var work due
+	copies := make([]cuda.Copy, 0, len(regions))
 	for i, r := range regions {
-		if err := d.checkRegion(r); err != nil {
+		p, err := d.region(r, &work)
+		if err != nil {
+			d.bounce.drop(work)
 			return fmt.Errorf("cuda: region %d of %d: %w", i, len(regions), err)
 		}
-	}
-	var work due
-	copies, err := d.copies(regions, &work)
-	if err != nil { // which takes chunks back
-		return s.put(work, func(*cuda.Calls) error { return err })
+		if p.Size > 0 {
+			copies = append(copies, p)
+		}
 	}
 	if len(copies) == 0 {
 		return nil
 	}
-	s.makeRoom(len(copies) - 1)
-	if d.driver.lib.Batch() != "" && len(copies) > 1 {
-		return s.put(work, func(c *cuda.Calls) error { return c.CopyBatch(s.handle, copies) })
+	if len(copies) > 1 {
+		s.makeRoom(len(copies) - 1) // for the first there is
+		if d.driver.lib.Batch() != "" {
+			return s.put(work, func(c *cuda.Calls) error { return c.CopyBatch(s.handle, copies) })
+		}
 	}
 	return s.put(work, func(c *cuda.Calls) error { return s.oneByOne(c, copies) })
 }
 
+// region checks a region, and returns it as the driver wants it.
+func (d *gpu) region(r tier.Region, work *due) (p cuda.Copy, err error) {
+	p = cuda.Copy{Dst: cuda.Ptr(r.Dst), Src: cuda.Ptr(r.Src), Size: r.Size}
+	host := max(len(r.HostSrc), len(r.HostDst))
+	switch {
+	case r.HostSrc != nil && r.HostDst != nil:
+		return p, errors.New("both sides are host memory")
+	case r.HostSrc == nil && r.HostDst == nil:
+		if err := errors.Join(d.at(r.Dst, r.Size), d.at(r.Src, r.Size)); err != nil {
+			return p, err
+		}
+		if r.Dst < r.Src+tier.Addr(r.Size) && r.Src < r.Dst+tier.Addr(r.Size) {
+			err = fmt.Errorf("%d bytes from address %#x to %#x overlap", r.Size, uint64(r.Src), uint64(r.Dst))
+		}
+		return p, err
+	case r.Size != 0 && r.Size != int64(host):
+		return p, fmt.Errorf("a size of %d with %d bytes of host memory", r.Size, host)
+	}
+	p.Size = int64(host)
+	if r.HostSrc != nil {
+		p.Src = 0
+		if err = d.at(r.Dst, p.Size); err == nil && host > 0 {
+			p.HostSrc, err = d.pinned(r.HostSrc, false, work)
+		}
+		return p, err
+	}
+	p.Dst = 0
+	if err = d.at(r.Src, p.Size); err == nil && host > 0 {
+		p.HostDst, err = d.pinned(r.HostDst, true, work)
+	}
+	return p, err
+}
+
+// oneByOne puts copies on the stream by a call for each.
 func (s *stream) oneByOne(c *cuda.Calls, copies []cuda.Copy) error {
 	for i, p := range copies {
 		var err error
@@ -203,48 +178,4 @@ func (s *stream) oneByOne(c *cuda.Calls, copies []cuda.Copy) error {
 		}
 	}
 	return nil
-}
-
-func (d *gpu) checkRegion(r tier.Region) error {
-	host := r.HostSrc
-	if host == nil {
-		host = r.HostDst
-	}
-	switch {
-	case r.HostDst != nil && r.HostSrc != nil:
-		return errors.New("both sides are host memory")
-	case host != nil && r.Size != 0 && r.Size != int64(len(host)):
-		return fmt.Errorf("a size of %d with %d bytes of host memory", r.Size, len(host))
-	case r.HostSrc != nil:
-		return d.at(r.Dst, int64(len(host)))
-	case r.HostDst != nil:
-		return d.at(r.Src, int64(len(host)))
-	}
-	return d.within(r.Dst, r.Src, r.Size)
-}
-
-// copies translates regions that were found right; those of no bytes are left out.
-func (d *gpu) copies(regions []tier.Region, work *due) ([]cuda.Copy, error) {
-	copies := make([]cuda.Copy, 0, len(regions))
-	for _, r := range regions {
-		var p cuda.Copy
-		var err error
-		switch {
-		case len(r.HostSrc) > 0:
-			p = cuda.Copy{Dst: cuda.Ptr(r.Dst), Size: int64(len(r.HostSrc))}
-			p.HostSrc, err = d.inward(r.HostSrc, work)
-		case len(r.HostDst) > 0:
-			p = cuda.Copy{Src: cuda.Ptr(r.Src), Size: int64(len(r.HostDst))}
-			p.HostDst, err = d.outward(r.HostDst, work)
-		case r.HostSrc == nil && r.HostDst == nil:
-			p = cuda.Copy{Dst: cuda.Ptr(r.Dst), Src: cuda.Ptr(r.Src), Size: r.Size}
-		}
-		if err != nil {
-			return nil, err
-		}
-		if p.Size > 0 {
-			copies = append(copies, p)
-		}
-	}
-	return copies, nil
 }

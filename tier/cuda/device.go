@@ -28,6 +28,8 @@ type gpu struct {
 	waits  sync.WaitGroup // goroutines that wait for events
 	given  chan struct{}  // closed when Close has given up all that is not a stream
 
+	pinning chan struct{} // holds a token while a goroutine pins host memory, which is slow
+
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		table   table
@@ -80,7 +82,7 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 			return nil, errors.Join(err, dev.Close())
 		}
 	}
-	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{})}
+	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), pinning: make(chan struct{}, 1)}
 	x.bounce.dev = x
 	x.mu.streams = make(map[*stream]struct{})
 	x.mu.peers = make(map[*gpu]peerState)
@@ -227,7 +229,7 @@ func (d *gpu) Close() error {
 	d.waits.Wait()
 	d.forgetPeers()
 	lent := d.isLent()
-	errs = append(errs, d.surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
+	errs = append(errs, d.dev.Surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
 	close(d.given)
 	if lent {
 		errs = append(errs, d.detach())
@@ -235,18 +237,6 @@ func (d *gpu) Close() error {
 		errs = append(errs, d.dev.Close())
 	}
 	return firstOf(append([]error{d.loss.Err()}, errs...)) // the reason of whatever followed
-}
-
-// surely calls f where the device's context is current, to give something up: should the driver
-// refuse to make it current here, then on the device's thread, where it is. The device must not be
-// closed.
-func (d *gpu) surely(f func(c *cuda.Calls) error) error {
-	called := false
-	err := d.dev.Here(func(c *cuda.Calls) error { called = true; return f(c) })
-	if !called {
-		err = d.dev.Do(f)
-	}
-	return err
 }
 
 // giveBack gives up all that is not a stream, or, while memory is lent, what no borrower needs.

@@ -115,7 +115,7 @@ func (d *Driver) Devices() ([]DeviceInfo, error) {
 	}
 	infos := make([]DeviceInfo, len(found))
 	for i, f := range found {
-		infos[i] = DeviceInfo{Ordinal: f.Ordinal, Name: f.Name, UUID: f.UUID, PCI: f.PCI, Memory: f.Memory, Pools: f.Pools}
+		infos[i] = DeviceInfo(f)
 	}
 	return infos, nil
 }

@@ -1,5 +1,12 @@
 package cuda
 
+import (
+	"slices"
+
+	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/tier"
+)
+
 // StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none
 // is under way.
 const StagingRest = stagingRest
@@ -9,6 +16,16 @@ func (d *Device) Staged() int64 {
 	d.bounce.mu.Lock()
 	defer d.bounce.mu.Unlock()
 	return d.bounce.mu.bytes
+}
+
+// HasWord reports whether the word of s is in memory that is staged.
+func (d *Device) HasWord(s tier.Stream) bool {
+	at := cuda.AddressOf(s.(*stream).word)
+	d.bounce.mu.Lock()
+	defer d.bounce.mu.Unlock()
+	return slices.ContainsFunc(d.bounce.mu.blocks, func(b *block) bool {
+		return at >= b.addr() && at-b.addr() < uintptr(len(b.mem))
+	})
 }
 
 // Peers returns how many other devices d knows of.

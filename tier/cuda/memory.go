@@ -274,7 +274,7 @@ func (p *pool) available() (int64, error) {
 func (p *pool) scratch(s *stream) (tier.Addr, error) { return p.alloc(s, granule) }
 
 func (p *pool) unscratch(s *stream, addr tier.Addr) error {
-	return s.dev.surely(func(c *cuda.Calls) error {
+	return s.dev.dev.Surely(func(c *cuda.Calls) error {
 		err := c.FreeAsync(s.handle, cuda.Ptr(addr))
 		if err != nil {
 			err = c.Free(cuda.Ptr(addr))

@@ -33,7 +33,7 @@ func newProgram(t *testing.T, r *rig) *program {
 
 func (p *program) do(f func(c *driver.Calls) error) {
 	p.t.Helper()
-	must(p.t, p.dev.Do(f))
+	must(p.t, p.dev.Here(f))
 }
 
 // stream makes a CUstream, which the test's end destroys.
@@ -99,20 +99,24 @@ func TestAdoptedStreamStaysTheProgramsOwn(t *testing.T) {
 			d, p := r.open(t, cuda.Config{Memory: 1 << 20}), newProgram(t, r)
 			handle := p.stream()
 			var ptr driver.Ptr
+			var host uintptr
 			p.do(func(c *driver.Calls) (err error) { ptr, err = c.Alloc(1); return err })
+			p.do(func(c *driver.Calls) (err error) { host, err = c.AllocHost(1); return err })
 			s, err := cuda.AdoptStream(d, uintptr(handle))
 			must(t, err)
-			p.do(func(c *driver.Calls) error { return c.Fill(handle, ptr, 1, 1) })
+			p.do(func(c *driver.Calls) error {
+				return errors.Join(c.Fill(handle, ptr, 1, 1), c.CopyToHost(handle, host, ptr, 1))
+			})
 			if device {
 				must(t, d.Close())
 			} else {
 				must(t, s.Close())
 			}
+			if b := driver.HostBytes(host, 1)[0]; b != 1 {
+				t.Errorf("after Close the program's work is not done: %d", b)
+			}
 			p.do(func(c *driver.Calls) error {
-				if done, err := c.StreamDone(handle); !done || err != nil {
-					t.Errorf("after Close the program's work is done: %v (%v)", done, err)
-				}
-				return errors.Join(c.Fill(handle, ptr, 2, 1), c.SyncStream(handle), c.Free(ptr))
+				return errors.Join(c.Fill(handle, ptr, 2, 1), c.SyncStream(handle), c.Free(ptr), c.FreeHost(host))
 			})
 			if !device {
 				again, err := cuda.AdoptStream(d, uintptr(handle))

@@ -23,7 +23,14 @@ func (d *gpu) Pin(mem []byte) error {
 	}
 	defer d.gate.Leave()
 	x := share{at: cuda.AddressOf(mem), n: int64(len(mem))}
-	if d.shares(x) {
+	d.pinning <- struct{}{}
+	defer func() { <-d.pinning }()
+	d.mu.Lock()
+	pinned := slices.ContainsFunc(d.mu.pins, func(p share) bool {
+		return x.at >= p.at && x.at+uintptr(x.n) <= p.at+uintptr(p.n)
+	})
+	d.mu.Unlock()
+	if pinned {
 		return nil
 	}
 	var err error
@@ -34,9 +41,9 @@ func (d *gpu) Pin(mem []byte) error {
 	if err != nil {
 		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", x.n, err)
 	}
-	if !d.addShare(x) { // another goroutine has pinned it for the device meanwhile
-		return d.surely(x.pin.End)
-	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.pins = append(d.mu.pins, x)
 	return nil
 }
 
@@ -45,28 +52,6 @@ type share struct {
 	at  uintptr
 	n   int64
 	pin *cuda.Pin
-}
-
-// shares reports whether all of x is in what the device has pinned.
-func (d *gpu) shares(x share) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.sharesLocked(x)
-}
-
-func (d *gpu) sharesLocked(x share) bool {
-	return slices.ContainsFunc(d.mu.pins, func(p share) bool { return x.at >= p.at && x.at+uintptr(x.n) <= p.at+uintptr(p.n) })
-}
-
-// addShare notes x, unless the device has it.
-func (d *gpu) addShare(x share) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sharesLocked(x) {
-		return false
-	}
-	d.mu.pins = append(d.mu.pins, x)
-	return true
 }
 
 // Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is being
@@ -90,5 +75,5 @@ func (d *gpu) Unpin(mem []byte) error {
 	if i < 0 {
 		return nil
 	}
-	return d.surely(x.pin.End)
+	return d.dev.Surely(x.pin.End)
 }

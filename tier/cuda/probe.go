@@ -57,59 +57,43 @@ func (d *gpu) distrust(peer *gpu) {
 // probe copies a pattern to the peer and reports whether it has arrived. A pair that does not
 // reach each other, was found wrong, or cannot be tried is tier.ErrNotSupported.
 func (d *gpu) probe(peer *gpu) (same bool, err error) {
-	near, nerr := newProbe(d)
-	defer near.close()
-	far, ferr := newProbe(peer)
-	defer far.close()
+	pattern, got := make([]byte, probeSize), make([]byte, probeSize)
+	for i := range pattern {
+		pattern[i] = byte(rand.Uint32())
+	}
+	near, from, nerr := d.lay(pattern)
+	defer d.giveUp(near, from)
+	far, to, ferr := peer.lay(got) // other bytes
+	defer peer.giveUp(far, to)
 	if err := errors.Join(nerr, ferr); err != nil {
 		return false, fmt.Errorf("%w: %w", tier.ErrNotSupported, err) // which says nothing of the way between them
 	}
-	if err := near.copyTo(far); err != nil {
+	if err := errors.Join(d.CopyPeer(near, to, peer, from, probeSize), near.Sync()); err != nil {
 		return false, err
 	}
-	got, err := far.read()
-	return bytes.Equal(got, near.pattern), err
+	err = errors.Join(peer.CopyToHost(far, got, to), far.Sync())
+	return bytes.Equal(got, pattern), err
 }
 
-// probe is some memory of a device with a pattern.
-type probe struct {
-	dev     *gpu
-	s       tier.Stream
-	addr    tier.Addr // 0: none
-	pattern []byte
+// lay returns probeSize bytes of memory, which begin with b, and a stream. Both are for giveUp, also
+// after an error.
+func (d *gpu) lay(b []byte) (s tier.Stream, addr tier.Addr, err error) {
+	if s, err = d.NewStream(); err != nil {
+		return nil, 0, err
+	}
+	if addr, err = d.Alloc(s, probeSize); err != nil {
+		return s, 0, err
+	}
+	return s, addr, errors.Join(d.CopyToDevice(s, addr, b), s.Sync())
 }
 
-func newProbe(d *gpu) (p *probe, err error) {
-	p = &probe{dev: d, pattern: make([]byte, probeSize)}
-	for i := range p.pattern {
-		p.pattern[i] = byte(rand.Uint32())
+// giveUp gives up what there is. The device's Close reports what cannot be.
+func (d *gpu) giveUp(s tier.Stream, addr tier.Addr) {
+	if addr != 0 {
+		_ = d.Free(s, addr)
 	}
-	if p.s, err = d.NewStream(); err != nil {
-		return p, err
+	if s != nil {
+		_ = s.Sync()
+		_ = s.Close()
 	}
-	if p.addr, err = d.Alloc(p.s, probeSize); err != nil {
-		return p, err
-	}
-	return p, errors.Join(d.CopyToDevice(p.s, p.addr, p.pattern), p.s.Sync())
-}
-
-func (p *probe) copyTo(far *probe) error {
-	return errors.Join(p.dev.CopyPeer(p.s, far.addr, far.dev, p.addr, probeSize), p.s.Sync())
-}
-
-func (p *probe) read() ([]byte, error) {
-	got := make([]byte, probeSize)
-	return got, errors.Join(p.dev.CopyToHost(p.s, got, p.addr), p.s.Sync())
-}
-
-// close gives up what there is. The device's Close reports what cannot be.
-func (p *probe) close() {
-	if p.s == nil {
-		return
-	}
-	if p.addr != 0 {
-		_ = p.dev.Free(p.s, p.addr)
-	}
-	_ = p.s.Sync()
-	_ = p.s.Close()
 }

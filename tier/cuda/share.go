@@ -60,7 +60,7 @@ func (d *gpu) endShared(e *cuda.Event) error {
 	if !there {
 		return tier.ErrReleased
 	}
-	return d.surely(func(c *cuda.Calls) error { return c.DestroyEvent(*e) })
+	return d.dev.Surely(func(c *cuda.Calls) error { return c.DestroyEvent(*e) })
 }
 
 // AwaitShared waits until the work before event is done, a CUevent that other code in the process

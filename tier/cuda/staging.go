@@ -160,20 +160,28 @@ func (g *staging) put(chunk []byte) {
 		// frees.
 		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
 			labels.GPU.Set()
-			_ = g.dev.surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
+			_ = g.dev.dev.Surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
 		})
 	}
 }
 
-// surplusLocked takes out the longest blocks that are not in use, until the rest is left.
+// drop takes back the chunks of work that was not put on a stream.
+func (g *staging) drop(work due) {
+	for _, b := range work.spent {
+		g.put(b)
+	}
+	for _, o := range work.outs {
+		g.put(o.from)
+	}
+	for _, x := range work.sums {
+		g.put(x.from)
+	}
+}
+
+// surplusLocked takes out blocks that are not in use, until no more than the rest is left.
 func (g *staging) surplusLocked() (surplus []*block) {
-	longest := slices.SortedStableFunc(slices.Values(g.mu.blocks), func(a, b *block) int { return cmp.Compare(len(b.mem), len(a.mem)) })
-	for _, b := range longest {
-		if g.mu.bytes <= stagingRest {
-			break
-		}
-		if b.out == 0 {
-			b.gone = true
+	for _, b := range g.mu.blocks {
+		if b.gone = b.out == 0 && g.mu.bytes > stagingRest; b.gone {
 			surplus = append(surplus, b)
 			g.mu.bytes -= int64(len(b.mem))
 		}

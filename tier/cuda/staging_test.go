@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -67,6 +68,71 @@ func TestStagingIsUsedAgain(t *testing.T) {
 		t.Errorf("memory was pinned %d times, want once", calls)
 	}
 	must(t, d.Free(s, a))
+}
+
+// Pinned memory that is given back is none in which a stream has its word.
+func TestStagingKeepsWords(t *testing.T) {
+	const n = 12 << 20 // bytes of a copy, which take 16 MiB
+	d := load(t, cudatest.Config{Memory: 32 << 20, Delay: 20 * time.Millisecond}).open(t, cuda.Config{Memory: 16 << 20})
+	s, err := d.NewStream()
+	must(t, err)
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	mem := make([]byte, n)
+	must(t, d.CopyToDevice(s, a, mem))
+	pull := plug(t, d, s) // its word is between the memory of both copies
+	must(t, d.CopyToHost(s, mem, a))
+	pull()
+	must(t, s.Sync())
+	if d.Staged() > cuda.StagingRest || !d.HasWord(s) {
+		t.Errorf("%d bytes are pinned, and the stream has its word: %v", d.Staged(), d.HasWord(s))
+	}
+	must(t, s.Close())
+}
+
+// Regions one of which is wrong are not copied, and leave no pinned memory in use.
+func TestStagingOfRefusedRegions(t *testing.T) {
+	const n = 12 << 20
+	d := load(t, cudatest.Config{Memory: 32 << 20}).open(t, cuda.Config{Memory: 16 << 20})
+	s, err := d.NewStream()
+	must(t, err)
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	mem := make([]byte, n)
+	if err := d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: mem}, {Dst: a + n, HostSrc: mem[:1]}}); err == nil {
+		t.Error("a region outside of the memory was copied")
+	}
+	must(t, d.CopyToDevice(s, a, mem))
+	must(t, d.CopyToHost(s, mem, a))
+	must(t, s.Sync())
+	if rest := d.Staged(); rest > cuda.StagingRest {
+		t.Errorf("with no copy under way %d bytes are pinned, want at most %d", rest, int64(cuda.StagingRest))
+	}
+}
+
+// Of a region with host memory, the address on that side means nothing.
+func TestRegionsWithStrayAddresses(t *testing.T) {
+	for _, without := range [][]string{nil, {"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}} {
+		if without != nil && driver.Linked {
+			continue
+		}
+		d := load(t, cudatest.Config{Without: without}).open(t, cuda.Config{Memory: 1 << 20})
+		s, err := d.NewStream()
+		must(t, err)
+		a, err := d.Alloc(s, 2000)
+		must(t, err)
+		in, out := bytes.Repeat([]byte{7}, 2000), make([]byte, 2000)
+		must(t, d.CopyRegions(s, []tier.Region{
+			{Dst: a, Src: 1 << 40, HostSrc: in[:1000]}, {Dst: a + 1000, Src: a, HostSrc: in[1000:]},
+		}))
+		must(t, d.CopyRegions(s, []tier.Region{
+			{Src: a, Dst: 1 << 40, HostDst: out[:1000]}, {Src: a + 1000, Dst: a, HostDst: out[1000:]},
+		}))
+		must(t, s.Sync())
+		if !bytes.Equal(in, out) {
+			t.Error("the bytes did not come back as they went")
+		}
+	}
 }
 
 // A device is closed whose last events are refused, or whose context is lost: its work is over

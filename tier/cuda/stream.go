@@ -187,7 +187,7 @@ func (s *stream) end() error {
 	}
 	var err error
 	if !s.adopted {
-		err = s.dev.surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
+		err = s.dev.dev.Surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
 	}
 	s.dev.mu.Lock()
 	delete(s.dev.mu.streams, s)
@@ -276,7 +276,7 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 		if w.light && e.tail == nil {
 			e.mark, result, err = c.MarkSoon(s.handle, then)
 		} else {
-			e.mark, err = c.MarkThen(s.handle, then)
+			e.mark, err = c.Mark(s.handle, then)
 		}
 		return err
 	})

@@ -107,7 +107,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 		d, err := lib.Open(ordinal)
 		ok(err)
 		var p cuda.Pool
-		ok(d.Do(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }))
+		ok(d.Here(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }))
 		return d, p
 	}
 	// A stream of another device's waits for a word, and one of the first context for that stream:
@@ -115,7 +115,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 	other, _ := open(1)
 	var word uintptr
 	var event cuda.Event
-	ok(other.Do(func(c *cuda.Calls) error {
+	ok(other.Here(func(c *cuda.Calls) error {
 		s, err := c.NewStream()
 		ok(err)
 		word, err = c.AllocHost(4)
@@ -127,7 +127,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 		return errors.Join(c.WaitValue(s, at, 1), c.Record(event, s))
 	}))
 	first, _ := open(0)
-	ok(first.Do(func(c *cuda.Calls) error {
+	ok(first.Here(func(c *cuda.Calls) error {
 		s, err := c.NewStream()
 		ok(err)
 		return c.WaitEvent(s, event)
@@ -140,10 +140,10 @@ func TestContextEndsWithItsPools(t *testing.T) {
 	second, p := open(0)
 	cuda.StoreWord(word, 1)
 	ok(<-closed)
-	if err := second.Do(func(c *cuda.Calls) error { return c.DestroyPool(p) }); err != nil {
+	if err := second.Here(func(c *cuda.Calls) error { return c.DestroyPool(p) }); err != nil {
 		t.Errorf("the pool of the second context: %v", err)
 	}
-	ok(other.Do(func(c *cuda.Calls) error { return c.FreeHost(word) }))
+	ok(other.Here(func(c *cuda.Calls) error { return c.FreeHost(word) }))
 	ok(errors.Join(second.Close(), other.Close()))
 	if want := "2 pools destroyed with their context"; !slices.Contains(e.Leaks(), want) {
 		t.Errorf("not among %q: %s", e.Leaks(), want)
