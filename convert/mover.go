@@ -287,7 +287,7 @@ func (m inside) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dict
 // VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
 // checksums.
 func (m inside) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
+	return m.verify(ctx, func(ctx context.Context) error {
 		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
 	})
 }

@@ -146,19 +146,15 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 	if p == nil {
 		return errors.New("convert: verifying an image: the payload is nil")
 	}
-	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
+	return m.verify(ctx, func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
 }
 
 // verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
+func (m *Mover) verify(ctx context.Context, f func(context.Context) error) error {
 	ctx, end, err := m.operations.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
-	if err != nil {
-		return err
-	}
-	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
+	return m.cfg.Builtin.OnDisk(ctx, transfer.DiskUnderWay, false, f)
 }

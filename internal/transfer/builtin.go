@@ -35,7 +35,7 @@ type Builtin struct {
 	coders  codec.Coders
 	Scratch scratch
 	turns   turns
-	reserve chan struct{} // the monitor's move that writes to a disk without a slot of Permits
+	reserve chan struct{} // has an element while a move of the monitor writes without a slot of Permits
 	Outside bool          // tests have no dictionary in a batch's body, however small
 }
 
@@ -72,8 +72,12 @@ func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batc
 
 // Register adds the built-in converters, which are one: from every form of an image to every other.
 func (b *Builtin) Register(add Adder) error {
-	if err := b.NeedsPermits(); err != nil {
-		return err
+	if b.Permits == nil {
+		return errNoPermits
+	}
+	if _, ok := b.Permits.Total(permit.Host); !ok {
+		return fmt.Errorf("convert: the pool of permits needs a budget %q for the transfers with disks: %w",
+			permit.Host, permit.ErrNoBudget)
 	}
 	b.reserve = make(chan struct{}, 1)
 	for _, from := range payload.Types() {
@@ -105,8 +109,9 @@ func (b *Builtin) convert(
 	}
 	desc := from.Descriptor()
 	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}
-	make := func(ctx context.Context) (err error) {
-		out := &bytesTo{space: r.Space()}
+	out := &bytesTo{space: r.Space()}
+	bytes := underWay(desc, from.Shared())
+	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
 		if encoding == payload.Scattered {
 			err = scatter(&parts, from, r)
 			out.Sink = &deviceMemory{space: r.Space(), parts: image.PartsOf(desc, parts.Ranges, nil)}
@@ -128,21 +133,17 @@ func (b *Builtin) convert(
 		if err := b.copy(ctx, out, in); err != nil {
 			return err
 		}
-		out.cut(&parts)
 		if in.sums != nil { // it has checksums now
 			summed := *desc
 			summed.Sums = in.sums
 			parts.Descriptor = &summed
 		}
 		return nil
-	}
-	largest := max(desc.Body, largestShared(from.Shared()))
-	err = b.Permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) error {
-		return safely(func() error { return make(ctx) })
 	})
 	if err != nil {
 		return nil, errors.Join(err, parts.Release())
 	}
+	out.cut(&parts)
 	return payload.New(parts), nil
 }
 
@@ -215,18 +216,12 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 func (b *Builtin) Share(
 	ctx context.Context, src *batch.Image, r reservation.Reservation,
 ) (shared []batch.Shared, err error) {
-	err = b.Permitted(ctx, r.Space(), src.Space(), largestShared(src.Shared()), func(ctx context.Context) (err error) {
+	bytes := underWay(new(batch.Descriptor), src.Shared())
+	err = b.Permitted(ctx, r.Space(), src.Space(), bytes, func(ctx context.Context) (err error) {
 		shared, err = b.share(ctx, src, r)
 		return err
 	})
 	return shared, err
-}
-
-func largestShared(shared []batch.Shared) (largest int64) {
-	for _, s := range shared {
-		largest = max(largest, s.Descriptor().Body)
-	}
-	return largest
 }
 
 func (b *Builtin) share(
@@ -275,9 +270,7 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	}
 	l.Rewind() // an attempt in another space may have written a part
 	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return safely(
-			func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) },
-		)
+		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()})
 	})
 	if err == nil {
 		out.cut(parts)
@@ -302,27 +295,22 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 		src.size += img.Descriptor().Body
 	}
 	if src.Source = device; host != nil {
-		src.Source = gathered{pieces: host}
+		src.Source = gathered{host}
 	}
 	sink, err := memoryOf(buf)
 	if err != nil {
 		return err
 	}
 	return b.Permitted(ctx, buf.Space(), src.space, src.size, func(ctx context.Context) error {
-		return safely(func() error { return b.copy(ctx, &bytesTo{Sink: sink, space: buf.Space()}, src) })
+		return b.copy(ctx, &bytesTo{Sink: sink, space: buf.Space()}, src)
 	})
 }
 
 // gathered is host memory in many pieces, which is copied to be written at once.
-type gathered struct {
-	unseen
-	pieces hostMemory
-}
+type gathered struct{ hostMemory }
 
-// Fetch implements Source.
-func (m gathered) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
-	return m.pieces.Fetch(ctx, p, off)
-}
+// View implements Source.
+func (gathered) View(int64, int64) []byte { return nil }
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
@@ -410,16 +398,7 @@ func (b *Builtin) digestExtension(
 // digestOf is Digest for a body, counted from byte base on.
 func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d tier.Digest, onDevice bool, err error) {
 	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
-		err := b.onStreams(ctx, []*deviceMemory{m}, func() error {
-			c, ok := m.stream.dev.(tier.Computer)
-			if !ok {
-				return tier.ErrNotSupported
-			}
-			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, base/8, &d); err != nil {
-				return err
-			}
-			return await(m.stream.record()) // d is ours again only then
-		})
+		err := b.digestOnDevice(ctx, m, src.size, base, &d)
 		if !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
 			return d, err == nil, err
 		}
@@ -435,6 +414,23 @@ func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d t
 	return d, false, b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
 		return b.copy(ctx, new(bytesTo), src)
 	})
+}
+
+// digestOnDevice lets a device compute a digest, if it can.
+func (b *Builtin) digestOnDevice(ctx context.Context, m *deviceMemory, size, base int64, d *tier.Digest) error {
+	giveBack, err := b.borrowStreams(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer giveBack()
+	c, ok := m.stream.dev.(tier.Computer)
+	if !ok {
+		return tier.ErrNotSupported
+	}
+	if err := c.Digest(m.stream.Stream, m.whole.Addr(), size, base/8, d); err != nil {
+		return err
+	}
+	return await(m.stream.record()) // d is ours again only then
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with their
