@@ -113,7 +113,7 @@ func (b *Builtin) convert(
 	bytes := underWay(desc, from.Shared())
 	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
 		if encoding == payload.Scattered {
-			err = scatter(&parts, from, r)
+			err = scatter(&parts, r)
 			out.Sink = &deviceMemory{space: r.Space(), parts: image.PartsOf(desc, parts.Ranges, nil)}
 		} else {
 			err = out.alloc(&parts, r)
@@ -124,11 +124,12 @@ func (b *Builtin) convert(
 		if parts.Shared, err = b.share(ctx, from, r); err != nil {
 			return err
 		}
-		var in *bytesFrom
-		if encoding == payload.Scattered && from.Encoding() == payload.Scattered {
-			out.Sink, in = bufferByBuffer(&parts, from)
-		} else if in, err = b.from(ctx, from); err != nil {
+		in, err := b.from(ctx, from)
+		if err != nil {
 			return err
+		}
+		if encoding == payload.Scattered && from.Adjustments() == nil {
+			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
 			return err

@@ -36,7 +36,7 @@ const (
 type bytesFrom struct {
 	Source                     // of the bytes as they are stored
 	space  *tier.Space         // nil for a layout
-	desc   *batch.Descriptor   // nil for buffers of a scattered image that stay as they are
+	desc   *batch.Descriptor   // nil where no checksums are compared
 	size   int64               // of the body
 	runs   []payload.Run       // of a compressed body
 	sums   []uint64            // gets the checksums of a body that has none yet

@@ -39,12 +39,11 @@ import (
 type Dictionaries struct {
 	Mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		Known  map[weak.Pointer[array.Data]]identity
-		Made   map[*batch.Descriptor]*Dictionary
-		Last   map[family]*Dictionary // the longest of each family
-		seed   uint64                 // of the sums of values
-		bytes  map[tier.ID]int64      // charged for copies that are there
-		Yields int                    // of the mutex; tests count them
+		Known map[weak.Pointer[array.Data]]identity
+		Made  map[*batch.Descriptor]*Dictionary
+		Last  map[family]*Dictionary // the longest of each family
+		seed  uint64                 // of the sums of values
+		bytes map[tier.ID]int64      // charged for copies that are there
 	}
 }
 
@@ -96,18 +95,12 @@ type DictCopy struct {
 	// reference may read it.
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
-	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
-	base   *DictCopy    // of the dictionary that it extends, with a reference
+	opened []*array.Data // that records in host memory share, one a type, each with a reference and its lease
+	base   *DictCopy     // of the dictionary that it extends, with a reference
 
 	// Of one that extends no other one, in host memory: see extended.go.
 	longest *DictCopy  // of those that extend it
 	whole   *assembled // nil if none was opened; goes with longest
-}
-
-// typedArray is an array as one of the types that a dictionary is used as.
-type typedArray struct {
-	dt   arrow.DataType
-	data *array.Data
 }
 
 // Charged returns what the copies in a space are charged.
@@ -259,26 +252,11 @@ func Distinct(dicts []*Dictionary) []*Dictionary {
 	return once
 }
 
-// UnderLock is for how many dictionaries the mutex is held at a time: some 10 µs.
-const UnderLock = 128
-
-// yieldLocked is called for each of many dictionaries, from number 0 on. Now and then it lets
-// others have the mutex, so that a batch of many does not hold the others up.
-func (s *Dictionaries) yieldLocked(i int) {
-	if i == 0 || i%UnderLock != 0 {
-		return
-	}
-	s.Mu.Yields++
-	s.Mu.Unlock()
-	s.Mu.Lock()
-}
-
 // LetGo ends the holding of dictionaries.
 func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	for i, d := range dicts {
-		s.yieldLocked(i)
+	for _, d := range dicts {
 		s.leaveLocked(d)
 	}
 }
@@ -312,7 +290,6 @@ func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	for i, d := range descs {
-		s.yieldLocked(i)
 		if out[i] = s.Mu.Made[d]; out[i] == nil {
 			out[i] = &Dictionary{Store: s, Body: d.Body}
 		}
@@ -346,8 +323,7 @@ func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*Dict
 func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (pins []*DictCopy, missing int64) {
 	var away []*Dictionary
 	s.Mu.Lock()
-	for i, d := range dicts {
-		s.yieldLocked(i)
+	for _, d := range dicts {
 		switch c := d.copyLocked(space); {
 		case c == nil || c.buf == nil:
 			away = append(away, d)
@@ -471,7 +447,7 @@ func (c *DictCopy) Release() (err error) {
 			}
 			return errors.Join(err, tier.ErrReleased)
 		}
-		var opened []typedArray
+		var opened []*array.Data
 		var whole *assembled
 		if c.Refs--; c.Refs > 0 {
 			last = false
@@ -490,7 +466,7 @@ func (c *DictCopy) Release() (err error) {
 			return err
 		}
 		for _, o := range opened {
-			o.data.Release()
+			o.Release()
 		}
 		err = errors.Join(err, whole.release(), c.buf.Release())
 	}
@@ -516,9 +492,9 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		opened := c.opened // only ever appended to while there is a reference
 		s.Mu.Unlock()
 		for _, o := range opened {
-			if equal.Types(o.dt, dt) {
-				o.data.Retain()
-				return o.data, nil
+			if equal.Types(o.DataType(), dt) {
+				o.Retain()
+				return o, nil
 			}
 		}
 		desc, extents, release, err := c.inPlace()
@@ -537,7 +513,7 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		if len(c.opened) == len(opened) {
 			if c.base == nil { // else it would keep memory that a longer array replaces
 				data.Retain()
-				c.opened = append(c.opened, typedArray{dt, data})
+				c.opened = append(c.opened, data)
 			}
 			s.nameLocked(c.Dict, weak.Make(data), print)
 			s.Mu.Unlock()
@@ -604,9 +580,9 @@ func (b *Builtin) Again(shared batch.Shared) (batch.Shared, error) {
 	if !ok {
 		return nil, fmt.Errorf("convert: sharing %T: %w", shared, tier.ErrNotSupported)
 	}
-	pins, _ := b.Dicts.Pin(c.space, []*Dictionary{c.Dict})
-	if len(pins) != 1 {
-		return nil, tier.ErrReleased
-	}
-	return pins[0], nil
+	b.Dicts.Mu.Lock()
+	defer b.Dicts.Mu.Unlock()
+	c.Refs++
+	c.Dict.Users++
+	return c, nil
 }

@@ -44,31 +44,12 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFr
 	return s, nil
 }
 
-// bufferByBuffer is for copying a scattered image as it is: the buffers one after the other stand for
-// a body.
-func bufferByBuffer(t *payload.Parts, old *payload.Image) (*deviceMemory, *bytesFrom) {
-	dst, from := &deviceMemory{space: t.Space}, &deviceMemory{space: old.Space()}
-	src := &bytesFrom{Source: from, space: old.Space(), desc: old.Descriptor()}
-	known := make(map[tier.Addr]bool)
-	for i, to := range t.Ranges {
-		if to.Length == 0 || known[to.Addr] {
-			continue
-		}
-		known[to.Addr] = true
-		r := old.Ranges()[i]
-		from.parts = append(from.parts, image.Part{Off: src.size, N: r.Length, Addr: r.Addr})
-		dst.parts = append(dst.parts, image.Part{Off: src.size, N: r.Length, Addr: to.Addr})
-		src.size += r.Length
-	}
-	return dst, src
-}
-
 // TableBytes returns what a table of d is charged in a space at most, while it is made of
 // an image or of another table.
 func TableBytes(d *batch.Descriptor, space *tier.Space) (n int64) {
 	for _, s := range d.Buffers {
 		if s.Length > 0 {
-			n += space.Charge(s.Length + 1) // bits that do not begin with a byte take one more
+			n += space.Charge(s.Length)
 		}
 	}
 	return n
@@ -82,12 +63,11 @@ const SlabMost = MaxPiece
 // SlabAlign is how buffers in one allocation are aligned: as devices align allocations.
 const SlabAlign = 256
 
-// scatter allocates the buffers of a scattered image, as long as those of src if that is scattered,
-// and else as those of a plain image. Small ones lie side by side in one allocation, as long as that
-// is not charged more than each by itself, which is what is reserved.
-func scatter(t *payload.Parts, src *payload.Image, r reservation.Reservation) error {
+// scatter allocates the buffers of a scattered image, as long as those of a plain image. Small ones are
+// next to each other in one allocation, as long as that is not charged more than each by itself, which
+// is what is reserved.
+func scatter(t *payload.Parts, r reservation.Reservation) error {
 	t.Ranges = make([]payload.DeviceRange, len(t.Descriptor.Buffers))
-	t.Adjustments = src.Adjustments()
 	first := make(map[int64]int) // by place in the body: some are of several columns
 	var slab []int               // the buffers that are to share an allocation, by number
 	var bytes, alone int64       // of the slab, with what is lost between; and charged without it
@@ -97,9 +77,6 @@ func scatter(t *payload.Parts, src *payload.Image, r reservation.Reservation) er
 		}
 		first[span.Offset] = i
 		n := span.Length
-		if src.Ranges() != nil {
-			n = src.Ranges()[i].Length
-		}
 		t.Ranges[i].Length = n
 		charge := r.Space().Charge(n)
 		if len(slab) > 0 && (bytes+n > SlabMost || r.Space().Charge(bytes+n) > alone+charge) {
