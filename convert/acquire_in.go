@@ -41,7 +41,7 @@ func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		if info.State == batch.Released {
 			continue
 		}
-		what, at := m.takes(info.Descriptor, info.Bytes, ""), elsewhere
+		what, at := m.takes(info.Descriptor, info.Bytes), elsewhere
 		switch {
 		case info.Space != s.ID():
 			missing += s.Charge(what.body)

@@ -55,7 +55,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
 	form, to := m.cloneForm(now.Form, now.Space)
 	q := &request{
-		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes, form), origin: reservation.Incoming(), waits: true,
+		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {

@@ -98,7 +98,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if m.cfg.Events != nil {
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
-		q.what, q.source, q.first = m.takes(now.Descriptor, now.Bytes, mv.form), now.Payload.Space(), nil
+		q.what, q.source, q.first = m.takes(now.Descriptor, now.Bytes), now.Payload.Space(), nil
 		q.origin = reservation.MovedFrom(now.Space.Kind)
 		switch {
 		case mv.opens:

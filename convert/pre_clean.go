@@ -72,7 +72,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 
 // preClean writes the image that the batch was seen with to a disk, and adds it as a clean image.
 func (m *Mover) preClean(ctx context.Context, b *batch.Batch, now batch.Info) (bytes int64, err error) {
-	what := m.takes(now.Descriptor, now.Bytes, "")
+	what := m.takes(now.Descriptor, now.Bytes)
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
 	// not count.
 	disks := reservation.AnyInTier(tier.Disk)

@@ -79,7 +79,7 @@ func (m *Mover) inHost(ctx context.Context, src batch.Payload) (out batch.Payloa
 		return nil, err
 	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes(), ""),
+		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes()),
 		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {

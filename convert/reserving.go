@@ -19,43 +19,29 @@ import (
 // Dictionaries that the space already has need none, and a table's buffers are rounded one by one.
 type takes struct {
 	body  int64                  // bytes of the image's body
-	table *batch.Descriptor      // of a batch that becomes a table; else nil
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a payload of a descriptor needs in another space as that form; "" means
-// as an image. A program's own payload has no descriptor, and needs as many bytes as it is charged now.
-func (m *Mover) takes(desc *batch.Descriptor, charged int64, form batch.PayloadType) takes {
+// takes returns the room that a payload of a descriptor needs in another space. A program's own payload
+// has no descriptor, and needs as many bytes as it is charged now.
+func (m *Mover) takes(desc *batch.Descriptor, charged int64) takes {
 	if desc == nil {
 		return takes{body: charged}
 	}
-	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	if form == batch.GPUTable {
-		t.table = desc
-	}
-	return t
-}
-
-// bodyIn returns how many bytes to reserve for the body alone.
-func (t *takes) bodyIn(s *tier.Space) int64 {
-	if t.table == nil {
-		return t.body
-	}
-	return max(t.body, transfer.TableBytes(t.table, s))
+	return takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 }
 
 // in returns how many bytes to reserve in a space.
 func (t *takes) in(s *tier.Space) int64 {
-	n := t.bodyIn(s)
 	if len(t.dicts) == 0 {
-		return n
+		return t.body
 	}
-	return s.Charge(n) + t.dicts[0].Store.Missing(s, t.dicts)
+	return s.Charge(t.body) + t.dicts[0].Store.Missing(s, t.dicts)
 }
 
 // of returns the strategy to, but asking each space for the bytes that in returns.
 func (t *takes) of(to reservation.Strategy) reservation.Strategy {
-	if t.table == nil && len(t.dicts) == 0 {
+	if len(t.dicts) == 0 {
 		return to // as many bytes in every space, for which the manager has a fast path
 	}
 	return sized{to, t}
@@ -83,7 +69,7 @@ func (m *Mover) pinned(r reservation.Reservation, what *takes, f func() error) (
 	}
 	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
 	defer func() { err = errors.Join(err, transfer.ReleaseAll(pins)) }()
-	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
+	if r.Unused() < r.Space().Charge(what.body)+missing {
 		return errGone
 	}
 	return f()

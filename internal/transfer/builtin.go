@@ -72,12 +72,8 @@ func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batc
 
 // Register adds the built-in converters, which are one: from every form of an image to every other.
 func (b *Builtin) Register(add Adder) error {
-	if b.Permits == nil {
-		return errNoPermits
-	}
-	if _, ok := b.Permits.Total(permit.Host); !ok {
-		return fmt.Errorf("convert: the pool of permits needs a budget %q for the transfers with disks: %w",
-			permit.Host, permit.ErrNoBudget)
+	if err := b.NeedsPermits(); err != nil {
+		return err
 	}
 	b.reserve = make(chan struct{}, 1)
 	for _, from := range payload.Types() {
@@ -112,13 +108,7 @@ func (b *Builtin) convert(
 	out := &bytesTo{space: r.Space()}
 	bytes := underWay(desc, from.Shared())
 	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
-		if encoding == payload.Scattered {
-			err = scatter(&parts, r)
-			out.Sink = &deviceMemory{space: r.Space(), parts: image.PartsOf(desc, parts.Ranges, nil)}
-		} else {
-			err = out.alloc(&parts, r)
-		}
-		if err != nil {
+		if err := out.alloc(&parts, r); err != nil {
 			return err
 		}
 		if parts.Shared, err = b.share(ctx, from, r); err != nil {
@@ -144,18 +134,22 @@ func (b *Builtin) convert(
 	if err != nil {
 		return nil, errors.Join(err, parts.Release())
 	}
-	out.cut(&parts)
 	return payload.New(parts), nil
 }
 
-// alloc draws the memory of an image that is not scattered from r. A compressed one gets as much as it
-// may need at most; see cut. Memory that nobody opens in place may be split at any page: it is
-// compressed, or is on a disk, where free room may be in many pieces.
+// alloc draws the memory of an image from r, in one buffer. A compressed one gets as much as it may need
+// at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their places in a plain image. Memory
+// that nobody opens in place may be split at any page: it is compressed, or is on a disk, where free
+// room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	body := parts.Descriptor.Body
+	if parts.Encoding == payload.Scattered {
+		parts.Ranges = make([]payload.DeviceRange, len(parts.Descriptor.Buffers))
+	}
 	var cuts []int64
 	if parts.Encoding == payload.Compressed {
 		d.runs = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize)
+		parts.Runs = d.runs
 		cuts = pages(body)
 	} else {
 		cuts = parts.Descriptor.Cuts()
@@ -168,8 +162,13 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	if err != nil || buf == nil {
 		return err
 	}
-	parts.Buffers = []*tier.Buffer{buf}
+	d.buf, parts.Buffers = buf, []*tier.Buffer{buf}
 	d.Sink, err = memoryOf(buf)
+	for i := range parts.Ranges {
+		if s := parts.Descriptor.Buffers[i]; err == nil && s.Length > 0 {
+			parts.Ranges[i] = payload.DeviceRange{Addr: d.Sink.(*deviceMemory).whole.Addr() + tier.Addr(s.Offset), Length: s.Length}
+		}
+	}
 	return err
 }
 
@@ -180,13 +179,6 @@ func pages(size int64) []int64 {
 		cuts = append(cuts, at)
 	}
 	return cuts
-}
-
-// cut gives back what a compressed image did not need.
-func (d *bytesTo) cut(parts *payload.Parts) {
-	if parts.Runs = d.runs; d.runs != nil && len(parts.Buffers) > 0 {
-		parts.Buffers[0].Shrink(d.stored.Load())
-	}
 }
 
 // from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are compared
@@ -270,13 +262,9 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 		return err
 	}
 	l.Rewind() // an attempt in another space may have written a part
-	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
+	return b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
 		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()})
 	})
-	if err == nil {
-		out.cut(parts)
-	}
-	return err
 }
 
 // Together writes the bodies of images, which are all on one device or in one host space, side by
@@ -313,125 +301,87 @@ type gathered struct{ hostMemory }
 // View implements Source.
 func (gathered) View(int64, int64) []byte { return nil }
 
-// Digest computes the fingerprint of an image's body and of its dictionaries behind it.
+// Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
+// extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries are
+// read to the Go heap.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
 	src, err := b.from(ctx, img)
 	if err != nil {
 		return d, false, err
 	}
 	src.sums = nil // the digest is all that is wanted
-	if d, onDevice, err = b.digestOf(ctx, src, 0); err != nil {
-		return d, onDevice, err
-	}
-	at := src.size
-	shared := make(map[*batch.Descriptor]batch.Shared) // those that do not count yet
-	for _, s := range img.Shared() {
-		shared[s.Descriptor()] = s
-	}
-	var add func(of *batch.Descriptor) error // the dictionaries of an image, as if they extended no others
-	add = func(of *batch.Descriptor) error {
-		for _, desc := range of.Dictionaries {
-			s, ok := shared[desc]
+	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
+		err := b.onStreams(ctx, []*deviceMemory{m}, func() error {
+			c, ok := m.stream.dev.(tier.Computer)
 			if !ok {
-				continue
+				return tier.ErrNotSupported
 			}
-			delete(shared, desc)
-			var dict tier.Digest
-			var err error
-			if desc.From != nil {
-				dict, err = b.digestExtension(ctx, img, desc, at)
-			} else if err = add(desc); err == nil {
-				if src, err = fromBuffer(desc, s.Buffer()); err == nil {
-					dict, _, err = b.digestOf(ctx, src, at)
-				}
+			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d); err != nil {
+				return err
 			}
+			return await(m.stream.record()) // d is ours again only then
+		})
+		if err != nil && !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
+			return d, false, err
+		}
+		onDevice = err == nil
+	}
+	bodies := make(map[*batch.Descriptor][]byte) // of the dictionaries
+	err = b.Permitted(ctx, nil, img.Space(), underWay(img.Descriptor(), img.Shared()), func(ctx context.Context) error {
+		if !onDevice {
+			d = tier.Digest{}
+			var mu sync.Mutex
+			src.see = func(p []byte, off int64) {
+				part := tier.DigestBytes(p, off/8)
+				mu.Lock()
+				defer mu.Unlock()
+				d = d.Add(part)
+			}
+			if err := b.copy(ctx, new(bytesTo), src); err != nil {
+				return err
+			}
+		}
+		for _, s := range img.Shared() {
+			dict, err := fromBuffer(s.Descriptor(), s.Buffer())
 			if err != nil {
 				return err
 			}
-			d = d.Add(dict)
+			body := make([]byte, dict.size)
+			dict.see = func(p []byte, off int64) { copy(body[off:], p) }
+			if err := b.copy(ctx, new(bytesTo), dict); err != nil {
+				return err
+			}
+			bodies[s.Descriptor()] = body
+		}
+		return nil
+	})
+	if err != nil {
+		return d, onDevice, err
+	}
+	at := src.size
+	counted := make(map[*batch.Descriptor]bool)
+	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
+	add = func(of *batch.Descriptor) error {
+		for _, desc := range of.Dictionaries {
+			if counted[desc] {
+				continue
+			}
+			counted[desc] = true
+			if desc.From == nil {
+				if err := add(desc); err != nil {
+					return err
+				}
+			}
+			_, whole, err := image.InOnePiece(desc, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
+			if err != nil {
+				return err
+			}
+			d = d.Add(tier.DigestBytes(whole[0], at/8))
 			at += image.Whole(desc).Body
 		}
 		return nil
 	}
 	return d, onDevice, add(img.Descriptor())
-}
-
-// digestExtension returns the digest of the image that a dictionary would have if it extended no other
-// one. It assembles that image on the Go heap.
-func (b *Builtin) digestExtension(
-	ctx context.Context,
-	img *batch.Image,
-	d *batch.Descriptor,
-	base int64,
-) (tier.Digest, error) {
-	bodies := make(map[*batch.Descriptor][]byte)
-	for of := d; of != nil; {
-		bodies[of] = make([]byte, of.Body)
-		if of.From == nil || len(of.Dictionaries) == 0 {
-			break
-		}
-		of = of.Dictionaries[0]
-	}
-	for _, s := range img.Shared() {
-		body, ok := bodies[s.Descriptor()]
-		if !ok {
-			continue
-		}
-		src, err := fromBuffer(s.Descriptor(), s.Buffer())
-		if err != nil {
-			return tier.Digest{}, err
-		}
-		src.see = func(p []byte, off int64) { copy(body[off:], p) }
-		err = b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
-			return b.copy(ctx, new(bytesTo), src)
-		})
-		if err != nil {
-			return tier.Digest{}, err
-		}
-	}
-	_, whole, err := image.InOnePiece(d, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
-	if err != nil {
-		return tier.Digest{}, err
-	}
-	return tier.DigestBytes(whole[0], base/8), nil
-}
-
-// digestOf is Digest for a body, counted from byte base on.
-func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d tier.Digest, onDevice bool, err error) {
-	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
-		err := b.digestOnDevice(ctx, m, src.size, base, &d)
-		if !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
-			return d, err == nil, err
-		}
-		d = tier.Digest{}
-	}
-	var mu sync.Mutex
-	src.see = func(p []byte, off int64) {
-		part := tier.DigestBytes(p, (base+off)/8)
-		mu.Lock()
-		defer mu.Unlock()
-		d = d.Add(part)
-	}
-	return d, false, b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
-		return b.copy(ctx, new(bytesTo), src)
-	})
-}
-
-// digestOnDevice lets a device compute a digest, if it can.
-func (b *Builtin) digestOnDevice(ctx context.Context, m *deviceMemory, size, base int64, d *tier.Digest) error {
-	giveBack, err := b.borrowStreams(ctx, m)
-	if err != nil {
-		return err
-	}
-	defer giveBack()
-	c, ok := m.stream.dev.(tier.Computer)
-	if !ok {
-		return tier.ErrNotSupported
-	}
-	if err := c.Digest(m.stream.Stream, m.whole.Addr(), size, base/8, d); err != nil {
-		return err
-	}
-	return await(m.stream.record()) // d is ours again only then
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with their

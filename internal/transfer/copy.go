@@ -49,6 +49,7 @@ type bytesFrom struct {
 type bytesTo struct {
 	Sink
 	space  *tier.Space
+	buf    *tier.Buffer  // of the sink; copy gives back what a compressed body does not need
 	runs   []payload.Run // to fill, if the body is to be compressed
 	stored atomic.Int64  // bytes of runs so far; each lane takes room from here
 }
@@ -169,16 +170,6 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			}
 		}
 	}
-	giveBack, err := b.borrowStreams(ctx, from, to)
-	if err != nil {
-		return err
-	}
-	defer giveBack()
-	if fromDevice && toDevice && src.checker() == nil {
-		if err := copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
-			return err
-		}
-	}
 	var begin func(l *lane, i int) error
 	if fromLayout { // its bytes come in order
 		begin = func(l *lane, i int) error {
@@ -196,16 +187,33 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	}
 	c.sample = b.Codec == codec.Auto && toFile && src.runs == nil && !fromLayout && src.size >= payload.FrameSize &&
 		b.Choose.Due(c.disk)
-	first, pieces := 0, int((src.size+c.piece-1)/c.piece)
-	if c.sample || c.with == codec.Auto && b.Choose.Blind(c.disk) {
-		// The first piece goes alone: the sample should not compete with others, and if nothing is known
-		// to choose the codec by, that piece shows what the disk is like.
-		if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
-			return err
+	var devices []*deviceMemory
+	for _, m := range []*deviceMemory{from, to} {
+		if m != nil {
+			devices = append(devices, m)
 		}
-		first = 1
 	}
-	return w.each(ctx, first, pieces, most, begin, c.move)
+	return b.onStreams(ctx, devices, func() error {
+		if fromDevice && toDevice && src.checker() == nil {
+			if err := copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
+				return err
+			}
+		}
+		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
+		if c.sample || c.with == codec.Auto && b.Choose.Blind(c.disk) {
+			// The first piece goes alone: the sample should not compete with others, and if nothing is known
+			// to choose the codec by, that piece shows what the disk is like.
+			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
+				return err
+			}
+			first = 1
+		}
+		err := w.each(ctx, first, pieces, most, begin, c.move)
+		if err == nil && dst.runs != nil && dst.buf != nil {
+			dst.buf.Shrink(dst.stored.Load())
+		}
+		return err
+	})
 }
 
 // move moves a piece, and measures the speed of a disk.

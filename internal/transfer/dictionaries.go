@@ -34,6 +34,15 @@ import (
 // holds it. It is recognised by the array.Data that it was laid out from, or that a record of
 // Spillway's was opened with.
 //
+// A request for room is for a batch's body and for the dictionaries that its target lacks, together,
+// so no caller has room for one of them and waits for the other. No reference is held during such a
+// wait. A reference would keep a dictionary in the target while the batches that share it are evicted,
+// and two waiters, each with a dictionary that the other has no use for, could fill a space that has
+// room for either of them. So a dictionary may leave the target during the wait. A caller that has its
+// room takes references to the dictionaries that are still there (Pin), and asks for room again if
+// more are missing now: package convert. While it has the references, it waits for copies that others
+// make in their own room, for permits, streams and memory of lanes, but not for room.
+//
 // The zero value is empty and ready. The mutex is held for table look-ups only:
 // never while bytes are copied or memory is taken or freed.
 type Dictionaries struct {
@@ -349,53 +358,46 @@ var ErrChanged = errors.New("convert: a dictionary was changed while it was in u
 // caller that makes a copy waits for no other that does, so this ends. The caller holds d, or a
 // copy of it.
 func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.Space,
-	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*DictCopy, error) {
-	for {
-		s.Mu.Lock()
-		c := d.copyLocked(space)
-		switch {
-		case c == nil:
-			c = &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
-			d.Copies = append(d.Copies, c)
-			s.Mu.Unlock()
-			return c, s.finish(c, bring)
-		case c.buf != nil:
-			c.Refs++
-			d.Users++
-			s.Mu.Unlock()
-			return c, nil
-		}
+	bring func() (*tier.Buffer, *batch.Descriptor, error)) (c *DictCopy, err error) {
+	s.Mu.Lock()
+	for c = d.copyLocked(space); c != nil && c.buf == nil; c = d.copyLocked(space) {
 		s.Mu.Unlock()
 		select {
 		case <-c.ended:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+		s.Mu.Lock()
 	}
-}
-
-// finish makes what acquire has announced. Also a panic ends the announcement.
-func (s *Dictionaries) finish(c *DictCopy, bring func() (*tier.Buffer, *batch.Descriptor, error)) (err error) {
+	if c != nil {
+		c.Refs++
+		d.Users++
+		s.Mu.Unlock()
+		return c, nil
+	}
+	c = &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
+	d.Copies = append(d.Copies, c)
+	s.Mu.Unlock()
 	lockrank.AssertNone("a dictionary is copied")
 	var buf *tier.Buffer
 	var desc *batch.Descriptor
-	err = errors.New("convert: the copy of a dictionary was broken off")
+	err = errors.New("convert: the copy of a dictionary was broken off") // by a panic
 	defer func() {
 		s.Mu.Lock()
 		if err == nil {
 			err = s.publishLocked(c, buf, desc)
 		}
 		if err != nil {
-			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+			d.Copies = slices.DeleteFunc(d.Copies, func(o *DictCopy) bool { return o == c })
 		}
 		s.Mu.Unlock()
 		close(c.ended)
 		if err != nil {
-			err = errors.Join(err, buf.Release())
+			c, err = nil, errors.Join(err, buf.Release())
 		}
 	}()
 	buf, desc, err = bring()
-	return err
+	return c, err
 }
 
 // publishLocked lets others see a copy.
@@ -434,41 +436,42 @@ func (c *DictCopy) Descriptor() *batch.Descriptor { return c.Dict.desc }
 // Buffer returns the bytes.
 func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
 
-// Release gives one reference up; the last one frees the copy. Its memory stays
-// for as long as arrays that were opened in it need it.
-func (c *DictCopy) Release() (err error) {
+// Release gives one reference up; the last one frees the copy, and releases that of its base. Its
+// memory stays for as long as arrays that were opened in it need it.
+func (c *DictCopy) Release() error {
 	s := c.Dict.Store
-	for last := true; last && c != nil; c = c.base {
-		s.Mu.Lock()
-		if c.Refs == 0 {
-			s.Mu.Unlock()
-			if invariants.Enabled {
-				panic("convert: a dictionary was released more often than taken")
-			}
-			return errors.Join(err, tier.ErrReleased)
-		}
-		var opened []*array.Data
-		var whole *assembled
-		if c.Refs--; c.Refs > 0 {
-			last = false
-		} else {
-			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
-			s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
-			opened, c.opened = c.opened, nil
-			if root := c.root(); root.longest == c {
-				whole, root.whole, root.longest = root.whole, nil, nil
-				s.Mu.bytes[c.space.ID()] -= whole.charge()
-			}
-		}
-		s.leaveLocked(c.Dict)
+	s.Mu.Lock()
+	if c.Refs == 0 {
 		s.Mu.Unlock()
-		if !last {
-			return err
+		if invariants.Enabled {
+			panic("convert: a dictionary was released more often than taken")
 		}
-		for _, o := range opened {
-			o.Release()
+		return tier.ErrReleased
+	}
+	c.Refs--
+	last := c.Refs == 0
+	var opened []*array.Data
+	var whole *assembled
+	if last {
+		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
+		opened, c.opened = c.opened, nil
+		if root := c.root(); root.longest == c {
+			whole, root.whole, root.longest = root.whole, nil, nil
+			s.Mu.bytes[c.space.ID()] -= whole.charge()
 		}
-		err = errors.Join(err, whole.release(), c.buf.Release())
+	}
+	s.leaveLocked(c.Dict)
+	s.Mu.Unlock()
+	if !last {
+		return nil
+	}
+	for _, o := range opened {
+		o.Release()
+	}
+	err := errors.Join(whole.release(), c.buf.Release())
+	if c.base != nil {
+		err = errors.Join(err, c.base.Release())
 	}
 	return err
 }

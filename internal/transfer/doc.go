@@ -10,7 +10,7 @@
 //	memory.go          Source and Sink of each kind of memory; streams
 //	dictionaries.go    shared dictionaries
 //	extended.go        dictionaries that begin with the values of others
-//	table.go           scattered images: how they are read and allocated
+//	table.go           scattered images: how they are read
 //	permit.go          permits for disk transfers, and transfers that give way to others
 //	columns_read.go    some columns of a batch on disk
 //
@@ -23,9 +23,10 @@
 //
 // # Tables
 //
-// A batch may also lie on a GPU scattered, as a table: each Arrow buffer in an allocation
-// of its own, as GPU libraries make them. One batched copy of the device's brings them to
-// their places in an image, or from there; no device memory is needed for that.
+// A batch may also be on a GPU scattered, as a table: each Arrow buffer at a place of its own, as GPU
+// libraries make them. One batched copy of the device's brings them to their places in an image; no
+// device memory is needed for that. A table that is made of an image is one allocation, in which the
+// buffers are at the same places.
 //
 //	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
 //	image        │valid│offsets│text │             checksums known, or made as it comes by

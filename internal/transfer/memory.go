@@ -118,12 +118,12 @@ func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
-// for it; see borrowStreams.
+// for it; see onStreams.
 type deviceMemory struct {
 	unseen
 	space  *tier.Space
 	parts  image.Parts
-	whole  tier.DeviceMemory // of an image that is not scattered: what parts are of
+	whole  tier.DeviceMemory // what parts are of; nil if they are at separate places, to be read only
 	stream *stream
 }
 
@@ -137,31 +137,30 @@ type stream struct {
 }
 
 func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
-	return await(m.stream.copy(func(to []tier.Region) []tier.Region { return m.parts.Gather(to, p, off) }))
+	s := m.stream
+	return await(s.put(func() error {
+		s.regions = m.parts.Gather(s.regions[:0], p, off)
+		switch r := s.regions; {
+		case len(r) == 0:
+			return nil
+		case len(r) == 1 && r[0].HostDst != nil:
+			return s.dev.CopyToHost(s.Stream, r[0].HostDst, r[0].Src)
+		default:
+			return s.dev.CopyRegions(s.Stream, r)
+		}
+	}))
 }
 
 func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
-	return await(m.stream.copy(func(to []tier.Region) []tier.Region { return m.parts.Scatter(to, p, off) }))
+	s := m.stream
+	return await(s.put(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) }))
 }
 
-// copy puts the regions that list appends on the stream, as one piece of work. The event is nil if there
-// are none.
-func (s *stream) copy(list func([]tier.Region) []tier.Region) (tier.Event, error) {
+// put puts the copies of f on the stream, as one piece of work, and returns the event after it.
+func (s *stream) put(f func() error) (tier.Event, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.regions = list(s.regions[:0])
-	var err error
-	switch r := s.regions; {
-	case len(r) == 0:
-		return nil, nil
-	case len(r) == 1 && r[0].HostDst != nil:
-		err = s.dev.CopyToHost(s.Stream, r[0].HostDst, r[0].Src)
-	case len(r) == 1 && r[0].HostSrc != nil:
-		err = s.dev.CopyToDevice(s.Stream, r[0].Dst, r[0].HostSrc)
-	default:
-		err = s.dev.CopyRegions(s.Stream, r)
-	}
-	if err != nil {
+	if err := f(); err != nil {
 		return nil, err
 	}
 	return s.record()
@@ -177,46 +176,40 @@ func (s *stream) record() (tier.Event, error) {
 	return e, nil
 }
 
-// await waits for a copy, if there is one. It does not end with a context, because the copy uses
-// memory that the caller takes back.
+// await waits for a copy. It does not end with a context, because the copy uses memory that the caller
+// takes back.
 func await(e tier.Event, err error) error {
-	if e == nil || err != nil {
+	if err != nil {
 		return err
 	}
 	return tier.Wait(context.Background(), e)
 }
 
-// borrowStreams borrows a stream for each memory of a device; others are nil. It borrows them in the
-// order of the spaces; otherwise two moves in opposite directions could each hold the stream that the
-// other needs. Memory of one device uses one stream, because a second one may never be free. The
-// caller must leave no work on the streams when it calls giveBack.
-func (b *Builtin) borrowStreams(ctx context.Context, of ...*deviceMemory) (giveBack func(), err error) {
-	of = slices.DeleteFunc(of, func(m *deviceMemory) bool { return m == nil })
-	slices.SortFunc(of, func(m, o *deviceMemory) int { return cmp.Compare(m.space.ID().Ordinal, o.space.ID().Ordinal) })
-	giveBack = func() {}
-	for i, m := range of {
-		if i > 0 && m.space == of[i-1].space {
-			m.stream = of[i-1].stream
+// onStreams borrows a stream for each of the devices, and runs f, which leaves no work on them. It
+// borrows them in the order of the spaces; otherwise two moves in opposite directions could each hold
+// the stream that the other needs. Memory of one device uses one stream, because a second one may
+// never be free.
+func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func() error) error {
+	slices.SortFunc(devices, func(m, o *deviceMemory) int {
+		return cmp.Compare(m.space.ID().Ordinal, o.space.ID().Ordinal)
+	})
+	for i, m := range devices {
+		if i > 0 && m.space == devices[i-1].space {
+			m.stream = devices[i-1].stream
 			continue
 		}
 		pool, err := b.Streams(m.space.ID())
 		if err != nil {
-			giveBack()
-			return nil, err
+			return err
 		}
 		s, err := pool.Borrow(ctx)
 		if err != nil {
-			giveBack()
-			return nil, err
+			return err
 		}
+		defer pool.Return(s)
 		m.stream = &stream{Stream: s, dev: pool.Device()}
-		earlier := giveBack
-		giveBack = func() {
-			pool.Return(s)
-			earlier()
-		}
 	}
-	return giveBack, nil
+	return f()
 }
 
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
@@ -224,7 +217,7 @@ func (b *Builtin) borrowStreams(ctx context.Context, of ...*deviceMemory) (giveB
 func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 	rest, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
-	if dst.whole != nil && size < dst.whole.Size() { // what an image has between its buffers is zero
+	if size < dst.whole.Size() { // what an image has between its buffers is zero
 		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
 		if err == nil {
 			err = await(to.record())

@@ -2,14 +2,11 @@ package transfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -42,96 +39,6 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFr
 	}
 	s.adjust = parts.Adjusted()
 	return s, nil
-}
-
-// TableBytes returns what a table of d is charged in a space at most, while it is made of
-// an image or of another table.
-func TableBytes(d *batch.Descriptor, space *tier.Space) (n int64) {
-	for _, s := range d.Buffers {
-		if s.Length > 0 {
-			n += space.Charge(s.Length)
-		}
-	}
-	return n
-}
-
-// SlabMost is how many bytes of small buffers share an allocation: few enough for memory in
-// pieces, and so many that allocating is no part of a move's time. 500 allocations, or frees, took
-// a sixth of that of 64 MiB.
-const SlabMost = MaxPiece
-
-// SlabAlign is how buffers in one allocation are aligned: as devices align allocations.
-const SlabAlign = 256
-
-// scatter allocates the buffers of a scattered image, as long as those of a plain image. Small ones are
-// next to each other in one allocation, as long as that is not charged more than each by itself, which
-// is what is reserved.
-func scatter(t *payload.Parts, r reservation.Reservation) error {
-	t.Ranges = make([]payload.DeviceRange, len(t.Descriptor.Buffers))
-	first := make(map[int64]int) // by place in the body: some are of several columns
-	var slab []int               // the buffers that are to share an allocation, by number
-	var bytes, alone int64       // of the slab, with what is lost between; and charged without it
-	for i, span := range t.Descriptor.Buffers {
-		if _, ok := first[span.Offset]; ok || span.Length <= 0 {
-			continue
-		}
-		first[span.Offset] = i
-		n := span.Length
-		t.Ranges[i].Length = n
-		charge := r.Space().Charge(n)
-		if len(slab) > 0 && (bytes+n > SlabMost || r.Space().Charge(bytes+n) > alone+charge) {
-			if err := allocSlab(t, slab, r); err != nil {
-				return err
-			}
-			slab, bytes, alone = slab[:0], 0, 0
-		}
-		slab = append(slab, i)
-		bytes += image.RoundUp(n, SlabAlign)
-		alone += charge
-	}
-	if err := allocSlab(t, slab, r); err != nil {
-		return err
-	}
-	for i, span := range t.Descriptor.Buffers {
-		if span.Length > 0 {
-			t.Ranges[i] = t.Ranges[first[span.Offset]]
-		}
-	}
-	return nil
-}
-
-// allocSlab allocates buffers side by side, or half of them, and then the others, where there is no
-// piece for all.
-func allocSlab(t *payload.Parts, slab []int, r reservation.Reservation) error {
-	if len(slab) == 0 {
-		return nil
-	}
-	end, n := int64(0), int64(0)
-	for _, i := range slab {
-		n = end + t.Ranges[i].Length
-		end += image.RoundUp(t.Ranges[i].Length, SlabAlign)
-	}
-	buf, err := r.Alloc(n)
-	if half := len(slab) / 2; half > 0 && errors.Is(err, tier.ErrNoSpace) {
-		if err := allocSlab(t, slab[:half], r); err != nil {
-			return err
-		}
-		return allocSlab(t, slab[half:], r)
-	}
-	if err != nil {
-		return err
-	}
-	t.Buffers = append(t.Buffers, buf)
-	m, ok := buf.Memory().(tier.DeviceMemory)
-	if !ok {
-		return fmt.Errorf("convert: a table in %T: %w", buf.Memory(), tier.ErrNotSupported)
-	}
-	at := m.Addr()
-	for _, i := range slab {
-		t.Ranges[i].Addr = at
-		at += tier.Addr(image.RoundUp(t.Ranges[i].Length, SlabAlign))
-	}
-	return nil
 }
 
 // Peek reads from a device, many places at once, through pinned chunks. Bytes of a table that is not
