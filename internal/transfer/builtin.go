@@ -53,9 +53,9 @@ type Adder func(
 	from, to batch.PayloadType, f func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error),
 ) error
 
-// Form returns the form that a move gives a payload in a space. On disk it is a compressed image if the
-// payload is already compressed or compressing should pay, and else a plain image. has reports whether
-// there is a converter between two forms.
+// Form returns the form that a move gives a payload in a space. On disk it is a compressed image if
+// the payload is already compressed or compressing should pay, and else a plain image. has reports
+// whether there is a converter between two forms.
 func (b *Builtin) Form(src batch.Payload, to *tier.Space, has func(from, to batch.PayloadType) bool) batch.PayloadType {
 	plain, compressed := payload.TypeOf(to.Kind(), payload.Plain), payload.TypeOf(to.Kind(), payload.Compressed)
 	from, ok := src.(*payload.Image)
@@ -137,10 +137,10 @@ func (b *Builtin) convert(
 	return payload.New(parts), nil
 }
 
-// alloc draws the memory of an image from r, in one buffer. A compressed one gets as much as it may need
-// at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their places in a plain image. Memory
-// that nobody opens in place may be split at any page: it is compressed, or is on a disk, where free
-// room may be in many pieces.
+// alloc draws the memory of an image from r, in one buffer. A compressed one gets as much as it may
+// need at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their
+// places in a plain image. Memory that nobody opens in place may be split at any page: it is
+// compressed, or is on a disk, where free room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	body := parts.Descriptor.Body
 	if parts.Encoding == payload.Scattered {
@@ -164,9 +164,10 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	}
 	d.buf, parts.Buffers = buf, []*tier.Buffer{buf}
 	d.Sink, err = memoryOf(buf)
+	m, ok := d.Sink.(*deviceMemory)
 	for i := range parts.Ranges {
-		if s := parts.Descriptor.Buffers[i]; err == nil && s.Length > 0 {
-			parts.Ranges[i] = payload.DeviceRange{Addr: d.Sink.(*deviceMemory).whole.Addr() + tier.Addr(s.Offset), Length: s.Length}
+		if s := parts.Descriptor.Buffers[i]; ok && s.Length > 0 {
+			parts.Ranges[i] = payload.DeviceRange{Addr: m.whole.Addr() + tier.Addr(s.Offset), Length: s.Length}
 		}
 	}
 	return err
@@ -181,8 +182,8 @@ func pages(size int64) []int64 {
 	return cuts
 }
 
-// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are compared
-// with the checksums.
+// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
+// compared with the checksums.
 func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
 	if p.Encoding() == payload.Scattered {
 		return b.fromScattered(ctx, p)
@@ -252,9 +253,9 @@ func (b *Builtin) share(
 }
 
 // Lay lays a record out in the space of parts, in their encoding and in memory drawn from r. It
-// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not measure
-// the disk's speed for the choice of a codec where it does not compress, because the disk also waits
-// for the layout.
+// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not
+// measure the disk's speed for the choice of a codec where it does not compress, because the disk
+// also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r reservation.Reservation) error {
 	parts.Descriptor = l.Plan()
 	out := &bytesTo{space: r.Space()}
@@ -302,8 +303,8 @@ type gathered struct{ hostMemory }
 func (gathered) View(int64, int64) []byte { return nil }
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
-// extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries are
-// read to the Go heap.
+// extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries
+// are read to the Go heap.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
 	src, err := b.from(ctx, img)
 	if err != nil {

@@ -22,8 +22,9 @@ const (
 	// MaxPiece is the most that one copy to or from a device, or within host memory, carries: a
 	// cancelled move ends within one piece of each lane.
 	MaxPiece = 8 << 20
-	// deviceLanes is how many pieces between host memory and a device are in progress. Measured with
-	// the simulated GPU and 64 MiB: two are a tenth slower than four, eight are a hundredth faster.
+	// deviceLanes is how many pieces between host memory and a device are in progress. Measured
+	// with the simulated GPU and 64 MiB: two are a tenth slower than four, eight are a hundredth
+	// faster.
 	deviceLanes = 4
 	// StagedUnderWay is how many staged chunks, or runs, a transfer has in progress: the number of
 	// requests at which the disks that were measured reach their speed.
@@ -54,8 +55,8 @@ type bytesTo struct {
 	stored atomic.Int64  // bytes of runs so far; each lane takes room from here
 }
 
-// locate returns where the byte at off of the body is stored; the volume is empty where that is not a
-// file.
+// locate returns where the byte at off of the body is stored; the volume is empty where that is not
+// a file.
 func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	m, ok := s.Source.(fileMemory)
 	if !ok {
@@ -102,9 +103,9 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// It goes in pieces, of which several lanes move one each. A piece is fetched straight to its place,
-// or stored straight from it, where one of the two is host memory. Otherwise it passes through the
-// lane's pinned chunk, or through its block where runs are compressed or uncompressed.
+// It goes in pieces, of which several lanes move one each. A piece is fetched straight to its
+// place, or stored straight from it, where one of the two is host memory. Otherwise it passes
+// through the lane's pinned chunk, or through its block where runs are compressed or uncompressed.
 type copying struct {
 	b      *Builtin
 	src    *bytesFrom
@@ -201,8 +202,8 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 		}
 		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
 		if c.sample || c.with == codec.Auto && b.Choose.Blind(c.disk) {
-			// The first piece goes alone: the sample should not compete with others, and if nothing is known
-			// to choose the codec by, that piece shows what the disk is like.
+			// The first piece goes alone: the sample should not compete with others, and if nothing
+			// is known to choose the codec by, that piece shows what the disk is like.
 			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
 				return err
 			}
@@ -371,8 +372,8 @@ func stored(ctx context.Context, src *bytesFrom, run *payload.Run, room []byte) 
 	return p, nil
 }
 
-// uncompress brings run i to p. A run that nothing was gained by compressing is read straight to p, and
-// compared with the checksums of the body alone.
+// uncompress brings run i to p. A run that nothing was gained by compressing is read straight to p,
+// and compared with the checksums of the body alone.
 func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, l *lane, i int, p []byte) error {
 	run := &src.runs[i]
 	if run.Stored() == int64(len(p)) {
@@ -404,10 +405,10 @@ func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) 
 	return c
 }
 
-// safely makes a panic of a device or a layout an error, so that what is in progress is waited for and
-// what was taken is given back. The error concerns the batch alone. A panic of a file system, which is
-// an error already, may concern others. A broken lock order stays a panic, because an invariants build
-// must not hide it.
+// safely makes a panic of a device or a layout an error, so that what is in progress is waited for
+// and what was taken is given back. The error concerns the batch alone. A panic of a file system,
+// which is an error already, may concern others. A broken lock order stays a panic, because an
+// invariants build must not hide it.
 func safely(f func() error) (err error) {
 	defer func() {
 		p := recover()

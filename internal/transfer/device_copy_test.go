@@ -38,8 +38,8 @@ type addresses struct{ tier.DeviceMemory }
 func (addresses) Size() int64     { return 3 * tier.Page }
 func (addresses) Addr() tier.Addr { return 1 << 20 }
 
-// TestFailedCopyBetweenDevicesIsWaitedFor: copies that are on the stream already do not go on in memory
-// that the caller takes back.
+// TestFailedCopyBetweenDevicesIsWaitedFor: copies that are on the stream already do not go on in
+// memory that the caller takes back.
 func TestFailedCopyBetweenDevicesIsWaitedFor(t *testing.T) {
 	from, to := new(secondFails), new(secondFails)
 	src := &deviceMemory{stream: &stream{Stream: from, dev: from}}
@@ -54,8 +54,8 @@ func TestFailedCopyBetweenDevicesIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestStreamsAreBorrowedInOrder: moves in opposite directions between two devices borrow their streams
-// in the same order, so that neither holds the one that the other needs.
+// TestStreamsAreBorrowedInOrder: moves in opposite directions between two devices borrow their
+// streams in the same order, so that neither holds the one that the other needs.
 func TestStreamsAreBorrowedInOrder(t *testing.T) {
 	var devices []*deviceMemory
 	for i := range 2 {

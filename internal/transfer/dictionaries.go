@@ -34,14 +34,15 @@ import (
 // holds it. It is recognised by the array.Data that it was laid out from, or that a record of
 // Spillway's was opened with.
 //
-// A request for room is for a batch's body and for the dictionaries that its target lacks, together,
-// so no caller has room for one of them and waits for the other. No reference is held during such a
-// wait. A reference would keep a dictionary in the target while the batches that share it are evicted,
-// and two waiters, each with a dictionary that the other has no use for, could fill a space that has
-// room for either of them. So a dictionary may leave the target during the wait. A caller that has its
-// room takes references to the dictionaries that are still there (Pin), and asks for room again if
-// more are missing now: package convert. While it has the references, it waits for copies that others
-// make in their own room, for permits, streams and memory of lanes, but not for room.
+// A request for room is for a batch's body and for the dictionaries that its target lacks,
+// together, so no caller has room for one of them and waits for the other. No reference is held
+// during such a wait. A reference would keep a dictionary in the target while the batches that
+// share it are evicted, and two waiters, each with a dictionary that the other has no use for,
+// could fill a space that has room for either of them. So a dictionary may leave the target during
+// the wait. A caller that has its room takes references to the dictionaries that are still there
+// (Pin), and asks for room again if more are missing now: package convert. While it has the
+// references, it waits for copies that others make in their own room, for permits, streams and
+// memory of lanes, but not for room.
 //
 // The zero value is empty and ready. The mutex is held for table look-ups only:
 // never while bytes are copied or memory is taken or freed.
@@ -410,7 +411,8 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 			s.Mu.Made = make(map[*batch.Descriptor]*Dictionary)
 		}
 		s.Mu.Made[desc] = d
-	case d.desc != desc && (!slices.Equal(d.desc.Sums, desc.Sums) || !slices.Equal(d.desc.Dictionaries, desc.Dictionaries)):
+	case d.desc != desc &&
+		(!slices.Equal(d.desc.Sums, desc.Sums) || !slices.Equal(d.desc.Dictionaries, desc.Dictionaries)):
 		return ErrChanged
 	}
 	c.buf, c.Refs = buf, 1

@@ -19,8 +19,8 @@ func (heapPool) Alloc(n int64, _ []int64) (tier.Memory, error) {
 }
 func (heapPool) Free(_ tier.Memory, reclaimed func()) { reclaimed() }
 
-// TestWaitersForACopy: callers that want the copy of a dictionary that another one makes wait for it.
-// If that one fails, one of them makes it, and all get that.
+// TestWaitersForACopy: callers that want the copy of a dictionary that another one makes wait for
+// it. If that one fails, one of them makes it, and all get that.
 func TestWaitersForACopy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host, err := tier.NewSpace(tier.SpaceConfig{

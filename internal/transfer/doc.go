@@ -23,10 +23,10 @@
 //
 // # Tables
 //
-// A batch may also be on a GPU scattered, as a table: each Arrow buffer at a place of its own, as GPU
-// libraries make them. One batched copy of the device's brings them to their places in an image; no
-// device memory is needed for that. A table that is made of an image is one allocation, in which the
-// buffers are at the same places.
+// A batch may also be on a GPU scattered, as a table: each Arrow buffer at a place of its own, as
+// GPU libraries make them. One batched copy of the device's brings them to their places in an
+// image; no device memory is needed for that. A table that is made of an image is one allocation,
+// in which the buffers are at the same places.
 //
 //	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
 //	image        │valid│offsets│text │             checksums known, or made as it comes by
@@ -58,17 +58,18 @@
 //	               ╰──── S2, Zstandard, bitpack ────╮
 //	compressed  │ f f  f f │ f f f f │ …                 in one buffer, with a checksum of each run
 //
-// The buffer is as long as the body until all runs are stored. Each lane takes room for its run from
-// one counter, so the runs are in any order. Then the rest of the buffer is given back.
+// The buffer is as long as the body until all runs are stored. Each lane takes room for its run
+// from one counter, so the runs are in any order. Then the rest of the buffer is given back.
 //
 // Builtin.Codec is the codec; codec.Auto measures whether compressing is faster. A read verifies
 // two checksums: that of the stored bytes and that of the image's bytes.
 //
-// Each lane works in a block of 2.25 MiB: a run as it is stored, and as it is. All transfers together
-// have an eighth of host memory for that, and at least 4.5 MiB. A transfer leaves half of it to those
-// that begin later. Blocks are drawn from the host space of the NUMA node, or of the first one, and
-// freed when the transfer ends; if that space is small or full, they come from the heap. A
-// Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector frees it.
+// Each lane works in a block of 2.25 MiB: a run as it is stored, and as it is. All transfers
+// together have an eighth of host memory for that, and at least 4.5 MiB. A transfer leaves half of
+// it to those that begin later. Blocks are drawn from the host space of the NUMA node, or of the
+// first one, and freed when the transfer ends; if that space is small or full, they come from the
+// heap. A Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector
+// frees it.
 //
 // # Columns
 //
@@ -82,10 +83,10 @@
 //
 // # Permits
 //
-// Every transfer with a disk has a permit (package permit): up to 16 MiB of the budget of host memory
-// for the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of permits
-// cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move takes the
-// permit last, and keeps it for the transfer only:
+// Every transfer with a disk has a permit (package permit): up to 16 MiB of the budget of host
+// memory for the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of
+// permits cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move
+// takes the permit last, and keeps it for the transfer only:
 //
 //	room in the target → the batch, in transit → a permit → a stream → a block → a chunk → the disk
 //

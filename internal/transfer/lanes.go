@@ -26,8 +26,8 @@ const (
 	// maxBlocks are enough where there is much memory, or two for each processor: two transfers
 	// at full depth.
 	maxBlocks = 2 * StagedUnderWay
-	// smallShare is the part of a host space that LeastBlocks may be at most. A smaller space has no
-	// room to spare, and batches would be evicted for them: blocks come from the heap then.
+	// smallShare is the part of a host space that LeastBlocks may be at most. A smaller space has
+	// no room to spare, and batches would be evicted for them: blocks come from the heap then.
 	smallShare = 3
 )
 
@@ -39,10 +39,10 @@ type Staging interface {
 	Chunk() int64
 }
 
-// scratch is the blocks that runs are compressed and uncompressed in: no more at a time than a share
-// of host memory. They are drawn from a host space, and so in its books, and freed at the end of each
-// transfer. Where that has no room they are of the heap, because room is made by transfers that need
-// blocks.
+// scratch is the blocks that runs are compressed and uncompressed in: no more at a time than a
+// share of host memory. They are drawn from a host space, and so in its books, and freed at the end
+// of each transfer. Where that has no room they are of the heap, because room is made by transfers
+// that need blocks.
 type scratch struct {
 	lent chan struct{}        // has one element for each block that is lent; waiters are served in order
 	from *reservation.Manager // of the host spaces that blocks are drawn from; nil: there are none
@@ -80,10 +80,10 @@ func (l *lane) room(n int64) []byte {
 // lanes is the goroutines of a transfer, and what each of them works with. The zero value but for b
 // needs nothing.
 //
-// A transfer has one slot of the edge, its permit, and within it as many lanes as there is memory for
-// when it begins. It waits for the memory of the first lane only: for a block first, then for a chunk.
-// It returns everything when it ends. The holder of a block waits for a chunk, and that of a chunk for
-// disks and devices only, so transfers do not wait for each other in a circle.
+// A transfer has one slot of the edge, its permit, and within it as many lanes as there is memory
+// for when it begins. It waits for the memory of the first lane only: for a block first, then for a
+// chunk. It returns everything when it ends. The holder of a block waits for a chunk, and that of a
+// chunk for disks and devices only, so transfers do not wait for each other in a circle.
 type lanes struct {
 	b      *Builtin
 	node   int // the NUMA node to which the memory is near
@@ -91,11 +91,11 @@ type lanes struct {
 	chunks Staging // nil: none are needed
 }
 
-// each calls do for the pieces from first to end, on at most most goroutines, of which the caller's is
-// the first: so a single piece starts none. It calls begin, unless that is nil, before do for one piece
-// at a time, in order. The context of do ends when ctx does, or any piece fails. each returns when all
-// work has ended, with the first error, or with the cause of ctx's end if pieces were left. A panic of
-// begin or do is an error, as in safely.
+// each calls do for the pieces from first to end, on at most most goroutines, of which the caller's
+// is the first: so a single piece starts none. It calls begin, unless that is nil, before do for
+// one piece at a time, in order. The context of do ends when ctx does, or any piece fails. each
+// returns when all work has ended, with the first error, or with the cause of ctx's end if pieces
+// were left. A panic of begin or do is an error, as in safely.
 func (w lanes) each(
 	ctx context.Context, first, end, most int,
 	begin func(l *lane, i int) error, do func(ctx context.Context, l *lane, i int) error,
@@ -209,9 +209,9 @@ func (w lanes) giveBack(l *lane) {
 	}
 }
 
-// draw gives l the memory of a block that is lent: of the host space of the node, or of the first one
-// that has another node, or of the heap. It moves no batch to make room: that move would wait for a
-// block.
+// draw gives l the memory of a block that is lent: of the host space of the node, or of the first
+// one that has another node, or of the heap. It moves no batch to make room: that move would wait
+// for a block.
 func (s *scratch) draw(l *lane, node int) {
 	var near *tier.Space
 	if s.from != nil {

@@ -121,7 +121,8 @@ func (w *watched) call() error {
 func (w *watched) run(ctx context.Context) error {
 	return w.lanes.each(ctx, 0, w.pieces, w.most,
 		func(l *lane, i int) error {
-			if w.begun++; w.begun != i+1 || w.lanes.blocks == (l.raw == nil) || (w.lanes.chunks != nil) == (l.chunk == nil) {
+			w.begun++
+			if w.begun != i+1 || w.lanes.blocks == (l.raw == nil) || (w.lanes.chunks != nil) == (l.chunk == nil) {
 				w.t.Errorf("piece %d is begun out of turn, or with %+v", i, l)
 			}
 			return w.call()
@@ -172,8 +173,8 @@ func TestEveryCallFailsOnce(t *testing.T) {
 	}
 }
 
-// TestRandomTransfers: transfers that share blocks and chunks end, with all pieces moved or when their
-// contexts do, and give everything back.
+// TestRandomTransfers: transfers that share blocks and chunks end, with all pieces moved or when
+// their contexts do, and give everything back.
 func TestRandomTransfers(t *testing.T) {
 	for seed := range testseed.Each(t, testseed.Rounds(300, 60)) {
 		synctest.Test(t, func(t *testing.T) {
@@ -216,8 +217,8 @@ func TestRandomTransfers(t *testing.T) {
 	}
 }
 
-// TestLanesOfATransfer: as many lanes work as there is memory for, up to as many as there may be, and
-// half of the blocks are left to others.
+// TestLanesOfATransfer: as many lanes work as there is memory for, up to as many as there may be,
+// and half of the blocks are left to others.
 func TestLanesOfATransfer(t *testing.T) {
 	for _, c := range []struct{ blocks, chunks, pieces, want int }{
 		{0, 0, 100, 8}, {0, 3, 100, 3}, {0, 20, 100, 8}, {0, 20, 3, 3}, {2, 0, 100, 2}, {1, 0, 100, 1}, {3, 0, 100, 2},
@@ -242,7 +243,8 @@ func TestLanesOfATransfer(t *testing.T) {
 				})
 			}()
 			synctest.Wait()
-			if running != c.want || c.chunks > 0 && chunks.most != c.want || c.blocks > 0 && b.Scratch.Lent() != int64(c.want)*BlockSize {
+			if running != c.want || c.chunks > 0 && chunks.most != c.want ||
+				c.blocks > 0 && b.Scratch.Lent() != int64(c.want)*BlockSize {
 				t.Errorf("%+v: %d lanes work", c, running)
 			}
 			close(goOn)
@@ -305,8 +307,8 @@ func TestNoPieceIsBegunAfterOneThatCouldNotBe(t *testing.T) {
 	})
 }
 
-// TestCancelledTransfer: what is in progress ends, and no other piece is begun. After the last piece
-// nothing is left to cancel.
+// TestCancelledTransfer: what is in progress ends, and no other piece is begun. After the last
+// piece nothing is left to cancel.
 func TestCancelledTransfer(t *testing.T) {
 	gone := errors.New("gone")
 	for at := range 4 {
@@ -328,8 +330,8 @@ func TestCancelledTransfer(t *testing.T) {
 	}
 }
 
-// TestBlocksAreLentInOrder: transfers get their first block in the order in which they came. One whose
-// context ends is forgotten, and has no block.
+// TestBlocksAreLentInOrder: transfers get their first block in the order in which they came. One
+// whose context ends is forgotten, and has no block.
 func TestBlocksAreLentInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := lanes{b: &Builtin{Scratch: blocks(1)}, node: -1, blocks: true}
@@ -412,7 +414,8 @@ func TestWhosePanic(t *testing.T) {
 		"of the file system":       {func() error { return ofDisk }, false},
 		"of the file system, told": {func() error { return fmt.Errorf("reading: %w", ofDisk) }, false},
 	} {
-		err := lanes{b: new(Builtin)}.each(t.Context(), 0, 3, 2, nil, func(context.Context, *lane, int) error { return c.f() })
+		do := func(context.Context, *lane, int) error { return c.f() }
+		err := lanes{b: new(Builtin)}.each(t.Context(), 0, 3, 2, nil, do)
 		if errors.Is(err, batch.ErrUnmovable) != c.mine || errors.Is(err, syscall.EIO) == c.mine {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -127,8 +127,8 @@ type deviceMemory struct {
 	stream *stream
 }
 
-// stream is a stream of a device while a transfer has it. The lock lets one lane at a time put copies
-// on it.
+// stream is a stream of a device while a transfer has it. The lock lets one lane at a time put
+// copies on it.
 type stream struct {
 	tier.Stream
 	dev     tier.Device
@@ -166,8 +166,9 @@ func (s *stream) put(f func() error) (tier.Event, error) {
 	return s.record()
 }
 
-// record returns the event after the work that is on the stream. Where the device cannot give one, it
-// waits for the stream instead, so that no copy is in progress in memory that the caller takes back.
+// record returns the event after the work that is on the stream. Where the device cannot give one,
+// it waits for the stream instead, so that no copy is in progress in memory that the caller takes
+// back.
 func (s *stream) record() (tier.Event, error) {
 	e, err := s.dev.Record(s.Stream)
 	if err != nil {
@@ -176,8 +177,8 @@ func (s *stream) record() (tier.Event, error) {
 	return e, nil
 }
 
-// await waits for a copy. It does not end with a context, because the copy uses memory that the caller
-// takes back.
+// await waits for a copy. It does not end with a context, because the copy uses memory that the
+// caller takes back.
 func await(e tier.Event, err error) error {
 	if err != nil {
 		return err
@@ -186,9 +187,9 @@ func await(e tier.Event, err error) error {
 }
 
 // onStreams borrows a stream for each of the devices, and runs f, which leaves no work on them. It
-// borrows them in the order of the spaces; otherwise two moves in opposite directions could each hold
-// the stream that the other needs. Memory of one device uses one stream, because a second one may
-// never be free.
+// borrows them in the order of the spaces; otherwise two moves in opposite directions could each
+// hold the stream that the other needs. Memory of one device uses one stream, because a second one
+// may never be free.
 func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func() error) error {
 	slices.SortFunc(devices, func(m, o *deviceMemory) int {
 		return cmp.Compare(m.space.ID().Ordinal, o.space.ID().Ordinal)

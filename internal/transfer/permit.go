@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DiskUnderWay is the most pinned memory that a transfer with a disk uses at a time, and what it has a
-// permit for: StagedUnderWay requests.
+// DiskUnderWay is the most pinned memory that a transfer with a disk uses at a time, and what it
+// has a permit for: StagedUnderWay requests.
 const DiskUnderWay = StagedUnderWay * hostRead
 
 // duty is a context's value: for whom a transfer is made, and whether it has a permit already.
@@ -140,8 +140,8 @@ func (b *Builtin) NeedsPermits() error {
 	return nil
 }
 
-// underWay returns how many bytes a transfer of an image with these dictionaries, one after the other,
-// has in progress at most. It is 0 if there is nothing to transfer.
+// underWay returns how many bytes a transfer of an image with these dictionaries, one after the
+// other, has in progress at most. It is 0 if there is nothing to transfer.
 func underWay(d *batch.Descriptor, shared []batch.Shared) int64 {
 	if len(shared) > 0 {
 		return DiskUnderWay
@@ -149,9 +149,9 @@ func underWay(d *batch.Descriptor, shared []batch.Shared) int64 {
 	return min(d.Body, DiskUnderWay)
 }
 
-// Permitted runs f, which transfers bytes from src to dst and has so many of them in progress at a time,
-// with a permit if one of them is a disk. If src is nil, the source is memory of the program; if dst is
-// nil, the bytes are only looked at. A panic of f is an error, as in safely.
+// Permitted runs f, which transfers bytes from src to dst and has so many of them in progress at a
+// time, with a permit if one of them is a disk. If src is nil, the source is memory of the program;
+// if dst is nil, the bytes are only looked at. A panic of f is an error, as in safely.
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {

@@ -12,10 +12,10 @@ import (
 
 // fromScattered returns the bytes of a scattered image as those of a plain one. To host memory the
 // device does one batched copy of all buffers straight to their places, or one for each MaxPiece of
-// large ones; no device memory is needed. To disk, and where bytes must be looked at on their way to a
-// device, it is the same a pinned chunk at a time. The checksums of an image that was a plain one
-// before are known, others are made as the bytes come by. Bits that do not begin with a byte are moved
-// here, because no copy of the device's can.
+// large ones; no device memory is needed. To disk, and where bytes must be looked at on their way
+// to a device, it is the same a pinned chunk at a time. The checksums of an image that was a plain
+// one before are known, others are made as the bytes come by. Bits that do not begin with a byte
+// are moved here, because no copy of the device's can.
 func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFrom, error) {
 	d := t.Descriptor()
 	parts := image.PartsOf(d, t.Ranges(), t.Adjustments())
@@ -41,8 +41,8 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFr
 	return s, nil
 }
 
-// Peek reads from a device, many places at once, through pinned chunks. Bytes of a table that is not
-// adopted yet are unknown to the device, and are borrowed meanwhile.
+// Peek reads from a device, many places at once, through pinned chunks. Bytes of a table that is
+// not adopted yet are unknown to the device, and are borrowed meanwhile.
 func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Peek) error {
 	pool, err := b.Streams(space.ID())
 	if len(reads) == 0 || err != nil {

@@ -24,10 +24,10 @@
 //
 // # Waiting
 //
-// Waiters are served first come, first served, with a bounded bypass. The oldest waiter for a budget,
-// or for the slots, is its head. While a head does not fit, others that fit may be served before it,
-// but at most Config.Bypass that need something of which it is the head. Then the pool keeps what is
-// free of that for it. A request that needs nothing of that passes freely.
+// Waiters are served first come, first served, with a bounded bypass. The oldest waiter for a
+// budget, or for the slots, is its head. While a head does not fit, others that fit may be served
+// before it, but at most Config.Bypass that need something of which it is the head. Then the pool
+// keeps what is free of that for it. A request that needs nothing of that passes freely.
 //
 // A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
 // make it impossible to grant.
@@ -86,8 +86,8 @@ type Config struct {
 	Budgets []Budget
 	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
-	// Bypass is how many requests may be served before a head while that does not fit. 0 means 16. If
-	// it is negative, no request may bypass a head.
+	// Bypass is how many requests may be served before a head while that does not fit. 0 means 16.
+	// If it is negative, no request may bypass a head.
 	Bypass int
 }
 
@@ -97,13 +97,13 @@ func (c Config) Validate() error {
 	return err
 }
 
-// Request lists what a permit is to have. The zero value asks for nothing, and each open pool grants
-// it.
+// Request lists what a permit is to have. The zero value asks for nothing, and each open pool
+// grants it.
 type Request struct {
 	Bytes map[string]int64 // by the names of the budgets
 	Spill bool             // a slot, which writing to disk requires
-	// Capped limits each number of bytes to the budget's total. It is for transfers that can work with
-	// less, and must not be refused when a budget is small.
+	// Capped limits each number of bytes to the budget's total. It is for transfers that can work
+	// with less, and must not be refused when a budget is small.
 	Capped bool
 }
 
@@ -137,8 +137,8 @@ type BudgetStats struct {
 
 // Pool grants permits. It is safe for concurrent use. The package doc describes its fairness.
 type Pool struct {
-	// all are the slots, which are counted as bytes are, and then the budgets in their order. A Total of
-	// math.MaxInt64 is no limit. The names never change; mu guards the numbers.
+	// all are the slots, which are counted as bytes are, and then the budgets in their order. A
+	// Total of math.MaxInt64 is no limit. The names never change; mu guards the numbers.
 	all    []BudgetStats
 	number map[string]int // of a budget in all
 	bypass int
@@ -175,9 +175,9 @@ func New(cfg Config) (*Pool, error) {
 }
 
 // TryAcquire grants all of r now, or changes nothing. Too little of a budget is a
-// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A request that can
-// never be granted is an error that matches reservation.ErrExceeded. The caller must Release the
-// permit.
+// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A request that
+// can never be granted is an error that matches reservation.ErrExceeded. The caller must Release
+// the permit.
 func (p *Pool) TryAcquire(r Request) (*Permit, error) { return p.request(r, false) }
 
 // Acquire is TryAcquire that waits, first come, first served. A request that can never be granted
@@ -254,9 +254,10 @@ func (p *Pool) request(r Request, wait bool) (*Permit, error) {
 	}
 }
 
-// serveLocked removes the requests that fit from the queue, the oldest first, and those that can never
-// fit. Those behind a request that it grants cannot have made one before it fit, so one pass is enough.
-// It returns something that the last request in the queue lacks, by its number, or -1 if it is granted.
+// serveLocked removes the requests that fit from the queue, the oldest first, and those that can
+// never fit. Those behind a request that it grants cannot have made one before it fit, so one pass
+// is enough. It returns something that the last request in the queue lacks, by its number, or -1 if
+// it is granted.
 func (p *Pool) serveLocked() (lacks int) {
 	heads := make([]*Permit, len(p.all)) // of each of all
 	p.mu.queue = slices.DeleteFunc(p.mu.queue, func(w *Permit) bool {
@@ -392,10 +393,11 @@ var errClosed = fmt.Errorf("permit: the pool is %w", tier.ErrClosed)
 // Permit is a granted request, and must be released once. It may be used on any goroutine; after
 // its release it has nothing. Release of a nil Permit does nothing.
 //
-// The pool makes a permit when it gets the request. If that does not fit, the permit is in the queue.
-// A call that releases something, or changes a limit, grants it; the end of its context, Close, and a
-// budget that has become too small set err. Each of them removes it from the queue and wakes the
-// goroutine that waits. From the grant to its release, what it has counts as held and does not change.
+// The pool makes a permit when it gets the request. If that does not fit, the permit is in the
+// queue. A call that releases something, or changes a limit, grants it; the end of its context,
+// Close, and a budget that has become too small set err. Each of them removes it from the queue and
+// wakes the goroutine that waits. From the grant to its release, what it has counts as held and
+// does not change.
 type Permit struct {
 	pool     *Pool
 	has      []int64 // 0 or 1 slot, and bytes, as in pool.all; before the grant what it needs
