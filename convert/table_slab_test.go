@@ -11,7 +11,6 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sim"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -73,13 +72,4 @@ func TestTableOfManyBuffersIsOneAllocation(t *testing.T) {
 	if n := frees.Load() - before; n != 1 {
 		t.Errorf("%d frees", n)
 	}
-}
-
-func alloc(t *testing.T, r reservation.Reservation, n int64) *tier.Buffer {
-	t.Helper()
-	buf, err := r.Alloc(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return buf
 }
