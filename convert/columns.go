@@ -56,7 +56,7 @@ func (m *Mover) readColumns(
 	}
 	q := &request{
 		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: m.takes(p.Desc, 0, ""),
+		what: m.takes(p.Desc, 0),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		unpin, err := m.pin(r, &q.what)

@@ -255,42 +255,24 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 	}
 }
 
-// TestManyDictionariesHoldNobodyUp: a batch of many dictionaries holds the lock that all batches
-// share for some of them at a time.
-func TestManyDictionariesHoldNobodyUp(t *testing.T) {
-	const yields = 4
-	const n = yields*transfer.UnderLock + 1
+// TestManyDictionariesOfABatch: those of a batch are found, pinned and let go, each once.
+func TestManyDictionariesOfABatch(t *testing.T) {
+	const n = 500
 	m := newMachine(t, machineConfig{gpu: 32 << 20, outside: true})
 	b := m.put(t, manyCoded("each", n), tier.GPU)
 	gpu, store := m.spaces[tier.GPU], &m.mover.cfg.Builtin.Dicts
-	yielding := func(what string, f func()) {
-		t.Helper()
-		before := store.Mu.Yields
-		f()
-		if got := store.Mu.Yields - before; got != yields {
-			t.Errorf("%s: others could have the lock %d times for %d dictionaries, want %d times", what, got, n, yields)
-		}
+	dicts := store.Of(b.Info().Descriptor.AllDictionaries())
+	if missing := store.Missing(gpu, dicts); missing != 0 {
+		t.Errorf("%d bytes are missing where the batch is", missing)
 	}
-	var dicts []*transfer.Dictionary
-	var pins []*transfer.DictCopy
-	yielding("of", func() { dicts = store.Of(b.Info().Descriptor.AllDictionaries()) })
-	yielding("missing", func() {
-		if missing := store.Missing(gpu, dicts); missing != 0 {
-			t.Errorf("%d bytes are missing where the batch is", missing)
-		}
-	})
-	yielding("missing", func() {
-		want := n * m.spaces[tier.Host].Charge(dicts[0].Body)
-		if missing := store.Missing(m.spaces[tier.Host], dicts); missing != want {
-			t.Errorf("%d bytes are missing where the batch is not, want %d", missing, want)
-		}
-	})
-	yielding("pin", func() {
-		var missing int64
-		if pins, missing = store.Pin(gpu, dicts); len(pins) != n || missing != 0 {
-			t.Errorf("%d of %d are pinned, and %d bytes are missing", len(pins), n, missing)
-		}
-	})
+	want := n * m.spaces[tier.Host].Charge(dicts[0].Body)
+	if missing := store.Missing(m.spaces[tier.Host], dicts); missing != want {
+		t.Errorf("%d bytes are missing where the batch is not, want %d", missing, want)
+	}
+	pins, missing := store.Pin(gpu, dicts)
+	if len(pins) != n || missing != 0 {
+		t.Errorf("%d of %d are pinned, and %d bytes are missing", len(pins), n, missing)
+	}
 	for i, c := range pins {
 		if c.Dict != dicts[i] || c.Refs != 2 || c.Dict.Users != 2 {
 			t.Fatalf("dictionary %d has %d references, %d users", i, c.Refs, c.Dict.Users)
@@ -305,7 +287,7 @@ func TestManyDictionariesHoldNobodyUp(t *testing.T) {
 	}
 	defer l.Close()
 	again, _ := store.Resolve(l.Dictionaries(), false)
-	yielding("letGo", func() { store.LetGo(again...) })
+	store.LetGo(again...)
 	for i, d := range again {
 		if d != dicts[i] || d.Users != 1 {
 			t.Fatalf("dictionary %d has %d users", i, d.Users)

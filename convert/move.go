@@ -99,7 +99,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if m.cfg.Events != nil {
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
-		q.what, q.source = m.takes(now.Descriptor, now.Bytes, mv.as), now.Payload.Space()
+		q.what, q.source = m.takes(now.Descriptor, now.Bytes), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
 		switch {
 		case mv.opens:

@@ -237,21 +237,17 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 	if p == nil {
 		return errors.New("convert: verifying an image: the payload is nil")
 	}
-	return m.verify(ctx, p.Space(), func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
+	return m.verify(ctx, func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
 }
 
 // verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, at *tier.Space, f func(context.Context) error) error {
+func (m *Mover) verify(ctx context.Context, f func(context.Context) error) error {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	pinned, err := m.cfg.Builtin.StagedAtOnce(at.Node())
-	if err != nil {
-		return err
-	}
-	return m.cfg.Builtin.OnDisk(ctx, pinned, false, f)
+	return m.cfg.Builtin.OnDisk(ctx, transfer.DiskUnderWay, false, f)
 }
 
 // inside is a Mover as the engine sees it.
@@ -301,7 +297,7 @@ func (m inside) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dict
 // VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
 // checksums.
 func (m inside) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, shared.Buffer().Space(), func(ctx context.Context) error {
+	return m.verify(ctx, func(ctx context.Context) error {
 		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
 	})
 }
@@ -320,7 +316,7 @@ func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		if info.State == batch.Released {
 			continue
 		}
-		what := m.takes(info.Descriptor, info.Bytes, "")
+		what := m.takes(info.Descriptor, info.Bytes)
 		switch {
 		case info.Space == s.ID() && info.State != batch.InTransit:
 			there, at = there+info.Bytes, staying

@@ -55,7 +55,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
 	// not count.
-	what, disks := m.takes(now.Descriptor, now.Bytes, ""), reservation.AnyInTier(tier.Disk)
+	what, disks := m.takes(now.Descriptor, now.Bytes), reservation.AnyInTier(tier.Disk)
 	left := &request{Strategy: disks, attempts: attempts{without: m.needed(disks, &what)}}
 	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())

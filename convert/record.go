@@ -115,7 +115,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 		return nil, err
 	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes(), ""),
+		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes()),
 		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
 	var out batch.Payload

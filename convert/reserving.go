@@ -17,39 +17,25 @@ import (
 // Dictionaries that the space already has need none, and the buffers of a scattered image are rounded
 // one by one.
 type takes struct {
-	body      int64                  // bytes of the image's body
-	scattered *batch.Descriptor      // of an image that is to be scattered; else nil
-	dicts     []*transfer.Dictionary // the shared dictionaries, each once
+	body  int64                  // bytes of the image's body
+	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a payload of a descriptor needs in another space as that type; "" means
-// as an image. A program's own payload has no descriptor, and needs as many bytes as it is charged now.
-func (m *Mover) takes(desc *batch.Descriptor, charged int64, as batch.PayloadType) takes {
+// takes returns the room that a payload of a descriptor needs in another space. A program's own payload
+// has no descriptor, and needs as many bytes as it is charged now.
+func (m *Mover) takes(desc *batch.Descriptor, charged int64) takes {
 	if desc == nil {
 		return takes{body: charged}
 	}
-	t := takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-	if as == batch.ScatteredImage {
-		t.scattered = desc
-	}
-	return t
-}
-
-// bodyIn returns how many bytes to reserve for the body alone.
-func (t *takes) bodyIn(s *tier.Space) int64 {
-	if t.scattered == nil {
-		return t.body
-	}
-	return max(t.body, transfer.TableBytes(t.scattered, s))
+	return takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 }
 
 // in returns how many bytes to reserve in a space.
 func (t *takes) in(s *tier.Space) int64 {
-	n := t.bodyIn(s)
 	if len(t.dicts) == 0 {
-		return n
+		return t.body
 	}
-	return s.Charge(n) + t.dicts[0].Store.Missing(s, t.dicts)
+	return s.Charge(t.body) + t.dicts[0].Store.Missing(s, t.dicts)
 }
 
 // sized is a strategy with a size of its own in each space: a reservation.Sized.
@@ -72,7 +58,7 @@ var errGone = errors.New("convert: a dictionary left the space")
 func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err error) {
 	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
 	unpin = func() { _ = transfer.ReleaseAll(pins) } // each once
-	if r.Unused() < r.Space().Charge(what.bodyIn(r.Space()))+missing {
+	if r.Unused() < r.Space().Charge(what.body)+missing {
 		unpin()
 		return nil, errGone
 	}
@@ -147,7 +133,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	if len(q.without) > 0 {
 		to = q
 	}
-	if q.what.scattered != nil || len(q.what.dicts) > 0 { // else as many bytes in every space
+	if len(q.what.dicts) > 0 { // else as many bytes in every space
 		to = sized{to, &q.what}
 	}
 	options := []reservation.Option{reservation.Moving(), q.origin}

@@ -22,12 +22,7 @@ import (
 )
 
 // lent says how much scratch is lent.
-func (m *machine) lent() int64 {
-	s := &m.mover.cfg.Builtin.Scratch
-	s.Mu.Lock()
-	defer s.Mu.Unlock()
-	return s.Lent
-}
+func (m *machine) lent() int64 { return m.mover.cfg.Builtin.Scratch.Lent() }
 
 // watched calls look at each transfer with the disk.
 func (m *machine) watched(look func()) (remove func()) {

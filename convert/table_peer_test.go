@@ -141,3 +141,35 @@ func fromGPUToGPU(t *testing.T, g gpus) {
 		}
 	}
 }
+
+// TestPanicOfACopyToThePeer: a device that panics fails the move. The batch is whole where it was, and
+// what was taken in the target is given back, which the end of the machine checks.
+func TestPanicOfACopyToThePeer(t *testing.T) {
+	onEachGPU(t, 2, func(t *testing.T, g gpus) {
+		m, devs := twoGPUs(t, g, func(d tier.Device) tier.Device { return d })
+		rec := arrowgen.Flights(1, 1000)
+		defer rec.Release()
+		p, err := m.mover.Ingest(t.Context(), rec, reservation.Specific(tier.ID{Kind: tier.GPU}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := reservation.Specific(tier.ID{Kind: tier.GPU, Ordinal: 1})
+		remove := devs[0].Add(faultdev.Rule{
+			Ops: []string{"copy-to-peer"}, Times: 1, Effect: faultdev.Do(func(string, int64) { panic("boom") }),
+		})
+		if err := m.mover.Move(t.Context(), b, to); !errors.Is(err, batch.ErrUnmovable) {
+			t.Errorf("a move whose device panics: %v", err)
+		}
+		remove()
+		m.says(t, b, rec, tier.GPU)
+		if err := m.mover.Move(t.Context(), b, to); err != nil {
+			t.Error(err)
+		}
+		m.says(t, b, rec, tier.GPU)
+		m.drop(t, b)
+	})
+}

@@ -11,8 +11,6 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sim"
-	"github.com/spillway-db/spillway/internal/transfer"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -38,9 +36,8 @@ func counted(allocs, frees *atomic.Int64) func(sim.Op) error {
 	}
 }
 
-// TestTableOfManyBuffersIsFewAllocations: small buffers share allocations, none of which is
-// longer than slabMost, and the ranges lie apart and aligned.
-func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
+// TestTableOfManyBuffersIsOneAllocation, and its ranges are apart and aligned.
+func TestTableOfManyBuffersIsOneAllocation(t *testing.T) {
 	var allocs, frees atomic.Int64
 	m := newMachine(t, machineConfig{gpu: 64 << 20, host: 64 << 20, faults: counted(&allocs, &frees)})
 	rec := wide(200, 5000)
@@ -48,9 +45,8 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 	b := m.put(t, rec, tier.Host)
 	before := allocs.Load()
 	m.as(t, b, toGPU, batch.ScatteredImage, tier.GPU)
-	body := b.Info().Descriptor.Body
-	if n := allocs.Load() - before; body < transfer.SlabMost || n > 2*(body/transfer.SlabMost+1) {
-		t.Errorf("%d allocations for %d buffers of %d bytes", n, len(b.Info().Descriptor.Buffers), body)
+	if n := allocs.Load() - before; n != 1 {
+		t.Errorf("%d allocations for %d buffers", n, len(b.Info().Descriptor.Buffers))
 	}
 	tr, err := b.TryTransit()
 	if err != nil {
@@ -66,66 +62,14 @@ func TestTableOfManyBuffersIsFewAllocations(t *testing.T) {
 		if r.Length == 0 {
 			continue
 		}
-		if r.Addr%transfer.SlabAlign != 0 || r.Addr < end {
+		if r.Addr%64 != 0 || r.Addr < end {
 			t.Errorf("%d bytes at %#x, where the last range ends at %#x", r.Length, uint64(r.Addr), uint64(end))
 		}
 		end = r.Addr + tier.Addr(r.Length)
 	}
 	before = frees.Load()
 	m.as(t, b, toHost, batch.PlainImage, tier.Host)
-	if n := frees.Load() - before; n > 2*(body/transfer.SlabMost+1) {
+	if n := frees.Load() - before; n != 1 {
 		t.Errorf("%d frees", n)
 	}
-}
-
-// TestTableGoesIntoPieces: where the device's memory is in pieces, a table needs none that is
-// larger than its largest buffer.
-func TestTableGoesIntoPieces(t *testing.T) {
-	m := newMachine(t, machineConfig{})
-	rec := wide(40, 1000) // about 20 KiB for the largest buffer
-	defer rec.Release()
-	b := m.put(t, rec, tier.Host)
-	gpu := m.spaces[tier.GPU]
-	const piece = 32 << 10
-	var blocks []*tier.Buffer
-	r, err := m.reservations.TryReserve(toGPU, gpu.Capacity())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for r.Unused() >= piece {
-		blocks = append(blocks, alloc(t, r, piece))
-	}
-	if err := r.Release(); err != nil {
-		t.Fatal(err)
-	}
-	var walls []*tier.Buffer
-	for i, buf := range blocks {
-		if i%2 == 0 {
-			walls = append(walls, buf)
-		} else if err := buf.Release(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.settle()
-	if b.Info().Descriptor.Body < 8*piece {
-		t.Fatalf("%d bytes are too little for this test", b.Info().Descriptor.Body)
-	}
-	if err := m.mover.MoveAs(t.Context(), b, toGPU, batch.ScatteredImage); err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range walls {
-		if err := w.Release(); err != nil {
-			t.Error(err)
-		}
-	}
-	m.whole(t, b, tier.GPU)
-}
-
-func alloc(t *testing.T, r reservation.Reservation, n int64) *tier.Buffer {
-	t.Helper()
-	buf, err := r.Alloc(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return buf
 }

@@ -75,8 +75,8 @@ const (
 
 	samplePiece  = payload.SumChunk
 	samplePieces = 8
-	// trialRoom is what a sample takes: a piece, compressed and as it comes back.
-	trialRoom = 3 * samplePiece
+	// SampleRoom is what a sample takes: a piece, compressed and as it comes back.
+	SampleRoom = 3 * samplePiece
 )
 
 // Disk returns what is known of a space.
@@ -102,8 +102,8 @@ func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval
 // interval.
 func (d *Disk) probe() int64 { return min(maxProbe, d.interval/64) }
 
-// next returns the codec for the next bytes that are written to a disk, and decides when it is time.
-func (c *Chooser) next(d *Disk, bytes int64) Codec {
+// Next returns the codec for the next bytes that are written to a disk, and decides when it is time.
+func (c *Chooser) Next(d *Disk, bytes int64) Codec {
 	c.mu.Lock()
 	d.moved += bytes
 	var chosen func(tier.ID, Codec, float64)
@@ -180,40 +180,11 @@ func (c *Chooser) busyLocked(d *Disk) float64 {
 	return min(1, max(0, used/took))
 }
 
-// A Turn is one transfer's view.
-type Turn struct {
-	c     *Chooser
-	Fixed Codec // or Auto
-	Disk  *Disk // nil for memory
-}
-
-// Begin begins a transfer that compresses into a space.
-func (c *Chooser) Begin(configured Codec, space tier.ID) *Turn {
-	t := &Turn{c: c, Fixed: configured}
-	if space.Kind == tier.Disk {
-		t.Disk = c.Disk(space)
-	} else if configured == Auto || configured == None {
-		t.Fixed = S2 // in memory only the length counts, and time
-	}
-	return t
-}
-
 // Blind reports whether nothing is known to choose by.
-func (t *Turn) Blind() bool {
-	if t.Fixed != Auto {
-		return false
-	}
-	t.c.mu.Lock()
-	defer t.c.mu.Unlock()
-	return t.Disk.choice == Auto && t.Disk.write.bytes == 0
-}
-
-// Codec is called for each run.
-func (t *Turn) Codec() Codec {
-	if t.Fixed != Auto {
-		return t.Fixed
-	}
-	return t.c.next(t.Disk, payload.RunSize)
+func (c *Chooser) Blind(d *Disk) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return d.choice == Auto && d.write.bytes == 0
 }
 
 // Packs reports whether a body is compressed when it comes to a space, or at least looked at run by
@@ -233,8 +204,8 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID, laid bool) boo
 	unknown := d.choice == Auto && d.write.bytes < minProbe
 	runs := unknown || d.choice > None
 	c.mu.Unlock()
-	// Each run is counted at its call of Codec, and a body that is not compressed here.
-	return runs || c.next(d, body) != None || laid && c.Due(d)
+	// Each run is counted at its call of Next, and a body that is not compressed here.
+	return runs || c.Next(d, body) != None || laid && c.Due(d)
 }
 
 // Due reports whether samples are to be taken of what is written to a disk next.
@@ -245,7 +216,7 @@ func (c *Chooser) Due(d *Disk) bool {
 }
 
 // Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
-// is what it works in, of trialRoom bytes.
+// is what it works in, of SampleRoom bytes.
 func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
 	c.mu.Lock()
 	due := d.probing() && !d.sampled && !d.sampling && body >= payload.FrameSize
@@ -298,7 +269,7 @@ func sample(k *Coders, body int64, room []byte, read func(off, n int64) ([]byte,
 
 // try compresses a piece, uncompresses it, and adds the bytes that are left and the seconds to sum.
 func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
-	out, back := room[:0:2*len(raw)], room[2*len(raw) : trialRoom][:len(raw)]
+	out, back := room[:0:2*len(raw)], room[2*len(raw) : SampleRoom][:len(raw)]
 	watch := thread.Start()
 	stored, err := k.Encode(codec, out, raw)
 	sum.encode += watch.Stop().Seconds()

@@ -86,7 +86,7 @@ func TestDecide(t *testing.T) {
 			d := ch.Disk(diskID)
 			d.rates, d.sampled = c.rates, true
 			measure(d, c.write, c.read)
-			ch.next(d, 0)
+			ch.Next(d, 0)
 			if d.choice != c.want {
 				t.Errorf("%s: %s, want %s", c.name, d.choice, c.want)
 			}
@@ -118,7 +118,7 @@ func TestIntervals(t *testing.T) {
 			if at >= 2000 { // the disk has become fast
 				speed = 9500
 			}
-			if k := c.next(d, mib); k == None {
+			if k := c.Next(d, mib); k == None {
 				if plain++; !d.sampled && d.probing() {
 					d.rates = ofText()
 					d.sampled = true
@@ -150,11 +150,11 @@ func TestFirstRunIsAnException(t *testing.T) {
 		d.rates = ofText()
 		d.sampled = true
 		measure(d, c.first, 0)
-		if ch.next(d, 0); d.choice != c.before {
+		if ch.Next(d, 0); d.choice != c.before {
 			t.Errorf("after a run of %v MiB/s %s was chosen, want %s", c.first, d.choice, c.before)
 		}
 		for range 4 * firstInterval / mib {
-			ch.next(d, mib)
+			ch.Next(d, mib)
 			measure(d, c.later, 0)
 			d.sampled = d.probing()
 		}
@@ -174,7 +174,7 @@ func TestSlower(t *testing.T) {
 		d := c.Disk(diskID)
 		packed := 0
 		for range 4096 {
-			k := c.next(d, mib)
+			k := c.Next(d, mib)
 			took := 20 * time.Millisecond
 			if k != None {
 				packed++
@@ -210,7 +210,7 @@ func TestIntervalsUncompressed(t *testing.T) {
 				d.rates[k] = sampled(1, 3000, 9000)
 			}
 			measure(d, 9500, 9500)
-			if c.next(d, d.interval); d.sampled || d.choice != None {
+			if c.Next(d, d.interval); d.sampled || d.choice != None {
 				t.Fatalf("no decision after %d bytes, or %s", d.interval, d.choice)
 			}
 			got = append(got, d.interval/mib)
@@ -248,7 +248,7 @@ func TestSampleDuringTransfers(t *testing.T) {
 		c.mu.Lock()
 		d.sampled = false
 		c.mu.Unlock()
-		if err := c.Sample(new(Coders), d, payload.FrameSize, make([]byte, trialRoom), read); err != nil {
+		if err := c.Sample(new(Coders), d, payload.FrameSize, make([]byte, SampleRoom), read); err != nil {
 			t.Error(err)
 		}
 	}
@@ -269,7 +269,7 @@ func TestFirstDecision(t *testing.T) {
 		var c Chooser
 		d := c.Disk(diskID)
 		set(d)
-		if k := c.next(d, mib); k != None || d.choice != Auto {
+		if k := c.Next(d, mib); k != None || d.choice != Auto {
 			t.Errorf("%s: %s was chosen", name, k)
 		}
 		if c.Packs(Auto, mib, diskID, false) != (d.write.bytes < mib) || c.Packs(Auto, payload.FrameSize-1, diskID, true) || c.Packs(None, mib, diskID, true) ||
@@ -330,7 +330,7 @@ func TestFailedProbes(t *testing.T) {
 	d.sampled = true
 	failure := errors.New("the disk is full")
 	for range 2 * maxInterval / mib {
-		k := c.next(d, mib)
+		k := c.Next(d, mib)
 		d.sampled = d.sampled || d.probing()
 		_ = c.Timed(Auto, diskID, k, true, mib, func() error { return failure })
 	}
@@ -339,7 +339,7 @@ func TestFailedProbes(t *testing.T) {
 	}
 	failure = nil
 	for range 2 {
-		_ = c.Timed(Auto, diskID, c.next(d, mib), true, mib, func() error { return nil })
+		_ = c.Timed(Auto, diskID, c.Next(d, mib), true, mib, func() error { return nil })
 	}
 	if d.choice == Zstd {
 		t.Error("the disk is fast, and no other codec was chosen")
@@ -386,7 +386,7 @@ func TestSamples(t *testing.T) {
 		return body[off : off+n], failure
 	}
 	sample := func() error {
-		return c.Sample(&k, c.Disk(diskID), int64(len(body)), make([]byte, trialRoom), read)
+		return c.Sample(&k, c.Disk(diskID), int64(len(body)), make([]byte, SampleRoom), read)
 	}
 	if err := sample(); err != failure || !c.Due(c.Disk(diskID)) {
 		t.Errorf("%v; still due: %t", err, c.Due(c.Disk(diskID)))
@@ -407,7 +407,7 @@ func TestSamples(t *testing.T) {
 		t.Errorf("the pieces were at %d", at)
 	}
 	small := c.Disk(tier.ID{Kind: tier.Disk, Ordinal: 1})
-	if err := c.Sample(&k, small, payload.FrameSize-1, make([]byte, trialRoom), read); err != nil || small.sampled {
+	if err := c.Sample(&k, small, payload.FrameSize-1, make([]byte, SampleRoom), read); err != nil || small.sampled {
 		t.Errorf("a small body was sampled: %v", err)
 	}
 }
@@ -422,13 +422,13 @@ func TestDecisionDuringSample(t *testing.T) {
 	body := make([]byte, mib)
 	sample := func(read func()) {
 		defer func() { _ = recover() }()
-		_ = c.Sample(&k, d, mib, make([]byte, trialRoom), func(off, n int64) ([]byte, error) {
+		_ = c.Sample(&k, d, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
 			read()
 			return body[off:][:n], nil
 		})
 	}
 	sample(func() {
-		if got := c.next(d, mib); got != None || d.choice != Auto || c.Due(d) {
+		if got := c.Next(d, mib); got != None || d.choice != Auto || c.Due(d) {
 			t.Fatalf("%s was chosen for %s; another sample is due: %t", d.choice, got, c.Due(d))
 		}
 	})
@@ -438,7 +438,7 @@ func TestDecisionDuringSample(t *testing.T) {
 		t.Error("after a panic no sample is due")
 	}
 	sample(func() {})
-	if c.next(d, mib); d.choice == Auto {
+	if c.Next(d, mib); d.choice == Auto {
 		t.Error("nothing was chosen after a sample")
 	}
 }

@@ -35,7 +35,7 @@ type Builtin struct {
 	coders  codec.Coders
 	Scratch scratch
 	turns   turns
-	reserve chan struct{} // the monitor's move that writes to a disk without a slot of Permits
+	reserve chan struct{} // has an element while a move of the monitor writes without a slot of Permits
 	Outside bool          // tests have no dictionary in a batch's body, however small
 }
 
@@ -55,7 +55,7 @@ func (b *Builtin) Open() error {
 }
 
 // Encoding returns the encoding that a move gives a payload in a space. On disk it is compressed if
-// the payload is already, or if compressing should pay, and else plain.
+// the payload is already compressed or compressing should pay, and else plain.
 func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
@@ -79,40 +79,31 @@ func (b *Builtin) Convert(
 	}
 	desc := from.Descriptor()
 	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}
-	make := func(ctx context.Context) (err error) {
-		out := &bytesTo{space: r.Space()}
-		if encoding == payload.Scattered {
-			err = scatter(&parts, from, r)
-			out.Sink = &deviceMemory{space: r.Space(), parts: image.PartsOf(desc, parts.Ranges, nil)}
-		} else {
-			err = out.alloc(&parts, r)
-		}
-		if err != nil {
+	out := &bytesTo{space: r.Space()}
+	bytes := underWay(desc, from.Shared())
+	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
+		if err := out.alloc(&parts, r); err != nil {
 			return err
 		}
 		if parts.Shared, err = b.share(ctx, from, r); err != nil {
 			return err
 		}
-		var in *bytesFrom
-		if encoding == payload.Scattered && from.Encoding() == payload.Scattered {
-			out.Sink, in = bufferByBuffer(&parts, from)
-		} else if in, err = b.from(ctx, from); err != nil {
+		in, err := b.from(ctx, from)
+		if err != nil {
 			return err
+		}
+		if encoding == payload.Scattered && from.Adjustments() == nil {
+			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
 			return err
 		}
-		out.cut(&parts)
 		if in.sums != nil { // it has checksums now
 			summed := *desc
 			summed.Sums = in.sums
 			parts.Descriptor = &summed
 		}
 		return nil
-	}
-	largest := max(desc.Body, largestShared(from.Shared()))
-	err = b.Permitted(ctx, r.Space(), from.Space(), largest, func(ctx context.Context) error {
-		return safely(func() error { return make(ctx) })
 	})
 	if err != nil {
 		return nil, errors.Join(err, parts.Release())
@@ -120,14 +111,19 @@ func (b *Builtin) Convert(
 	return payload.New(parts), nil
 }
 
-// alloc draws the memory of an image that is not scattered from r. A compressed one gets as much as it
-// may need at most; see cut. Memory that nobody opens in place may be split at any page: it is
+// alloc draws the memory of an image from r, in one buffer. A compressed one gets as much as it may
+// need at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their
+// places in a plain image. Memory that nobody opens in place may be split at any page: it is
 // compressed, or is on a disk, where free room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	body := parts.Descriptor.Body
+	if parts.Encoding == payload.Scattered {
+		parts.Ranges = make([]payload.DeviceRange, len(parts.Descriptor.Buffers))
+	}
 	var cuts []int64
 	if parts.Encoding == payload.Compressed {
 		d.runs, d.frame = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize), parts.Descriptor.Frame()
+		parts.Runs = d.runs
 		cuts = pages(body)
 	} else {
 		cuts = parts.Descriptor.Cuts()
@@ -140,11 +136,17 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	if err != nil || buf == nil {
 		return err
 	}
-	parts.Buffers = []*tier.Buffer{buf}
+	d.buf, parts.Buffers = buf, []*tier.Buffer{buf}
 	if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
 		m.SealBy(parts.Descriptor.SumBlock())
 	}
 	d.Sink, err = memoryOf(buf)
+	m, ok := d.Sink.(*deviceMemory)
+	for i := range parts.Ranges {
+		if s := parts.Descriptor.Buffers[i]; ok && s.Length > 0 {
+			parts.Ranges[i] = payload.DeviceRange{Addr: m.whole.Addr() + tier.Addr(s.Offset), Length: s.Length}
+		}
+	}
 	return err
 }
 
@@ -157,15 +159,8 @@ func pages(size int64) []int64 {
 	return cuts
 }
 
-// cut gives back what a compressed image did not need.
-func (d *bytesTo) cut(parts *payload.Parts) {
-	if parts.Runs = d.runs; d.runs != nil && len(parts.Buffers) > 0 {
-		parts.Buffers[0].Shrink(d.stored.Load())
-	}
-}
-
-// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are compared
-// with the checksums.
+// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
+// compared with the checksums.
 func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
 	if p.Encoding() == payload.Scattered {
 		return b.fromScattered(ctx, p)
@@ -192,18 +187,12 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 func (b *Builtin) Share(
 	ctx context.Context, src *batch.Image, r reservation.Reservation,
 ) (shared []batch.Shared, err error) {
-	err = b.Permitted(ctx, r.Space(), src.Space(), largestShared(src.Shared()), func(ctx context.Context) (err error) {
+	bytes := underWay(new(batch.Descriptor), src.Shared())
+	err = b.Permitted(ctx, r.Space(), src.Space(), bytes, func(ctx context.Context) (err error) {
 		shared, err = b.share(ctx, src, r)
 		return err
 	})
 	return shared, err
-}
-
-func largestShared(shared []batch.Shared) (largest int64) {
-	for _, s := range shared {
-		largest = max(largest, s.Descriptor().Body)
-	}
-	return largest
 }
 
 func (b *Builtin) share(
@@ -241,9 +230,9 @@ func (b *Builtin) share(
 }
 
 // Lay lays a record out in the space of parts, in their encoding and in memory drawn from r. It
-// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not measure
-// the disk's speed for the choice of a codec where it does not compress, because the disk also waits
-// for the layout.
+// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not
+// measure the disk's speed for the choice of a codec where it does not compress, because the disk
+// also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r reservation.Reservation) error {
 	parts.Descriptor = l.Plan()
 	out := &bytesTo{space: r.Space()}
@@ -251,15 +240,9 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 		return err
 	}
 	l.Rewind() // an attempt in another space may have written a part
-	err := b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return safely(
-			func() error { return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()}) },
-		)
+	return b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
+		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()})
 	})
-	if err == nil {
-		out.cut(parts)
-	}
-	return err
 }
 
 // Together writes the bodies of images, which are all on one device or in one host space, side by
@@ -279,139 +262,104 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 		src.size += img.Descriptor().Body
 	}
 	if src.Source = device; host != nil {
-		src.Source = gathered{pieces: host}
+		src.Source = gathered{host}
 	}
 	sink, err := memoryOf(buf)
 	if err != nil {
 		return err
 	}
 	return b.Permitted(ctx, buf.Space(), src.space, src.size, func(ctx context.Context) error {
-		return safely(func() error { return b.copy(ctx, &bytesTo{Sink: sink, space: buf.Space()}, src) })
+		return b.copy(ctx, &bytesTo{Sink: sink, space: buf.Space()}, src)
 	})
 }
 
 // gathered is host memory in many pieces, which is copied to be written at once.
-type gathered struct {
-	unseen
-	pieces hostMemory
-}
+type gathered struct{ hostMemory }
 
-// Fetch implements Source.
-func (m gathered) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
-	return m.pieces.Fetch(ctx, p, off)
-}
+// View implements Source.
+func (gathered) View(int64, int64) []byte { return nil }
 
-// Digest computes the fingerprint of an image's body and of its dictionaries behind it.
+// Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
+// extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries
+// are read to the Go heap.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
 	src, err := b.from(ctx, img)
 	if err != nil {
 		return d, false, err
 	}
 	src.sums = nil // the digest is all that is wanted
-	if d, onDevice, err = b.digestOf(ctx, src, 0); err != nil {
-		return d, onDevice, err
-	}
-	at := src.size
-	shared := make(map[*batch.Descriptor]batch.Shared) // those that do not count yet
-	for _, s := range img.Shared() {
-		shared[s.Descriptor()] = s
-	}
-	var add func(of *batch.Descriptor) error // the dictionaries of an image, as if they extended no others
-	add = func(of *batch.Descriptor) error {
-		for _, desc := range of.Dictionaries {
-			s, ok := shared[desc]
-			if !ok {
-				continue
-			}
-			delete(shared, desc)
-			var dict tier.Digest
-			var err error
-			if desc.From != nil {
-				dict, err = b.digestExtension(ctx, img, desc, at)
-			} else if err = add(desc); err == nil {
-				if src, err = fromBuffer(desc, s.Buffer()); err == nil {
-					dict, _, err = b.digestOf(ctx, src, at)
-				}
-			}
-			if err != nil {
-				return err
-			}
-			d = d.Add(dict)
-			at += image.Whole(desc).Body
-		}
-		return nil
-	}
-	return d, onDevice, add(img.Descriptor())
-}
-
-// digestExtension returns the digest of the image that a dictionary would have if it extended no other
-// one. It assembles that image on the Go heap.
-func (b *Builtin) digestExtension(
-	ctx context.Context,
-	img *batch.Image,
-	d *batch.Descriptor,
-	base int64,
-) (tier.Digest, error) {
-	bodies := make(map[*batch.Descriptor][]byte)
-	for of := d; of != nil; {
-		bodies[of] = make([]byte, of.Body)
-		if of.From == nil || len(of.Dictionaries) == 0 {
-			break
-		}
-		of = of.Dictionaries[0]
-	}
-	for _, s := range img.Shared() {
-		body, ok := bodies[s.Descriptor()]
-		if !ok {
-			continue
-		}
-		src, err := fromBuffer(s.Descriptor(), s.Buffer())
-		if err != nil {
-			return tier.Digest{}, err
-		}
-		src.see = func(p []byte, off int64) { copy(body[off:], p) }
-		err = b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
-			return b.copy(ctx, new(bytesTo), src)
-		})
-		if err != nil {
-			return tier.Digest{}, err
-		}
-	}
-	_, whole, err := image.InOnePiece(d, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
-	if err != nil {
-		return tier.Digest{}, err
-	}
-	return tier.DigestBytes(whole[0], base/8), nil
-}
-
-// digestOf is Digest for a body, counted from byte base on.
-func (b *Builtin) digestOf(ctx context.Context, src *bytesFrom, base int64) (d tier.Digest, onDevice bool, err error) {
 	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
 		err := b.onStreams(ctx, []*deviceMemory{m}, func() error {
 			c, ok := m.stream.dev.(tier.Computer)
 			if !ok {
 				return tier.ErrNotSupported
 			}
-			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, base/8, &d); err != nil {
+			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d); err != nil {
 				return err
 			}
 			return await(m.stream.record()) // d is ours again only then
 		})
-		if !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
-			return d, err == nil, err
+		if err != nil && !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
+			return d, false, err
 		}
-		d = tier.Digest{}
+		onDevice = err == nil
 	}
-	var mu sync.Mutex
-	src.see = func(p []byte, off int64) {
-		part := tier.DigestBytes(p, (base+off)/8)
-		mu.Lock()
-		defer mu.Unlock()
-		d = d.Add(part)
-	}
-	return d, false, b.Permitted(ctx, nil, src.space, src.size, func(ctx context.Context) error {
-		return b.copy(ctx, new(bytesTo), src)
+	bodies := make(map[*batch.Descriptor][]byte) // of the dictionaries
+	err = b.Permitted(ctx, nil, img.Space(), underWay(img.Descriptor(), img.Shared()), func(ctx context.Context) error {
+		if !onDevice {
+			d = tier.Digest{}
+			var mu sync.Mutex
+			src.see = func(p []byte, off int64) {
+				part := tier.DigestBytes(p, off/8)
+				mu.Lock()
+				defer mu.Unlock()
+				d = d.Add(part)
+			}
+			if err := b.copy(ctx, new(bytesTo), src); err != nil {
+				return err
+			}
+		}
+		for _, s := range img.Shared() {
+			dict, err := fromBuffer(s.Descriptor(), s.Buffer())
+			if err != nil {
+				return err
+			}
+			body := make([]byte, dict.size)
+			dict.see = func(p []byte, off int64) { copy(body[off:], p) }
+			if err := b.copy(ctx, new(bytesTo), dict); err != nil {
+				return err
+			}
+			bodies[s.Descriptor()] = body
+		}
+		return nil
 	})
+	if err != nil {
+		return d, onDevice, err
+	}
+	at := src.size
+	counted := make(map[*batch.Descriptor]bool)
+	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
+	add = func(of *batch.Descriptor) error {
+		for _, desc := range of.Dictionaries {
+			if counted[desc] {
+				continue
+			}
+			counted[desc] = true
+			if desc.From == nil {
+				if err := add(desc); err != nil {
+					return err
+				}
+			}
+			_, whole, err := image.InOnePiece(desc, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
+			if err != nil {
+				return err
+			}
+			d = d.Add(tier.DigestBytes(whole[0], at/8))
+			at += image.Whole(desc).Body
+		}
+		return nil
+	}
+	return d, onDevice, add(img.Descriptor())
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with their

@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -22,9 +21,8 @@ const (
 	// ColumnRequest is the most that one read of columns carries: one request, as volumes
 	// have them by default, that is verified while others are under way.
 	ColumnRequest = 2 << 20
-	// columnsUnderWay is how many of those are under way: as many bytes as a transfer from disk
-	// to host memory has a permit for.
-	columnsUnderWay = ReadsAhead * MaxPiece / ColumnRequest
+	// columnsUnderWay is how many of those are under way: as many bytes as a transfer has a permit for.
+	columnsUnderWay = DiskUnderWay / ColumnRequest
 )
 
 // ReadColumns reads what was planned of an image on disk into memory drawn from r, with one permit,
@@ -35,8 +33,7 @@ func (b *Builtin) ReadColumns(
 ) (rec arrow.RecordBatch, err error) {
 	// An image of those dictionaries alone. It is never released: its references are img's.
 	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, img.Space(), p.Shared...)
-	largest := max(p.Desc.Body, largestShared(p.Shared))
-	err = b.Permitted(ctx, r.Space(), img.Space(), largest, func(ctx context.Context) (err error) {
+	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Desc, p.Shared), func(ctx context.Context) (err error) {
 		buf, err := r.AllocCuts(p.Desc.Body, p.Desc.Cuts())
 		if err != nil {
 			return err
@@ -254,35 +251,28 @@ type ranges struct {
 func (b *Builtin) readRanges(
 	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
 ) error {
-	job := pump.Job[*lane]{Pieces: n, Lanes: columnsUnderWay}
+	w := lanes{b: b, node: src.space.Node()}
 	if chunks || src.runs != nil {
-		pool := &lanes{b: b, node: src.space.Node(), blocks: src.space.Kind() != tier.GPU}
-		if !pool.blocks {
+		if w.blocks = src.space.Kind() != tier.GPU; !w.blocks {
 			var err error
-			if pool.chunks, err = b.Staging(pool.node); err != nil {
+			if w.chunks, err = b.Staging(w.node); err != nil {
 				return err
 			}
 		}
-		job.Pool = pool
 	}
-	job.Do = func(ctx context.Context, l *lane, i int) error {
-		r := &ranges{b: b, src: src, frame: -1}
-		switch {
-		case l == nil:
-		case l.block == nil:
-			r.chunk = l.chunk
-		default:
-			r.room, r.raw, r.chunk = l.block.stored, l.block.raw[:payload.FrameSize], l.block.raw[payload.FrameSize:]
+	return w.each(ctx, 0, n, columnsUnderWay, nil, func(ctx context.Context, l *lane, i int) error {
+		r := &ranges{b: b, src: src, frame: -1, chunk: l.chunk}
+		if w.blocks {
+			r.room, r.raw, r.chunk = l.stored, l.raw[:payload.FrameSize], l.raw[payload.FrameSize:]
 		}
 		return f(ctx, r, i)
-	}
-	return run(ctx, job)
+	})
 }
 
 // read fills p from off on.
 func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	if r.src.runs == nil {
-		return fetch(ctx, r.src, p, off)
+		return r.src.Fetch(ctx, p, off)
 	}
 	size := r.src.desc.Frame()
 	for len(p) > 0 {
@@ -336,7 +326,7 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	begin := at / tier.Page * tier.Page
 	p := r.room[:image.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
-	err := fetch(ctx, r.src, p, begin)
+	err := r.src.Fetch(ctx, p, begin)
 	if err != nil {
 		r.end = r.first
 	}

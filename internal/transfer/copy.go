@@ -7,52 +7,37 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
-	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/tier"
 )
 
 const (
-	// MaxPiece is the most that one asynchronous copy carries: a cancelled move
-	// ends within one piece.
+	// MaxPiece is the most that one copy to or from a device, or within host memory, carries: a
+	// cancelled move ends within one piece of each lane.
 	MaxPiece = 8 << 20
-	// copiesUnderWay is how many device copies a move keeps queued at most. Measured from the
-	// simulated GPU to host memory, 64 MiB: two are a tenth slower than four, eight are a hundredth
-	// faster. More than two are worth it while a copy takes at most quickCopy: one that is fast would
-	// be held up by waking the goroutine that feeds it.
-	copiesUnderWay = 8
-	quickCopy      = 5 * time.Millisecond
-	// StagedUnderWay is how many staged chunks, or runs, a transfer keeps under way: the number of
+	// deviceLanes is how many pieces between host memory and a device are in progress. Measured
+	// with the simulated GPU and 64 MiB: two are a tenth slower than four, eight are a hundredth
+	// faster.
+	deviceLanes = 4
+	// StagedUnderWay is how many staged chunks, or runs, a transfer has in progress: the number of
 	// requests at which the disks that were measured reach their speed.
 	StagedUnderWay = 8
-	// ReadsAhead is how many pieces of MaxPiece a transfer from disk to host memory has under
-	// way, in requests of hostRead, as volumes have them by default.
-	ReadsAhead = 2
-	hostRead   = 2 << 20
+	// hostRead is a request from disk to host memory: as volumes have them by default.
+	hostRead = 2 << 20
 )
-
-// Staging is a pool of equal pinned chunks.
-type Staging interface {
-	Borrow(ctx context.Context) ([]byte, error)
-	TryBorrow() ([]byte, bool) // neither waits nor passes waiters
-	Return([]byte)
-	Chunk() int64
-}
 
 // bytesFrom is a body to read.
 type bytesFrom struct {
 	Source                     // of the bytes as they are stored
 	space  *tier.Space         // nil for a layout
-	desc   *batch.Descriptor   // nil for buffers of a scattered image that stay as they are
+	desc   *batch.Descriptor   // nil where no checksums are compared
 	size   int64               // of the body
 	runs   []payload.Run       // of a compressed body
 	sums   []uint64            // gets the checksums of a body that has none yet
@@ -65,13 +50,14 @@ type bytesFrom struct {
 type bytesTo struct {
 	Sink
 	space  *tier.Space
+	buf    *tier.Buffer  // of the sink; copy gives back what a compressed body does not need
 	runs   []payload.Run // to fill, if the body is to be compressed
 	frame  int64         // bytes of a frame; see payload.Descriptor.Frame
 	stored atomic.Int64  // bytes of runs so far; each lane takes room from here
 }
 
-// locate returns where the byte at off of the body is stored; the volume is empty where that is not a
-// file.
+// locate returns where the byte at off of the body is stored; the volume is empty where that is not
+// a file.
 func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	m, ok := s.Source.(fileMemory)
 	if !ok {
@@ -121,19 +107,21 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// It goes in pieces, of which several lanes move one each. A piece is fetched straight to its place,
-// or stored straight from it, where one of the two is host memory. Otherwise it passes through the
-// lane's pinned chunk, or through its block where runs are compressed or uncompressed.
+// It goes in pieces, of which several lanes move one each. A piece is fetched straight to its
+// place, or stored straight from it, where one of the two is host memory. Otherwise it passes
+// through the lane's pinned chunk, or through its block where runs are compressed or uncompressed.
 type copying struct {
 	b      *Builtin
 	src    *bytesFrom
 	dst    *bytesTo
-	piece  int64       // bytes; a multiple of payload.SumChunk if anything is checked
-	coded  bool        // the source or the sink is compressed: a piece is a run
-	device bool        // the source or the sink is a device
-	layout bool        // the source is
-	turn   *codec.Turn // chooses how runs are compressed; nil if none are
-	lanes  *lanes      // nil if pieces need no memory of a lane
+	piece  int64 // bytes; a multiple of payload.SumChunk if anything is checked
+	coded  bool  // the source or the sink is compressed: a piece is a run
+	device bool  // the source or the sink is a device
+	layout bool  // the source is
+	sample bool  // the first piece is sampled for the choice of a codec
+
+	with codec.Codec // what runs are compressed with; Auto: what Builtin.Choose returns for disk
+	disk *codec.Disk // nil unless bytes go to a disk
 }
 
 // copy copies the bytes of src to dst. Every copy of a body goes through it.
@@ -149,66 +137,66 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	_, toFile := dst.Sink.(fileMemory)
 	layout, fromLayout := src.Source.(layoutSource)
 	c := &copying{
-		b: b, src: src, dst: dst, coded: src.runs != nil || dst.runs != nil,
+		b: b, src: src, dst: dst, coded: src.runs != nil || dst.runs != nil, with: codec.None,
 		device: fromDevice || toDevice, layout: fromLayout,
 	}
-	var devices []*deviceMemory
-	for _, d := range []*deviceMemory{from, to} {
-		if d != nil {
-			devices = append(devices, d)
-		}
-	}
-	job := pump.Job[*lane]{Lanes: StagedUnderWay}
-	staged := false
+	most, staged := StagedUnderWay, false
 	switch {
 	case c.coded:
 		c.piece = payload.RunSize
-		if src.runs == nil {
-			c.turn = b.Choose.Begin(b.Codec, dst.space.ID())
-		}
 	case fromLayout && toHost:
 		return layout.WriteTo(host)
-	case fromHost && toFile: // the volume has several requests under way
-		c.piece, job.Lanes = src.size, 1
+	case fromHost && toFile: // the volume has several requests in progress
+		c.piece, most = src.size, 1
 	case fromFile && toHost:
-		c.piece, job.Lanes = hostRead, ReadsAhead*MaxPiece/hostRead
+		c.piece = hostRead
 	case fromHost && !toDevice:
-		c.piece, job.Lanes = MaxPiece, 1
+		c.piece, most = MaxPiece, 1
 	case fromHost || toHost:
-		c.piece, job.Lanes, job.Quick = MaxPiece, copiesUnderWay, quickCopy
+		c.piece, most = MaxPiece, deviceLanes
 	default:
 		staged = true
 	}
-	node := nodeOf(src.space, dst.space)
-	if c.coded || staged {
-		chunks, err := b.Staging(node)
+	w := lanes{b: b, node: -1, blocks: c.coded}
+	for _, s := range []*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
+		if s != nil && (w.node < 0 || s.Kind() == tier.GPU) {
+			w.node = s.Node()
+		}
+	}
+	if staged || c.coded && c.device { // a block is not pinned
+		chunks, err := b.Staging(w.node)
 		if err != nil {
 			return err
 		}
-		c.lanes = &lanes{b: b, chunks: chunks, node: node, blocks: c.coded}
-		job.Pool = c.lanes
-		if staged {
+		if w.chunks = chunks; staged {
 			c.piece = chunks.Chunk()
 			if !fromLayout {
 				c.piece = max(payload.SumChunk, c.piece-c.piece%payload.SumChunk)
 			}
 		}
 	}
-	move := func(first, pieces int) error {
-		job := job
-		job.Pieces = pieces
-		job.Do = func(ctx context.Context, l *lane, i int) error { return c.move(ctx, l, first+i) }
-		if fromLayout { // its bytes come in order
-			job.Begin = func(l *lane, i int) error {
-				off := int64(first+i) * c.piece
-				p, err := c.room(ctx, l, min(c.piece, src.size-off))
-				if err == nil {
-					_, err = layout.Fetch(ctx, p, off)
-				}
-				return err
-			}
+	var begin func(l *lane, i int) error
+	if fromLayout { // its bytes come in order
+		begin = func(l *lane, i int) error {
+			off := int64(i) * c.piece
+			return layout.Fetch(ctx, l.room(min(c.piece, src.size-off)), off)
 		}
-		return run(ctx, job)
+	}
+	if toFile {
+		c.disk = b.Choose.Disk(dst.space.ID())
+	}
+	if dst.runs != nil && src.runs == nil {
+		if c.with = b.Codec; !toFile && (c.with == codec.Auto || c.with == codec.None) {
+			c.with = codec.S2 // in memory only the length counts, and time
+		}
+	}
+	c.sample = b.Codec == codec.Auto && toFile && src.runs == nil && !fromLayout && src.size >= payload.FrameSize &&
+		b.Choose.Due(c.disk)
+	var devices []*deviceMemory
+	for _, m := range []*deviceMemory{from, to} {
+		if m != nil {
+			devices = append(devices, m)
+		}
 	}
 	return b.onStreams(ctx, devices, func() error {
 		if fromDevice && toDevice && src.checker() == nil {
@@ -216,176 +204,132 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 				return err
 			}
 		}
-		if toFile && src.runs == nil && !fromLayout {
-			if err := c.sample(ctx, node); err != nil {
-				return err
-			}
-		}
 		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
-		if c.turn != nil && c.turn.Blind() {
-			// Nothing is known to choose the codec by: one run goes first, to show what the disk is like.
-			if err := move(0, 1); err != nil {
+		if c.sample || c.with == codec.Auto && b.Choose.Blind(c.disk) {
+			// The first piece goes alone: the sample should not compete with others, and if nothing
+			// is known to choose the codec by, that piece shows what the disk is like.
+			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
 				return err
 			}
 			first = 1
 		}
-		return move(first, pieces-first)
-	})
-}
-
-// nodeOf returns the NUMA node whose memory a transfer passes through: that of the device, or of the
-// first space that has one.
-func nodeOf(spaces ...*tier.Space) int {
-	node := -1
-	for _, s := range spaces {
-		if s != nil && (node < 0 || s.Kind() == tier.GPU) {
-			node = s.Node()
+		err := w.each(ctx, first, pieces, most, begin, c.move)
+		if err == nil && dst.runs != nil && dst.buf != nil {
+			dst.buf.Shrink(dst.stored.Load())
 		}
-	}
-	return node
-}
-
-// sample takes a sample of a body that comes to a disk, if one is due.
-func (c *copying) sample(ctx context.Context, node int) error {
-	b, disk := c.b, c.b.Choose.Disk(c.dst.space.ID())
-	if b.Codec != codec.Auto || c.src.size < payload.FrameSize || !b.Choose.Due(disk) {
-		return nil
-	}
-	chunks, err := b.Staging(node)
-	if err != nil {
 		return err
-	}
-	pool := &lanes{b: b, chunks: chunks, node: node, blocks: true}
-	s := &copying{b: b, src: c.src, dst: new(bytesTo), coded: true, device: c.device, lanes: pool}
-	return run(ctx, pump.Job[*lane]{Pieces: 1, Lanes: 1, Pool: pool, Do: func(ctx context.Context, l *lane, _ int) error {
-		return b.Choose.Sample(&b.coders, disk, c.src.size, l.block.stored, func(off, n int64) ([]byte, error) {
-			p, _, err := s.fetch(ctx, l, 0, off, n)
-			return p, err
-		})
-	}})
+	})
 }
 
 // move moves a piece, and measures the speed of a disk.
 func (c *copying) move(ctx context.Context, l *lane, i int) error {
+	if i == 0 && c.sample {
+		room := make([]byte, codec.SampleRoom+payload.SumChunk)
+		read := func(off, n int64) ([]byte, error) {
+			p := room[codec.SampleRoom:][:n]
+			return p, c.read(ctx, l, p, off)
+		}
+		if err := c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, room[:codec.SampleRoom], read); err != nil {
+			return err
+		}
+	}
 	off := int64(i) * c.piece
-	n := min(c.piece, c.src.size-off)
-	move := func(with codec.Codec) error {
+	end := min(off+c.piece, c.src.size)
+	with, least := c.with, int64(1) // the least bytes that are moved together
+	switch {
+	case c.src.runs != nil && c.dst.runs != nil:
+		from, to := &c.src.runs[i], &c.dst.runs[i] // it is copied as it is stored
+		stored, err := stored(ctx, c.src, from, l.stored)
+		if err != nil {
+			return err
+		}
+		to.Codec, to.Frames = from.Codec, from.Frames
+		return c.storeRun(ctx, to, l.stored[:copy(l.stored, stored)])
+	case c.src.runs != nil:
+		with, least = codec.Codec(c.src.runs[i].Codec), end-off
+	case c.dst.runs != nil:
+		if least = end - off; with == codec.Auto {
+			with = c.b.Choose.Next(c.disk, payload.RunSize)
+		}
+	}
+	move := func() error {
 		check := c.src.checker()
-		for n > 0 {
-			p, placed, err := c.fetch(ctx, l, i, off, n)
+		for off < end {
+			var p []byte
+			if c.src.runs == nil {
+				p = c.src.View(off, end-off)
+			}
+			viewed, placed := int64(len(p)) >= least, false
+			if !viewed && c.dst.Sink != nil && c.dst.runs == nil {
+				p = c.dst.View(off, end-off)
+				placed = int64(len(p)) >= least
+			}
+			if !viewed && !placed {
+				p = l.room(end - off)
+			}
+			var err error
+			switch {
+			case viewed || c.layout: // the bytes of a layout are there: see copy
+			case c.src.runs != nil:
+				err = c.b.uncompress(ctx, c.src, l, i, p)
+			case c.coded:
+				err = c.read(ctx, l, p, off)
+			default:
+				err = c.src.Fetch(ctx, p, off)
+			}
 			if err == nil && check != nil {
 				err = check(p, off)
 			}
-			if err == nil && !placed && c.dst.Sink != nil {
-				err = c.store(ctx, l, i, p, off, with)
+			switch {
+			case err != nil || placed || c.dst.Sink == nil:
+			case c.dst.runs != nil:
+				err = c.compress(ctx, l, &c.dst.runs[i], p, with)
+			case c.coded && c.device: // a block is not pinned
+				at := off
+				for part := range slices.Chunk(p, len(l.chunk)) {
+					if err = c.dst.Store(ctx, l.chunk[:copy(l.chunk, part)], at); err != nil {
+						break
+					}
+					at += int64(len(part))
+				}
+			default:
+				err = c.dst.Store(ctx, p, off)
 			}
 			if err != nil {
 				return err
 			}
-			off, n = off+int64(len(p)), n-int64(len(p))
+			off += int64(len(p))
 		}
 		return nil
 	}
-	with := codec.None
-	switch {
-	case c.src.runs != nil && c.dst.runs != nil:
-		return c.copyRun(ctx, l, &c.src.runs[i], &c.dst.runs[i])
-	case c.layout && !c.coded: // the disk also waits for the layout
-		return move(with)
-	case c.turn != nil:
-		with = c.turn.Codec()
-	case c.src.runs != nil:
-		with = codec.Codec(c.src.runs[i].Codec)
+	if c.layout && !c.coded { // the disk also waits for the layout
+		return move()
 	}
 	space, writes := c.dst.space, true
 	if space == nil || space.Kind() != tier.Disk {
 		space, writes = cmp.Or(c.src.space, space), false
 	}
-	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, n, func() error { return move(with) })
+	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, end-off, move)
 }
 
-// room returns memory of a lane for n bytes, or for fewer.
-func (c *copying) room(ctx context.Context, l *lane, n int64) ([]byte, error) {
-	if c.coded {
-		return l.block.raw[:n], nil
+// read brings bytes to p, which need not be pinned.
+func (c *copying) read(ctx context.Context, l *lane, p []byte, off int64) error {
+	if !c.device {
+		return c.src.Fetch(ctx, p, off)
 	}
-	chunk, err := c.lanes.pinned(ctx, l)
-	return chunk[:min(n, int64(len(chunk)))], err
-}
-
-// fetch returns the n bytes at off, or fewer, in host memory; those of a run together. placed is
-// whether they are where the sink wants them.
-func (c *copying) fetch(ctx context.Context, l *lane, i int, off, n int64) (p []byte, placed bool, err error) {
-	fits := func(p []byte) bool { return int64(len(p)) == n || len(p) > 0 && !c.coded }
-	if c.src.runs == nil {
-		if p = c.src.View(off, n); fits(p) {
-			return p, false, nil
-		}
-	}
-	if c.dst.Sink != nil && c.dst.runs == nil {
-		p = c.dst.View(off, n)
-		placed = fits(p)
-	}
-	if !placed {
-		if p, err = c.room(ctx, l, n); err != nil {
-			return nil, false, err
-		}
-	}
-	switch {
-	case c.layout: // it is there: see copy
-	case c.src.runs != nil:
-		err = c.b.uncompress(ctx, c.src, l.block, i, p)
-	case c.coded && c.device: // a block is not pinned
-		for done := 0; done < len(p) && err == nil; {
-			var chunk []byte
-			if chunk, err = c.lanes.pinned(ctx, l); err == nil {
-				chunk = chunk[:min(len(chunk), len(p)-done)]
-				err = fetch(ctx, c.src, chunk, off+int64(done))
-				done += copy(p[done:], chunk)
-			}
-		}
-	default:
-		err = fetch(ctx, c.src, p, off)
-	}
-	return p, placed, err
-}
-
-// fetch brings bytes to p, and returns when they are there.
-func fetch(ctx context.Context, src Source, p []byte, off int64) error {
-	wait, err := src.Fetch(ctx, p, off)
-	if err != nil || wait == nil {
-		return err
-	}
-	return wait()
-}
-
-// store brings bytes in host memory to the sink.
-func (c *copying) store(ctx context.Context, l *lane, i int, p []byte, off int64, with codec.Codec) error {
-	switch {
-	case c.dst.runs != nil:
-		return c.compress(ctx, l.block, &c.dst.runs[i], p, with)
-	case c.coded && c.device: // a block is not pinned
-		chunk, err := c.lanes.pinned(ctx, l)
-		if err != nil {
+	for part := range slices.Chunk(p, len(l.chunk)) {
+		if err := c.src.Fetch(ctx, l.chunk[:len(part)], off); err != nil {
 			return err
 		}
-		for part := range slices.Chunk(p, len(chunk)) {
-			if err := c.dst.Store(ctx, chunk[:copy(chunk, part)], off); err != nil {
-				return err
-			}
-			off += int64(len(part))
-		}
-		return nil
+		off += int64(copy(part, l.chunk))
 	}
-	return c.dst.Store(ctx, p, off)
+	return nil
 }
 
 // compress makes a run of p, whose length is a multiple of a page, and stores it.
-func (c *copying) compress(
-	ctx context.Context, block *block, run *payload.Run, p []byte, with codec.Codec,
-) (err error) {
+func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, p []byte, with codec.Codec) (err error) {
 	run.Codec, run.Frames = uint8(with), nil
-	stored := block.stored[:0]
+	stored := l.stored[:0]
 	for frame := range slices.Chunk(p, int(c.dst.frame)) {
 		before := len(stored)
 		if with == codec.None {
@@ -395,10 +339,10 @@ func (c *copying) compress(
 		}
 		run.Frames = append(run.Frames, uint32(len(stored)-before))
 	}
-	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.turn.Fixed != codec.Auto {
+	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.with != codec.Auto {
 		return err
 	}
-	return c.b.Choose.Sample(&c.b.coders, c.turn.Disk, int64(len(p)), block.stored, func(off, n int64) ([]byte, error) {
+	return c.b.Choose.Sample(&c.b.coders, c.disk, int64(len(p)), l.stored, func(off, n int64) ([]byte, error) {
 		return p[off:][:n], nil
 	})
 }
@@ -413,23 +357,13 @@ func (c *copying) storeRun(ctx context.Context, run *payload.Run, stored []byte)
 	return c.dst.Store(ctx, stored, run.Offset)
 }
 
-// copyRun copies a run as it is stored.
-func (c *copying) copyRun(ctx context.Context, l *lane, from, to *payload.Run) error {
-	stored, err := stored(ctx, c.src, from, l.block.stored)
-	if err != nil {
-		return err
-	}
-	to.Codec, to.Frames = from.Codec, from.Frames
-	return c.storeRun(ctx, to, l.block.stored[:copy(l.block.stored, stored)])
-}
-
 // stored returns a run's bytes, verified: where they are, or in room.
 func stored(ctx context.Context, src *bytesFrom, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
 	p := src.View(run.Offset, n)
 	if int64(len(p)) < n {
 		p = room[:image.RoundUp(n, tier.Page)]
-		if err := fetch(ctx, src, p, run.Offset); err != nil {
+		if err := src.Fetch(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}
 		p = p[:n]
@@ -441,14 +375,14 @@ func stored(ctx context.Context, src *bytesFrom, run *payload.Run, room []byte) 
 	return p, nil
 }
 
-// uncompress brings run i to p. A run that nothing was gained by compressing is read straight to p, and
-// compared with the checksums of the body alone.
-func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, block *block, i int, p []byte) error {
+// uncompress brings run i to p. A run that nothing was gained by compressing is read straight to p,
+// and compared with the checksums of the body alone.
+func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, l *lane, i int, p []byte) error {
 	run := &src.runs[i]
 	if run.Stored() == int64(len(p)) {
-		return fetch(ctx, src, p, run.Offset)
+		return src.Fetch(ctx, p, run.Offset)
 	}
-	stored, err := stored(ctx, src, run, block.stored)
+	stored, err := stored(ctx, src, run, l.stored)
 	if err != nil {
 		return err
 	}
@@ -474,32 +408,19 @@ func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) 
 	return c
 }
 
-// run runs a job. A panic of its functions is an error that concerns the batch alone, as in safely.
-// A panic of a file system, which is an error already, may concern others.
-func run[R any](ctx context.Context, j pump.Job[R]) error {
-	err := j.Run(ctx)
-	if p, ok := err.(*guard.PanicError); ok && p.What == pump.Panicked {
-		return panicked(p.Value)
-	}
-	return err
-}
-
-// safely makes a panic of a device or a layout an error, so that what is under way
-// is waited for and what was taken is given back.
+// safely makes a panic of a device or a layout an error, so that what is in progress is waited for
+// and what was taken is given back. The error concerns the batch alone. A panic of a file system,
+// which is an error already, may concern others. A broken lock order stays a panic, because an
+// invariants build must not hide it.
 func safely(f func() error) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
-			err = panicked(p)
+		p := recover()
+		if v, ok := p.(lockrank.Violation); ok {
+			panic(v)
+		}
+		if p != nil {
+			err = &batch.UnmovableError{Err: fmt.Errorf("convert: a transfer panicked: %v", p)}
 		}
 	}()
 	return f()
-}
-
-// panicked makes a panic an error, except for a broken lock order, which an
-// invariants build must not hide.
-func panicked(p any) error {
-	if v, ok := p.(lockrank.Violation); ok {
-		panic(v)
-	}
-	return &batch.UnmovableError{Err: fmt.Errorf("convert: a transfer panicked: %v", p)}
 }

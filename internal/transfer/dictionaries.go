@@ -34,17 +34,26 @@ import (
 // holds it. It is recognised by the array.Data that it was laid out from, or that a record of
 // Spillway's was opened with.
 //
+// A request for room is for a batch's body and for the dictionaries that its target lacks,
+// together, so no caller has room for one of them and waits for the other. No reference is held
+// during such a wait. A reference would keep a dictionary in the target while the batches that
+// share it are evicted, and two waiters, each with a dictionary that the other has no use for,
+// could fill a space that has room for either of them. So a dictionary may leave the target during
+// the wait. A caller that has its room takes references to the dictionaries that are still there
+// (Pin), and asks for room again if more are missing now: package convert. While it has the
+// references, it waits for copies that others make in their own room, for permits, streams and
+// memory of lanes, but not for room.
+//
 // The zero value is empty and ready. The mutex is held for table look-ups only:
 // never while bytes are copied or memory is taken or freed.
 type Dictionaries struct {
 	Mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		Known  map[weak.Pointer[array.Data]]identity
-		Made   map[*batch.Descriptor]*Dictionary
-		Last   map[family]*Dictionary // the longest of each family
-		seed   uint64                 // of the sums of values
-		bytes  map[tier.ID]int64      // charged for copies that are there
-		Yields int                    // of the mutex; tests count them
+		Known map[weak.Pointer[array.Data]]identity
+		Made  map[*batch.Descriptor]*Dictionary
+		Last  map[family]*Dictionary // the longest of each family
+		seed  uint64                 // of the sums of values
+		bytes map[tier.ID]int64      // charged for copies that are there
 	}
 }
 
@@ -96,18 +105,12 @@ type DictCopy struct {
 	// reference may read it.
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
-	opened []typedArray // the arrays that records in host memory share, each with a reference and its lease
-	base   *DictCopy    // of the dictionary that it extends, with a reference
+	opened []*array.Data // that records in host memory share, one a type, each with a reference and its lease
+	base   *DictCopy     // of the dictionary that it extends, with a reference
 
 	// Of one that extends no other one, in host memory: see extended.go.
 	longest *DictCopy  // of those that extend it
 	whole   *assembled // nil if none was opened; goes with longest
-}
-
-// typedArray is an array as one of the types that a dictionary is used as.
-type typedArray struct {
-	dt   arrow.DataType
-	data *array.Data
 }
 
 // Charged returns what the copies in a space are charged.
@@ -259,26 +262,11 @@ func Distinct(dicts []*Dictionary) []*Dictionary {
 	return once
 }
 
-// UnderLock is for how many dictionaries the mutex is held at a time: some 10 µs.
-const UnderLock = 128
-
-// yieldLocked is called for each of many dictionaries, from number 0 on. Now and then it lets
-// others have the mutex, so that a batch of many does not hold the others up.
-func (s *Dictionaries) yieldLocked(i int) {
-	if i == 0 || i%UnderLock != 0 {
-		return
-	}
-	s.Mu.Yields++
-	s.Mu.Unlock()
-	s.Mu.Lock()
-}
-
 // LetGo ends the holding of dictionaries.
 func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	for i, d := range dicts {
-		s.yieldLocked(i)
+	for _, d := range dicts {
 		s.leaveLocked(d)
 	}
 }
@@ -312,7 +300,6 @@ func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	for i, d := range descs {
-		s.yieldLocked(i)
 		if out[i] = s.Mu.Made[d]; out[i] == nil {
 			out[i] = &Dictionary{Store: s, Body: d.Body}
 		}
@@ -346,8 +333,7 @@ func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*Dict
 func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (pins []*DictCopy, missing int64) {
 	var away []*Dictionary
 	s.Mu.Lock()
-	for i, d := range dicts {
-		s.yieldLocked(i)
+	for _, d := range dicts {
 		switch c := d.copyLocked(space); {
 		case c == nil || c.buf == nil:
 			away = append(away, d)
@@ -373,53 +359,46 @@ var ErrChanged = errors.New("convert: a dictionary was changed while it was in u
 // caller that makes a copy waits for no other that does, so this ends. The caller holds d, or a
 // copy of it.
 func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.Space,
-	bring func() (*tier.Buffer, *batch.Descriptor, error)) (*DictCopy, error) {
-	for {
-		s.Mu.Lock()
-		c := d.copyLocked(space)
-		switch {
-		case c == nil:
-			c = &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
-			d.Copies = append(d.Copies, c)
-			s.Mu.Unlock()
-			return c, s.finish(c, bring)
-		case c.buf != nil:
-			c.Refs++
-			d.Users++
-			s.Mu.Unlock()
-			return c, nil
-		}
+	bring func() (*tier.Buffer, *batch.Descriptor, error)) (c *DictCopy, err error) {
+	s.Mu.Lock()
+	for c = d.copyLocked(space); c != nil && c.buf == nil; c = d.copyLocked(space) {
 		s.Mu.Unlock()
 		select {
 		case <-c.ended:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+		s.Mu.Lock()
 	}
-}
-
-// finish makes what acquire has announced. Also a panic ends the announcement.
-func (s *Dictionaries) finish(c *DictCopy, bring func() (*tier.Buffer, *batch.Descriptor, error)) (err error) {
+	if c != nil {
+		c.Refs++
+		d.Users++
+		s.Mu.Unlock()
+		return c, nil
+	}
+	c = &DictCopy{Dict: d, space: space, ended: make(chan struct{})}
+	d.Copies = append(d.Copies, c)
+	s.Mu.Unlock()
 	lockrank.AssertNone("a dictionary is copied")
 	var buf *tier.Buffer
 	var desc *batch.Descriptor
-	err = errors.New("convert: the copy of a dictionary was broken off")
+	err = errors.New("convert: the copy of a dictionary was broken off") // by a panic
 	defer func() {
 		s.Mu.Lock()
 		if err == nil {
 			err = s.publishLocked(c, buf, desc)
 		}
 		if err != nil {
-			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+			d.Copies = slices.DeleteFunc(d.Copies, func(o *DictCopy) bool { return o == c })
 		}
 		s.Mu.Unlock()
 		close(c.ended)
 		if err != nil {
-			err = errors.Join(err, buf.Release())
+			c, err = nil, errors.Join(err, buf.Release())
 		}
 	}()
 	buf, desc, err = bring()
-	return err
+	return c, err
 }
 
 // publishLocked lets others see a copy.
@@ -432,7 +411,8 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 			s.Mu.Made = make(map[*batch.Descriptor]*Dictionary)
 		}
 		s.Mu.Made[desc] = d
-	case d.desc != desc && (!slices.Equal(d.desc.Sums, desc.Sums) || !slices.Equal(d.desc.Dictionaries, desc.Dictionaries)):
+	case d.desc != desc &&
+		(!slices.Equal(d.desc.Sums, desc.Sums) || !slices.Equal(d.desc.Dictionaries, desc.Dictionaries)):
 		return ErrChanged
 	}
 	c.buf, c.Refs = buf, 1
@@ -458,41 +438,42 @@ func (c *DictCopy) Descriptor() *batch.Descriptor { return c.Dict.desc }
 // Buffer returns the bytes.
 func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
 
-// Release gives one reference up; the last one frees the copy. Its memory stays
-// for as long as arrays that were opened in it need it.
-func (c *DictCopy) Release() (err error) {
+// Release gives one reference up; the last one frees the copy, and releases that of its base. Its
+// memory stays for as long as arrays that were opened in it need it.
+func (c *DictCopy) Release() error {
 	s := c.Dict.Store
-	for last := true; last && c != nil; c = c.base {
-		s.Mu.Lock()
-		if c.Refs == 0 {
-			s.Mu.Unlock()
-			if invariants.Enabled {
-				panic("convert: a dictionary was released more often than taken")
-			}
-			return errors.Join(err, tier.ErrReleased)
-		}
-		var opened []typedArray
-		var whole *assembled
-		if c.Refs--; c.Refs > 0 {
-			last = false
-		} else {
-			c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
-			s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
-			opened, c.opened = c.opened, nil
-			if root := c.root(); root.longest == c {
-				whole, root.whole, root.longest = root.whole, nil, nil
-				s.Mu.bytes[c.space.ID()] -= whole.charge()
-			}
-		}
-		s.leaveLocked(c.Dict)
+	s.Mu.Lock()
+	if c.Refs == 0 {
 		s.Mu.Unlock()
-		if !last {
-			return err
+		if invariants.Enabled {
+			panic("convert: a dictionary was released more often than taken")
 		}
-		for _, o := range opened {
-			o.data.Release()
+		return tier.ErrReleased
+	}
+	c.Refs--
+	last := c.Refs == 0
+	var opened []*array.Data
+	var whole *assembled
+	if last {
+		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
+		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
+		opened, c.opened = c.opened, nil
+		if root := c.root(); root.longest == c {
+			whole, root.whole, root.longest = root.whole, nil, nil
+			s.Mu.bytes[c.space.ID()] -= whole.charge()
 		}
-		err = errors.Join(err, whole.release(), c.buf.Release())
+	}
+	s.leaveLocked(c.Dict)
+	s.Mu.Unlock()
+	if !last {
+		return nil
+	}
+	for _, o := range opened {
+		o.Release()
+	}
+	err := errors.Join(whole.release(), c.buf.Release())
+	if c.base != nil {
+		err = errors.Join(err, c.base.Release())
 	}
 	return err
 }
@@ -516,9 +497,9 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		opened := c.opened // only ever appended to while there is a reference
 		s.Mu.Unlock()
 		for _, o := range opened {
-			if equal.Types(o.dt, dt) {
-				o.data.Retain()
-				return o.data, nil
+			if equal.Types(o.DataType(), dt) {
+				o.Retain()
+				return o, nil
 			}
 		}
 		desc, extents, release, err := c.inPlace()
@@ -537,7 +518,7 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		if len(c.opened) == len(opened) {
 			if c.base == nil { // else it would keep memory that a longer array replaces
 				data.Retain()
-				c.opened = append(c.opened, typedArray{dt, data})
+				c.opened = append(c.opened, data)
 			}
 			s.nameLocked(c.Dict, weak.Make(data), print)
 			s.Mu.Unlock()
@@ -604,9 +585,9 @@ func (b *Builtin) Again(shared batch.Shared) (batch.Shared, error) {
 	if !ok {
 		return nil, fmt.Errorf("convert: sharing %T: %w", shared, tier.ErrNotSupported)
 	}
-	pins, _ := b.Dicts.Pin(c.space, []*Dictionary{c.Dict})
-	if len(pins) != 1 {
-		return nil, tier.ErrReleased
-	}
-	return pins[0], nil
+	b.Dicts.Mu.Lock()
+	defer b.Dicts.Mu.Unlock()
+	c.Refs++
+	c.Dict.Users++
+	return c, nil
 }

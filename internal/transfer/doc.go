@@ -3,14 +3,14 @@
 //
 //	Builtin.convert ──▶ Builtin.copy       one converter, from every form of an image to every other
 //	Source ──fetch──▶ lane ──store──▶ Sink  in host memory, on a device, or in a file
-//	pump.Job                               lanes, and what they borrow
 //
 //	builtin.go         Builtin; its converter; layouts, digests, verification
 //	copy.go            the loop: pieces, checksums, compression
+//	lanes.go           the goroutines of a transfer, and the memory that they work in
 //	memory.go          Source and Sink of each kind of memory; streams
-//	scratch.go         what lanes work in
 //	dictionaries.go    shared dictionaries
-//	table.go           scattered images: how they are read and allocated
+//	extended.go        dictionaries that begin with the values of others
+//	table.go           scattered images: how they are read
 //	permit.go          permits for disk transfers, and transfers that give way to others
 //	columns_read.go    some columns of a batch on disk, and rows of a batch anywhere
 //
@@ -23,9 +23,10 @@
 //
 // # Tables
 //
-// A batch may also lie on a GPU scattered, as a table: each Arrow buffer in an allocation
-// of its own, as GPU libraries make them. One batched copy of the device's brings them to
-// their places in an image, or from there; no device memory is needed for that.
+// A batch may also be on a GPU scattered, as a table: each Arrow buffer at a place of its own, as
+// GPU libraries make them. One batched copy of the device's brings them to their places in an
+// image; no device memory is needed for that. A table that is made of an image is one allocation,
+// in which the buffers are at the same places.
 //
 //	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
 //	image        │valid│offsets│text │             checksums known, or made as it comes by
@@ -57,16 +58,18 @@
 //	               ╰──── S2, Zstandard, bitpack ────╮
 //	compressed  │ f f  f f │ f f f f │ …                 in one buffer, with a checksum of each run
 //
-// The buffer is as long as the body until all runs are stored. Each lane takes room for its run from
-// one counter, so the runs are in any order. Then the rest of the buffer is given back.
+// The buffer is as long as the body until all runs are stored. Each lane takes room for its run
+// from one counter, so the runs are in any order. Then the rest of the buffer is given back.
 //
 // Builtin.Codec is the codec; codec.Auto measures whether compressing is faster. A read verifies
 // two checksums: that of the stored bytes and that of the image's bytes.
 //
-// Lanes work in scratch memory of 2.25 MiB each: a run as it is stored, and as it is. All transfers
-// together have an eighth of host memory for that, and at least 4.5 MiB. It is drawn from a host
-// space and freed when the transfer ends; if that space is small or full, it comes from the heap. A
-// Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector frees it.
+// Each lane works in a block of 2.25 MiB: a run as it is stored, and as it is. All transfers
+// together have an eighth of host memory for that, and at least 4.5 MiB. A transfer leaves half of
+// it to those that begin later. Blocks are drawn from the host space of the NUMA node, or of the
+// first one, and freed when the transfer ends; if that space is small or full, they come from the
+// heap. A Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector
+// frees it.
 //
 // # Columns
 //
@@ -83,12 +86,12 @@
 //
 // # Permits
 //
-// Every transfer with a disk has a permit (package permit): bytes of the budget of host memory for
-// the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of permits
-// cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move takes the
-// permit last, and keeps it for the transfer only:
+// Every transfer with a disk has a permit (package permit): up to 16 MiB of the budget of host
+// memory for the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of
+// permits cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move
+// takes the permit last, and keeps it for the transfer only:
 //
-//	room in the target → the batch, in transit → a permit → a stream → scratch → a chunk → the disk
+//	room in the target → the batch, in transit → a permit → a stream → a block → a chunk → the disk
 //
 // All callers take them in this order, so a holder waits only for things to the right of what it
 // holds. A holder of a permit waits for no memory, no batch and no other permit. A caller that

@@ -17,9 +17,10 @@ import (
 // stream do: its image has only the values that its base lacks, see image.Chain. So a space stores
 // the common values once. Each copy has a reference to the copy of its base in the same space.
 //
-// Chains stay short: while the new values fit in a page, a dictionary replaces the last image of the
-// chain in place of extending it, and maxRun images of one level are merged into one of the next.
-// A value is then stored once for each level, of which a chain of n pages has log(n)/log(maxRun).
+// Chains stay short: while the new values fit in a page, a dictionary replaces the last image of
+// the chain in place of extending it, and maxRun images of one level are merged into one of the
+// next. A value is then stored once for each level, of which a chain of n pages has
+// log(n)/log(maxRun).
 //
 // Records in host memory need an array in one piece. It is assembled from the longest chain that is
 // there, and shorter ones are slices of it.
@@ -27,8 +28,8 @@ import (
 // maxRun is how many images of one level there may be in a chain.
 const maxRun = 16
 
-// family is where extensions of a dictionary are looked for: at the same place in a record, and with
-// the same first bytes.
+// family is where extensions of a dictionary are looked for: at the same place in a record, and
+// with the same first bytes.
 type family struct {
 	number int
 	head   xxh3.Uint128
@@ -168,8 +169,8 @@ func (c *DictCopy) root() *DictCopy {
 }
 
 // inPlace returns the memory of a copy's array, its descriptor there, and the end of a lease. The
-// caller has a reference to the copy. An extension is assembled first, unless it is the beginning of
-// an array that is assembled.
+// caller has a reference to the copy. An extension is assembled first, unless it is the beginning
+// of an array that is assembled.
 func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 	s, root := c.Dict.Store, c.root()
 	if root == c {
@@ -194,7 +195,8 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 			end()
 		}
 		var err error
-		if whole, err = longest.assemble(); c != longest && (err != nil || !whole.begins(c)) { // damaged, or another array
+		whole, err = longest.assemble()
+		if c != longest && (err != nil || !whole.begins(c)) { // damaged, or another array
 			if err = whole.release(); err == nil {
 				whole, err = c.assemble()
 			}

@@ -1,13 +1,14 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/pump"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -17,9 +18,8 @@ type Source interface {
 	// View returns the bytes at off where they lie: n, or fewer if they do not lie together. It
 	// returns nil if Go code cannot reach them, which then have to be fetched.
 	View(off, n int64) []byte
-	// Fetch begins to bring the bytes at off to p, and returns what waits for that; nil if they are
-	// there.
-	Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error)
+	// Fetch copies the bytes at off to p, and returns when they are there.
+	Fetch(ctx context.Context, p []byte, off int64) error
 }
 
 // Sink is memory to write.
@@ -71,8 +71,8 @@ func (m hostMemory) View(off, n int64) []byte {
 	return nil
 }
 
-func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
-	return nil, image.Gather(p, m, off)
+func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) error {
+	return image.Gather(p, m, off)
 }
 
 func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
@@ -86,8 +86,8 @@ type fileMemory struct {
 	tier.FileMemory
 }
 
-func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) (wait func() error, err error) {
-	return func() error { return corruptFile(m.ReadAt(ctx, p, off)) }, nil
+func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
+	return corruptFile(m.ReadAt(ctx, p, off))
 }
 
 // Store reads, too, where it writes a part of what is sealed as a whole.
@@ -109,12 +109,12 @@ type layoutSource struct {
 	*image.Layout
 }
 
-func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) (wait func() error, err error) {
+func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
 	n, err := s.Next(p)
 	if err == nil && n != len(p) {
 		err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
 	}
-	return nil, err
+	return err
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
@@ -123,12 +123,12 @@ type deviceMemory struct {
 	unseen
 	space  *tier.Space
 	parts  image.Parts
-	whole  tier.DeviceMemory // of an image that is not scattered: what parts are of
+	whole  tier.DeviceMemory // what parts are of; nil if they are at separate places, to be read only
 	stream *stream
 }
 
-// stream is a stream of a device while a transfer has it. The lock lets one lane at a time put copies
-// on it.
+// stream is a stream of a device while a transfer has it. The lock lets one lane at a time put
+// copies on it.
 type stream struct {
 	tier.Stream
 	dev     tier.Device
@@ -136,50 +136,39 @@ type stream struct {
 	regions []tier.Region // room for those of one copy
 }
 
-func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
-	e, err := m.copy(m.parts.Gather, p, off)
-	if e == nil || err != nil {
-		return nil, err
-	}
-	return func() error { return await(e, nil) }, nil
+func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
+	s := m.stream
+	return await(s.put(func() error {
+		s.regions = m.parts.Gather(s.regions[:0], p, off)
+		switch r := s.regions; {
+		case len(r) == 0:
+			return nil
+		case len(r) == 1 && r[0].HostDst != nil:
+			return s.dev.CopyToHost(s.Stream, r[0].HostDst, r[0].Src)
+		default:
+			return s.dev.CopyRegions(s.Stream, r)
+		}
+	}))
 }
 
 func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
-	return await(m.copy(m.parts.Scatter, p, off))
+	s := m.stream
+	return await(s.put(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) }))
 }
 
-// copy puts the regions of p on the stream, as one piece of work. The event is nil if there are none.
-func (m *deviceMemory) copy(
-	regions func([]tier.Region, []byte, int64) []tier.Region, p []byte, off int64,
-) (tier.Event, error) {
-	s := m.stream
+// put puts the copies of f on the stream, as one piece of work, and returns the event after it.
+func (s *stream) put(f func() error) (tier.Event, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.regions = regions(s.regions[:0], p, off)
-	return s.copyRegions(s.regions)
-}
-
-// copyRegions puts copies on the stream as one piece of work; the event is nil if there are none.
-func (s *stream) copyRegions(regions []tier.Region) (tier.Event, error) {
-	var err error
-	switch {
-	case len(regions) == 0:
-		return nil, nil
-	case len(regions) == 1 && regions[0].HostDst != nil:
-		err = s.dev.CopyToHost(s.Stream, regions[0].HostDst, regions[0].Src)
-	case len(regions) == 1 && regions[0].HostSrc != nil:
-		err = s.dev.CopyToDevice(s.Stream, regions[0].Dst, regions[0].HostSrc)
-	default:
-		err = s.dev.CopyRegions(s.Stream, regions)
-	}
-	if err != nil {
+	if err := f(); err != nil {
 		return nil, err
 	}
 	return s.record()
 }
 
-// record returns the event after the work that is on the stream. Where the device cannot give one, it
-// waits for the stream instead, so that no copy is under way in memory that the caller takes back.
+// record returns the event after the work that is on the stream. Where the device cannot give one,
+// it waits for the stream instead, so that no copy is in progress in memory that the caller takes
+// back.
 func (s *stream) record() (tier.Event, error) {
 	e, err := s.dev.Record(s.Stream)
 	if err != nil {
@@ -188,49 +177,48 @@ func (s *stream) record() (tier.Event, error) {
 	return e, nil
 }
 
-// await waits for a copy, if there is one. It does not end with a context, because the copy uses
-// memory that the caller takes back.
+// await waits for a copy. It does not end with a context, because the copy uses memory that the
+// caller takes back.
 func await(e tier.Event, err error) error {
-	if e == nil || err != nil {
+	if err != nil {
 		return err
 	}
 	return tier.Wait(context.Background(), e)
 }
 
 // onStreams borrows a stream for each of the devices, and runs f, which leaves no work on them. It
-// borrows them in the order of the spaces; otherwise two moves in opposite directions could each hold
-// the stream that the other needs. Memory of one device uses one stream, because a second one may
-// never be free.
+// borrows them in the order of the spaces; otherwise two moves in opposite directions could each
+// hold the stream that the other needs. Memory of one device uses one stream, because a second one
+// may never be free.
 func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func() error) error {
-	if len(devices) == 0 {
-		return f()
+	slices.SortFunc(devices, func(m, o *deviceMemory) int {
+		return cmp.Compare(m.space.ID().Ordinal, o.space.ID().Ordinal)
+	})
+	for i, m := range devices {
+		if i > 0 && m.space == devices[i-1].space {
+			m.stream = devices[i-1].stream
+			continue
+		}
+		pool, err := b.Streams(m.space.ID())
+		if err != nil {
+			return err
+		}
+		s, err := pool.Borrow(ctx)
+		if err != nil {
+			return err
+		}
+		defer pool.Return(s)
+		m.stream = &stream{Stream: s, dev: pool.Device()}
 	}
-	first, rest := devices[0], devices[1:]
-	if len(rest) > 0 && rest[0].space.ID().Ordinal < first.space.ID().Ordinal {
-		first, rest = rest[0], devices[:1]
-	}
-	pool, err := b.Streams(first.space.ID())
-	if err != nil {
-		return err
-	}
-	s, err := pool.Borrow(ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Return(s)
-	first.stream = &stream{Stream: s, dev: pool.Device()}
-	if len(rest) > 0 && rest[0].space == first.space {
-		rest[0].stream, rest = first.stream, nil
-	}
-	return b.onStreams(ctx, rest, f)
+	return f()
 }
 
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
-// each other are tier.ErrNotSupported.
-func copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
+// each other are tier.ErrNotSupported. No copy is in progress when it returns.
+func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 	rest, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
-	if dst.whole != nil && size < dst.whole.Size() { // what an image has between its buffers is zero
+	if size < dst.whole.Size() { // what an image has between its buffers is zero
 		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
 		if err == nil {
 			err = await(to.record())
@@ -239,29 +227,45 @@ func copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
 			return err
 		}
 	}
-	pieces := int((size + MaxPiece - 1) / MaxPiece)
-	events := make([]tier.Event, pieces)
+	done := false
+	defer func() { // also after a panic of a device
+		if !done {
+			err = errors.Join(err, from.Sync())
+		}
+	}()
 	var piece []tier.Region
-	job := pump.Job[struct{}]{Pieces: pieces, Lanes: copiesUnderWay, Quick: quickCopy}
-	job.Begin = func(_ struct{}, i int) (err error) {
+	var events []tier.Event // of the pieces in progress, in order
+	for len(rest) > 0 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		piece, rest = onePiece(piece[:0], rest)
 		if to == from {
-			events[i], err = from.copyRegions(piece)
-			return err
-		}
-		for n, r := range piece {
-			if err := from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size); err != nil {
-				if n > 0 { // what is on the stream already must not go on without us
-					err = errors.Join(err, from.Sync())
+			err = from.dev.CopyRegions(from.Stream, piece)
+		} else {
+			for _, r := range piece {
+				if err == nil {
+					err = from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size)
 				}
-				return err
 			}
 		}
-		events[i], err = from.record()
-		return err
+		var e tier.Event
+		if err == nil {
+			e, err = from.dev.Record(from.Stream)
+		}
+		if events = append(events, e); err == nil && len(events) >= deviceLanes {
+			err = await(events[0], nil)
+			events = events[1:]
+		}
+		if err != nil {
+			return err
+		}
 	}
-	job.Do = func(_ context.Context, _ struct{}, i int) error { return await(events[i], nil) }
-	return run(ctx, job)
+	if len(events) > 0 {
+		err = await(events[len(events)-1], nil)
+	}
+	done = err == nil
+	return err
 }
 
 // onePiece takes MaxPiece bytes of the copies.

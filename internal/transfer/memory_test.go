@@ -46,7 +46,7 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 	defer fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})()
 	var c *image.CorruptError
 	_, _, at := file.Locate(64 << 10)
-	if err := fetch(t.Context(), file, make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
+	if err := file.Fetch(t.Context(), make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
 		t.Errorf("reading: %v", err)
 	}
 }
@@ -143,14 +143,14 @@ type pageMemory struct {
 	pages map[int64][]byte
 }
 
-func (m *pageMemory) Fetch(_ context.Context, p []byte, off int64) (wait func() error, err error) {
+func (m *pageMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for part := range slices.Chunk(p, tier.Page) {
 		copy(part, m.pages[off])
 		off += tier.Page
 	}
-	return nil, nil
+	return nil
 }
 
 func (m *pageMemory) Store(_ context.Context, p []byte, off int64) error {
@@ -174,7 +174,8 @@ func (heapChunks) Chunk() int64                           { return 64 << 10 }
 // TestAnotherKindOfMemory: a Source and a Sink are all that a further tier needs. Bytes go from and to
 // host memory, between two such memories, and through a compressed form.
 func TestAnotherKindOfMemory(t *testing.T) {
-	b := &Builtin{Codec: codec.S2, Staging: func(int) (Staging, error) { return heapChunks{}, nil }}
+	b := &Builtin{Codec: codec.S2, Scratch: blocks(LeastBlocks)}
+	b.Staging = func(int) (Staging, error) { return heapChunks{}, nil }
 	sound := bytes.Repeat([]byte("another kind of memory\n"), 3*MaxPiece/20)
 	sound = sound[:len(sound)/tier.Page*tier.Page]
 	size := int64(len(sound))

@@ -8,14 +8,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DiskUnderWay is how many bytes of one transfer a volume has under way between host
-// memory and its file: eight requests of 1 MiB, as volumes have by default.
-const DiskUnderWay = StagedUnderWay << 20
+// DiskUnderWay is the most pinned memory that a transfer with a disk uses at a time, and what it
+// has a permit for: StagedUnderWay requests.
+const DiskUnderWay = StagedUnderWay * hostRead
 
 // duty is a context's value: for whom a transfer is made, and whether it has a permit already.
 type duty struct {
@@ -35,7 +36,7 @@ func ForMonitor(ctx context.Context) context.Context {
 // made in the time that they spare. The zero value is ready.
 type turns struct {
 	mu     sync.Mutex
-	others int                     // that are under way, or wait for a permit
+	others int                     // that are in progress, or wait for a permit
 	last   time.Time               // when the last of them has ended
 	cancel context.CancelCauseFunc // of the one in spare time; nil if there is none
 }
@@ -139,38 +140,25 @@ func (b *Builtin) NeedsPermits() error {
 	return nil
 }
 
-// Permitted runs f, which transfers bodies of at most body bytes, one after the other, from src to
-// dst, with a permit if one of them is a disk. If src is nil, the source is memory of the program; if
-// dst is nil, the bytes are only looked at. The permit is for the most bytes of pinned memory that
-// such a transfer uses at a time: of the arena, or of the staging chunks.
-func (b *Builtin) Permitted(
-	ctx context.Context, dst, src *tier.Space, body int64, f func(context.Context) error,
-) error {
-	is := func(s *tier.Space, k tier.Kind) bool { return s != nil && s.Kind() == k }
-	if body == 0 || !is(dst, tier.Disk) && !is(src, tier.Disk) {
-		return f(ctx)
+// underWay returns how many bytes a transfer of an image with these dictionaries, one after the
+// other, has in progress at most. It is 0 if there is nothing to transfer.
+func underWay(d *batch.Descriptor, shared []batch.Shared) int64 {
+	if len(shared) > 0 {
+		return DiskUnderWay
 	}
-	var pinned int64
-	var err error
-	switch {
-	case is(src, tier.Host):
-		pinned = DiskUnderWay
-	case is(dst, tier.Host):
-		pinned = ReadsAhead * MaxPiece
-	default:
-		pinned, err = b.StagedAtOnce(nodeOf(src, dst))
-	}
-	if err != nil {
-		return err
-	}
-	return b.OnDisk(ctx, min(body, pinned), is(dst, tier.Disk), f)
+	return min(d.Body, DiskUnderWay)
 }
 
-// StagedAtOnce returns how many bytes of chunks a staged transfer uses at a time.
-func (b *Builtin) StagedAtOnce(node int) (int64, error) {
-	pool, err := b.Staging(node)
-	if err != nil {
-		return 0, err
+// Permitted runs f, which transfers bytes from src to dst and has so many of them in progress at a
+// time, with a permit if one of them is a disk. If src is nil, the source is memory of the program;
+// if dst is nil, the bytes are only looked at. A panic of f is an error, as in safely.
+func (b *Builtin) Permitted(
+	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
+) error {
+	is := func(s *tier.Space) bool { return s != nil && s.Kind() == tier.Disk }
+	guarded := func(ctx context.Context) error { return safely(func() error { return f(ctx) }) }
+	if bytes == 0 || !is(dst) && !is(src) {
+		return guarded(ctx)
 	}
-	return StagedUnderWay * pool.Chunk(), nil
+	return b.OnDisk(ctx, min(bytes, DiskUnderWay), is(dst), guarded)
 }

@@ -24,10 +24,10 @@
 //
 // # Waiting
 //
-// Waiters are served first come, first served, with a bounded bypass. Each budget has a line of the
-// waiters that need some of it, and so have the slots. While the head of a line does not fit, others
-// that fit may be served before it, but at most Config.Bypass. Then the pool keeps for it what is free
-// of everything of which it heads the line. A request that needs nothing of that passes freely.
+// Waiters are served first come, first served, with a bounded bypass. The oldest waiter for a
+// budget, or for the slots, is its head. While a head does not fit, others that fit may be served
+// before it, but at most Config.Bypass that need something of which it is the head. Then the pool
+// keeps what is free of that for it. A request that needs nothing of that passes freely.
 //
 // A wait ends when the request is granted, when its context ends, by Close, or when lowered limits
 // make it impossible to grant.
@@ -52,7 +52,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -87,8 +86,8 @@ type Config struct {
 	Budgets []Budget
 	// Slots is the number of spill slots, as new(8), or Unlimited. Nil means 16.
 	Slots *int
-	// Bypass is how many requests may be served before the head of a line while that does not fit. 0
-	// means 16. If it is negative, no request may bypass the head.
+	// Bypass is how many requests may be served before a head while that does not fit. 0 means 16.
+	// If it is negative, no request may bypass a head.
 	Bypass int
 }
 
@@ -98,13 +97,13 @@ func (c Config) Validate() error {
 	return err
 }
 
-// Request lists what a permit is to have. The zero value asks for nothing, and each open pool grants
-// it.
+// Request lists what a permit is to have. The zero value asks for nothing, and each open pool
+// grants it.
 type Request struct {
 	Bytes map[string]int64 // by the names of the budgets
 	Spill bool             // a slot, which writing to disk requires
-	// Capped limits each number of bytes to the budget's total. It is for transfers that can work with
-	// less, and must not be refused when a budget is small.
+	// Capped limits each number of bytes to the budget's total. It is for transfers that can work
+	// with less, and must not be refused when a budget is small.
 	Capped bool
 }
 
@@ -138,26 +137,18 @@ type BudgetStats struct {
 
 // Pool grants permits. It is safe for concurrent use. The package doc describes its fairness.
 type Pool struct {
-	budgets []*budget // in their order
-	slots   *budget   // counts slots instead of bytes; a Total of math.MaxInt64 is no limit
-	bypass  int
+	// all are the slots, which are counted as bytes are, and then the budgets in their order. A
+	// Total of math.MaxInt64 is no limit. The names never change; mu guards the numbers.
+	all    []BudgetStats
+	number map[string]int // of a budget in all
+	bypass int
 
-	mu struct { // also guards the budgets above, and the permits until they are granted
+	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		waiting int
-		arrived int64 // requests that have waited so far
-		held    int   // permits
-		closed  bool
+		queue  []*Permit // waiters, in order of arrival
+		held   int       // permits
+		closed bool
 	}
-}
-
-type budget struct {
-	BudgetStats
-	line fairqueue.Queue[*Permit] // waiters that need some of it; lacksLocked bounds the bypasses, not the queue
-}
-
-func newBudget(name string, total int64) *budget {
-	return &budget{BudgetStats{Name: name, Total: total}, fairqueue.Queue[*Permit]{Bypass: math.MaxInt}}
 }
 
 // New returns a pool, which the caller must Close.
@@ -168,13 +159,14 @@ func New(cfg Config) (*Pool, error) {
 	if len(cfg.Budgets) == 0 {
 		return nil, errors.New("permit: a pool needs a budget (nil means the defaults)")
 	}
-	p := &Pool{slots: newBudget("", 0), bypass: cmp.Or(cfg.Bypass, 16)}
+	p := &Pool{all: make([]BudgetStats, 1), number: make(map[string]int), bypass: cmp.Or(cfg.Bypass, 16)}
 	for _, b := range cfg.Budgets {
-		if b.Name == "" || p.budget(b.Name) != nil || b.Bytes < 1 {
+		if b.Name == "" || p.number[b.Name] > 0 || b.Bytes < 1 {
 			return nil, fmt.Errorf("permit: budget %q of %d bytes: want a name of its own and more than 0 bytes",
 				b.Name, b.Bytes)
 		}
-		p.budgets = append(p.budgets, newBudget(b.Name, b.Bytes))
+		p.number[b.Name] = len(p.all)
+		p.all = append(p.all, BudgetStats{Name: b.Name, Total: b.Bytes})
 	}
 	if err := p.SetSlots(*cmp.Or(cfg.Slots, new(16))); err != nil {
 		return nil, err
@@ -182,20 +174,10 @@ func New(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// budget returns the budget of that name; nil if there is none.
-func (p *Pool) budget(name string) *budget {
-	for _, b := range p.budgets {
-		if b.Name == name {
-			return b
-		}
-	}
-	return nil
-}
-
 // TryAcquire grants all of r now, or changes nothing. Too little of a budget is a
-// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A request that can
-// never be granted is an error that matches reservation.ErrExceeded. The caller must Release the
-// permit.
+// *tier.OutOfBudgetError, no free slot an error that matches tier.ErrOutOfBudget. A request that
+// can never be granted is an error that matches reservation.ErrExceeded. The caller must Release
+// the permit.
 func (p *Pool) TryAcquire(r Request) (*Permit, error) { return p.request(r, false) }
 
 // Acquire is TryAcquire that waits, first come, first served. A request that can never be granted
@@ -215,8 +197,9 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
 	case <-got.done:
 	case <-ctx.Done():
 		p.mu.Lock()
-		if len(got.places) > 0 { // else the wait has ended at the same moment
-			got.endWaitLocked(fairqueue.Ended(ctx, "permit: not granted"))
+		if i := slices.Index(p.mu.queue, got); i >= 0 { // else the wait has ended at the same moment
+			got.err = fairqueue.Ended(ctx, "permit: not granted")
+			p.mu.queue = slices.Delete(p.mu.queue, i, i+1)
 			p.serveLocked() // some of what is free may have been kept for it
 		}
 		p.mu.Unlock()
@@ -227,104 +210,124 @@ func (p *Pool) Acquire(ctx context.Context, r Request) (*Permit, error) {
 	return got, nil
 }
 
-// request grants r if it fits. If not, it refuses r or, if wait is set, puts it into the queue.
+// request grants r if it fits. If not, it refuses r or, if wait is set, leaves it in the queue.
 func (p *Pool) request(r Request, wait bool) (*Permit, error) {
-	got := &Permit{pool: p, has: make(map[*budget]int64), capped: r.Capped}
+	got := &Permit{pool: p, has: make([]int64, len(p.all)), capped: r.Capped}
+	for name, n := range r.Bytes {
+		i := p.number[name]
+		if i == 0 {
+			return nil, fmt.Errorf("permit: %q: %w", name, ErrNoBudget)
+		}
+		if n < 0 {
+			return nil, fmt.Errorf("permit: %d bytes of budget %q: want at least 0", n, name)
+		}
+		got.has[i] = n
+	}
+	if r.Spill {
+		got.has[0] = 1
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mu.closed {
 		return nil, errClosed
 	}
-	for name, n := range r.Bytes {
-		switch of := p.budget(name); {
-		case of == nil:
-			return nil, fmt.Errorf("permit: %q: %w", name, ErrNoBudget)
-		case n < 0:
-			return nil, fmt.Errorf("permit: %d bytes of budget %q: want at least 0", n, name)
-		case n > 0:
-			got.has[of] = n
-		}
-	}
-	if err := got.fitTotalsLocked(); err != nil {
-		return nil, err
-	}
-	if r.Spill {
-		got.has[p.slots] = 1
-	}
-	lacks := got.lacksLocked()
+	p.mu.queue = append(p.mu.queue, got)
+	lacks := p.serveLocked()
 	switch {
-	case lacks == nil:
-		got.grantLocked()
+	case got.err != nil:
+		return nil, got.err
+	case lacks < 0:
 		return got, nil
 	case wait:
 		got.done = make(chan struct{})
-		for of := range got.has {
-			got.places = append(got.places, of.line.Push(got))
-		}
-		p.mu.waiting++
-		p.mu.arrived++
-		got.arrival = p.mu.arrived
 		return got, nil
-	case lacks == p.slots:
+	}
+	p.mu.queue = p.mu.queue[:len(p.mu.queue)-1]
+	of := p.all[lacks]
+	if lacks == 0 {
 		return nil, fmt.Errorf("permit: no spill slot is free: %d of %d are taken (SetSlots makes them more): %w",
-			lacks.Held, lacks.Total, tier.ErrOutOfBudget)
+			of.Held, of.Total, tier.ErrOutOfBudget)
 	}
 	return nil, &tier.OutOfBudgetError{
-		Budget: fmt.Sprintf("permit budget %q (SetTotal makes it larger)", lacks.Name), Requested: got.has[lacks],
-		Remaining: max(0, lacks.Total-lacks.Held), Current: lacks.Held, Limit: lacks.Total,
+		Budget: fmt.Sprintf("permit budget %q (SetTotal makes it larger)", of.Name), Requested: got.has[lacks],
+		Remaining: max(0, of.Total-of.Held), Current: of.Held, Limit: of.Total,
 	}
 }
 
-// serveLocked grants the waiting requests that fit, the oldest first.
-func (p *Pool) serveLocked() {
-	for p.mu.waiting > 0 {
-		var oldest *Permit
-		for of := range p.linesLocked() {
-			e := of.line.Next(func(w *Permit) bool { return w.lacksLocked() == nil })
-			if e != nil && (oldest == nil || e.Value.arrival < oldest.arrival) {
-				oldest = e.Value
+// serveLocked removes the requests that fit from the queue, the oldest first, and those that can
+// never fit. Those behind a request that it grants cannot have made one before it fit, so one pass
+// is enough. It returns something that the last request in the queue lacks, by its number, or -1 if
+// it is granted.
+func (p *Pool) serveLocked() (lacks int) {
+	heads := make([]*Permit, len(p.all)) // of each of all
+	p.mu.queue = slices.DeleteFunc(p.mu.queue, func(w *Permit) bool {
+		lacks = -1
+		for i, n := range w.has {
+			of, head := &p.all[i], heads[i]
+			if n > of.Total && w.capped {
+				n, w.has[i] = of.Total, of.Total
+			}
+			kept := head != nil && head.bypassed >= p.bypass && of.Total < math.MaxInt64
+			switch {
+			case n > of.Total:
+				w.err = fmt.Errorf("permit: %d bytes of budget %q, which has %d in all (SetTotal makes it larger): %w",
+					n, of.Name, of.Total, reservation.ErrExceeded)
+			case n > 0 && (kept || n > of.Total-of.Held):
+				lacks = i
 			}
 		}
-		if oldest == nil {
-			return
-		}
-		oldest.grantLocked()
-		oldest.endWaitLocked(nil)
-	}
-}
-
-// linesLocked yields the budgets and the slots for which somebody waits.
-func (p *Pool) linesLocked() iter.Seq[*budget] {
-	return func(yield func(*budget) bool) {
-		for _, of := range append(slices.Clip(p.budgets), p.slots) {
-			if of.line.Len() > 0 && !yield(of) {
-				return
+		granted := lacks < 0 && w.err == nil
+		var passed []*Permit // heads that have counted w
+		for i, n := range w.has {
+			head := heads[i]
+			switch {
+			case n == 0 || w.err != nil:
+			case granted:
+				p.all[i].Held += n
+				if head != nil && !slices.Contains(passed, head) {
+					head.bypassed++
+					passed = append(passed, head)
+				}
+			case head == nil:
+				heads[i] = w
 			}
 		}
-	}
+		if granted {
+			w.limited = p.all[0].Total < math.MaxInt64
+			p.mu.held++
+		}
+		over := granted || w.err != nil
+		if over && w.done != nil {
+			close(w.done)
+		}
+		return over
+	})
+	return lacks
 }
 
 // Total returns the bytes of a whole budget, and false if the pool has none of that name.
 func (p *Pool) Total(name string) (bytes int64, ok bool) {
-	for _, b := range p.Stats().Budgets {
-		if b.Name == name {
-			return b.Total, true
-		}
+	i := p.number[name]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i == 0 {
+		return 0, false
 	}
-	return 0, false
+	return p.all[i].Total, true
 }
 
 // Stats returns a consistent picture of the pool.
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Waiting: p.mu.waiting, Slots: Unlimited, HeldSlots: int(p.slots.Held)}
-	if p.slots.Total != math.MaxInt64 {
-		s.Slots = int(p.slots.Total)
-		s.FreeSlots = max(0, s.Slots-s.HeldSlots)
+	slots := p.all[0]
+	s := Stats{
+		Budgets: slices.Clone(p.all[1:]), Waiting: len(p.mu.queue),
+		Slots: Unlimited, HeldSlots: int(slots.Held),
 	}
-	for _, b := range p.budgets {
-		s.Budgets = append(s.Budgets, b.BudgetStats)
+	if slots.Total != math.MaxInt64 {
+		s.Slots = int(slots.Total)
+		s.FreeSlots = max(0, s.Slots-s.HeldSlots)
 	}
 	return s
 }
@@ -333,15 +336,15 @@ func (p *Pool) Stats() Stats {
 // that needs more than the new total is refused with an error that matches reservation.ErrExceeded.
 // It is an error if bytes is 0 or less.
 func (p *Pool) SetTotal(name string, bytes int64) error {
-	switch b := p.budget(name); {
-	case b == nil:
+	i := p.number[name]
+	switch {
+	case i == 0:
 		return fmt.Errorf("permit: %q: %w", name, ErrNoBudget)
 	case bytes < 1:
 		return fmt.Errorf("permit: budget %q of %d bytes: want more than 0", name, bytes)
-	default:
-		p.setTotal(b, bytes)
-		return nil
 	}
+	p.setTotal(i, bytes)
+	return nil
 }
 
 // SetSlots changes the number of slots while they are in use, with the meaning of Config.Slots.
@@ -353,19 +356,14 @@ func (p *Pool) SetSlots(n int) error {
 	case n < 1:
 		return fmt.Errorf("permit: a pool of %d slots: want at least 1, or Unlimited", n)
 	}
-	p.setTotal(p.slots, int64(n))
+	p.setTotal(0, int64(n))
 	return nil
 }
 
-func (p *Pool) setTotal(of *budget, total int64) {
+func (p *Pool) setTotal(i int, total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of.Total = total
-	for e := range of.line.All() {
-		if err := e.Value.fitTotalsLocked(); err != nil {
-			e.Value.endWaitLocked(err)
-		}
-	}
+	p.all[i].Total = total
 	p.serveLocked()
 }
 
@@ -379,11 +377,11 @@ func (p *Pool) Close() error {
 		return errClosed
 	}
 	p.mu.closed = true
-	for of := range p.linesLocked() {
-		for e := range of.line.All() {
-			e.Value.endWaitLocked(errClosed)
-		}
+	for _, w := range p.mu.queue {
+		w.err = errClosed
+		close(w.done)
 	}
+	p.mu.queue = nil
 	if p.mu.held > 0 {
 		return &LeakError{p.mu.held}
 	}
@@ -395,92 +393,30 @@ var errClosed = fmt.Errorf("permit: the pool is %w", tier.ErrClosed)
 // Permit is a granted request, and must be released once. It may be used on any goroutine; after
 // its release it has nothing. Release of a nil Permit does nothing.
 //
-// The pool makes a permit when it gets the request. If that does not fit, the permit has a place in
-// the line of each thing that it needs. A call that releases something, or changes a limit, grants
-// it; the end of its context, Close, and a budget that has become too small set err. Each of them
-// removes it from the lines and closes done. From the grant to its release, what it has counts as
-// held and does not change.
+// The pool makes a permit when it gets the request. If that does not fit, the permit is in the
+// queue. A call that releases something, or changes a limit, grants it; the end of its context,
+// Close, and a budget that has become too small set err. Each of them removes it from the queue and
+// wakes the goroutine that waits. From the grant to its release, what it has counts as held and
+// does not change.
 type Permit struct {
 	pool     *Pool
-	has      map[*budget]int64 // bytes, or 1 slot; before the grant what it needs
+	has      []int64 // 0 or 1 slot, and bytes, as in pool.all; before the grant what it needs
 	capped   bool
 	limited  bool // it was granted while the slots were limited
 	released atomic.Bool
 
-	places   []*fairqueue.Entry[*Permit] // while it waits
-	arrival  int64                       // its number among those that have waited
-	bypassed int                         // requests that were served before it while it headed a line
-	done     chan struct{}               // nil if it never waited
+	bypassed int           // requests that were served before it while it was a head
+	done     chan struct{} // nil if it never waited
 	err      error
-}
-
-// fitTotalsLocked returns an error if the permit needs more bytes than a budget has in all. If it is
-// capped, it needs at most these from now on.
-func (p *Permit) fitTotalsLocked() error {
-	for of, n := range p.has {
-		switch {
-		case n <= of.Total:
-		case p.capped:
-			p.has[of] = of.Total
-		default:
-			return fmt.Errorf("permit: %d bytes of budget %q, which has %d in all (SetTotal makes it larger): %w",
-				n, of.Name, of.Total, reservation.ErrExceeded)
-		}
-	}
-	return nil
-}
-
-// lacksLocked returns something that the permit needs and that is not free, or that is kept for the
-// head of its line; nil if there is none.
-func (p *Permit) lacksLocked() *budget {
-	for of, n := range p.has {
-		head := p.beforeLocked(of)
-		kept := head != nil && head.bypassed >= p.pool.bypass && of.Total < math.MaxInt64
-		if kept || n > of.Total-of.Held {
-			return of
-		}
-	}
-	return nil
-}
-
-// beforeLocked returns the head of a line, unless that is p.
-func (p *Permit) beforeLocked(of *budget) *Permit {
-	if head := of.line.Head(); head != nil && head.Value != p {
-		return head.Value
-	}
-	return nil
-}
-
-// grantLocked takes all that the permit needs, which fits. Each other head of a line counts that once.
-func (p *Permit) grantLocked() {
-	var bypassed []*Permit
-	for of, n := range p.has {
-		of.Held += n
-		if head := p.beforeLocked(of); head != nil && !slices.Contains(bypassed, head) {
-			head.bypassed++
-			bypassed = append(bypassed, head)
-		}
-	}
-	p.limited = p.pool.slots.Total < math.MaxInt64
-	p.pool.mu.held++
-}
-
-// endWaitLocked removes the permit from the lines and wakes the goroutine that waits for it.
-func (p *Permit) endWaitLocked(err error) {
-	for _, e := range p.places {
-		e.Remove()
-	}
-	p.places, p.err = nil, err
-	p.pool.mu.waiting--
-	close(p.done)
 }
 
 // Bytes returns how many bytes of a budget the permit has; after its release 0.
 func (p *Permit) Bytes(name string) int64 {
-	if p.released.Load() {
+	i := p.pool.number[name]
+	if i == 0 || p.released.Load() {
 		return 0
 	}
-	return p.has[p.pool.budget(name)]
+	return p.has[i]
 }
 
 // TotalBytes returns how many bytes the permit has of all budgets together. After its release it
@@ -489,14 +425,14 @@ func (p *Permit) TotalBytes() (total int64, err error) {
 	if p.released.Load() {
 		return 0, fmt.Errorf("permit: total bytes: %w", tier.ErrReleased)
 	}
-	for _, b := range p.pool.budgets {
-		total += p.has[b]
+	for _, n := range p.has[1:] {
+		total += n
 	}
 	return total, nil
 }
 
 // CanSpill reports whether the permit has a slot, so that its holder may write to disk.
-func (p *Permit) CanSpill() bool { return p.has[p.pool.slots] > 0 && !p.released.Load() }
+func (p *Permit) CanSpill() bool { return p.has[0] > 0 && !p.released.Load() }
 
 // Limited reports whether the permit's slot is one of a limited number.
 func (p *Permit) Limited() bool { return p.limited && p.CanSpill() }
@@ -513,8 +449,8 @@ func (p *Permit) Release() error {
 	p.pool.mu.Lock()
 	defer p.pool.mu.Unlock()
 	p.pool.mu.held--
-	for of, n := range p.has {
-		of.Held -= n
+	for i, n := range p.has {
+		p.pool.all[i].Held -= n
 	}
 	p.pool.serveLocked()
 	return nil

@@ -1,0 +1,247 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+
+	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/tier"
+)
+
+const (
+	// storedRoom is how long a run may become while it is compressed, before it is stored as it is.
+	storedRoom = payload.RunSize + payload.RunSize/4
+	// BlockSize is how long a block is: a run as it is stored, and a run as it is, each on pages.
+	BlockSize = storedRoom + payload.RunSize
+	// ScratchShare is the part of host memory that all blocks may take together: an eighth, as
+	// staging does. There are LeastBlocks in any case: one compresses while the other is written.
+	ScratchShare = 8
+	LeastBlocks  = 2
+	// maxBlocks are enough where there is much memory, or two for each processor: two transfers
+	// at full depth.
+	maxBlocks = 2 * StagedUnderWay
+	// smallShare is the part of a host space that LeastBlocks may be at most. A smaller space has
+	// no room to spare, and batches would be evicted for them: blocks come from the heap then.
+	smallShare = 3
+)
+
+// Staging is a pool of equal pinned chunks.
+type Staging interface {
+	Borrow(ctx context.Context) ([]byte, error)
+	TryBorrow() ([]byte, bool) // neither waits nor passes waiters
+	Return([]byte)
+	Chunk() int64
+}
+
+// scratch is the blocks that runs are compressed and uncompressed in: no more at a time than a
+// share of host memory. They are drawn from a host space, and so in its books, and freed at the end
+// of each transfer. Where that has no room they are of the heap, because room is made by transfers
+// that need blocks.
+type scratch struct {
+	lent chan struct{}        // has one element for each block that is lent; waiters are served in order
+	from *reservation.Manager // of the host spaces that blocks are drawn from; nil: there are none
+	heap sync.Pool            // *[]byte of BlockSize; what is idle is the collector's
+}
+
+// Bind sets from which host spaces blocks are drawn. It is called before the first transfer.
+func (s *scratch) Bind(m *reservation.Manager) {
+	total := int64(0)
+	for _, h := range m.Spaces().InTier(tier.Host) {
+		total += h.Limit()
+	}
+	n := min(total/ScratchShare/BlockSize, int64(max(maxBlocks, 2*runtime.GOMAXPROCS(0))))
+	s.from, s.lent = m, make(chan struct{}, max(n, LeastBlocks))
+}
+
+// Lent returns how many bytes of blocks are lent.
+func (s *scratch) Lent() int64 { return int64(len(s.lent)) * BlockSize }
+
+// lane is what one of several goroutines of a transfer works with.
+type lane struct {
+	chunk       []byte // pinned; nil unless the transfer needs one
+	stored, raw []byte // a block: a run as it is stored, and as it is; nil unless there is a codec
+	free        func() // ends the use of the block's memory
+}
+
+// room returns memory of a lane for n bytes, or for fewer.
+func (l *lane) room(n int64) []byte {
+	if l.raw != nil {
+		return l.raw[:n]
+	}
+	return l.chunk[:min(n, int64(len(l.chunk)))]
+}
+
+// lanes is the goroutines of a transfer, and what each of them works with. The zero value but for b
+// needs nothing.
+//
+// A transfer has one slot of the edge, its permit, and within it as many lanes as there is memory
+// for when it begins. It waits for the memory of the first lane only: for a block first, then for a
+// chunk. It returns everything when it ends. The holder of a block waits for a chunk, and that of a
+// chunk for disks and devices only, so transfers do not wait for each other in a circle.
+type lanes struct {
+	b      *Builtin
+	node   int // the NUMA node to which the memory is near
+	blocks bool
+	chunks Staging // nil: none are needed
+}
+
+// each calls do for the pieces from first to end, on at most most goroutines, of which the caller's
+// is the first: so a single piece starts none. It calls begin, unless that is nil, before do for
+// one piece at a time, in order. The context of do ends when ctx does, or any piece fails. each
+// returns when all work has ended, with the first error, or with the cause of ctx's end if pieces
+// were left. A panic of begin or do is an error, as in safely.
+func (w lanes) each(
+	ctx context.Context, first, end, most int,
+	begin func(l *lane, i int) error, do func(ctx context.Context, l *lane, i int) error,
+) error {
+	var all []*lane
+	defer func() {
+		for _, l := range all {
+			w.giveBack(l)
+		}
+	}()
+	for len(all) < min(most, end-first) {
+		if lent := w.b.Scratch.lent; w.blocks && len(all) >= LeastBlocks && len(lent) > cap(lent)/2 {
+			break // the others are for transfers that begin meanwhile
+		}
+		l, err := w.borrow(ctx, len(all) == 0)
+		if err != nil {
+			return err
+		}
+		if l == nil {
+			break
+		}
+		all = append(all, l)
+	}
+	cancel := func(error) {}
+	if len(all) > 1 {
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+	}
+	var mu sync.Mutex // guards next and failed, and is held while a piece begins
+	next, failed := first, error(nil)
+	work := func(l *lane) {
+		for {
+			mu.Lock()
+			i, err := next, failed
+			if err == nil && i < end {
+				if err = context.Cause(ctx); err == nil && begin != nil {
+					err = safely(func() error { return begin(l, i) })
+				}
+				next, failed = i+1, err
+			}
+			mu.Unlock()
+			if err != nil {
+				cancel(err)
+			}
+			if err != nil || i >= end {
+				return
+			}
+			if err := safely(func() error { return do(ctx, l, i) }); err != nil {
+				mu.Lock()
+				failed = cmp.Or(failed, err)
+				mu.Unlock()
+			}
+		}
+	}
+	var others sync.WaitGroup
+	for _, l := range all[min(1, len(all)):] {
+		others.Go(func() {
+			labels.Transfer.Set()
+			work(l)
+		})
+	}
+	if len(all) > 0 {
+		work(all[0])
+	}
+	others.Wait()
+	return failed
+}
+
+// borrow returns a lane; nil if there is no memory for one now and wait is not set.
+func (w lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
+	l := new(lane)
+	if w.blocks {
+		select {
+		case w.b.Scratch.lent <- struct{}{}:
+		default:
+			if !wait {
+				return nil, nil
+			}
+			select {
+			case w.b.Scratch.lent <- struct{}{}:
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+		w.b.Scratch.draw(l, w.node)
+	}
+	if w.chunks == nil {
+		return l, nil
+	}
+	var err error
+	ok := true
+	if wait {
+		l.chunk, err = w.chunks.Borrow(ctx)
+	} else {
+		l.chunk, ok = w.chunks.TryBorrow()
+	}
+	if err != nil || !ok {
+		w.giveBack(l)
+		return nil, err
+	}
+	return l, nil
+}
+
+func (w lanes) giveBack(l *lane) {
+	if l.chunk != nil {
+		w.chunks.Return(l.chunk)
+	}
+	if l.free != nil {
+		l.free()
+		<-w.b.Scratch.lent
+	}
+}
+
+// draw gives l the memory of a block that is lent: of the host space of the node, or of the first
+// one that has another node, or of the heap. It moves no batch to make room: that move would wait
+// for a block.
+func (s *scratch) draw(l *lane, node int) {
+	var near *tier.Space
+	if s.from != nil {
+		for _, h := range s.from.Spaces().InTier(tier.Host) {
+			if near == nil || near.Node() != node && h.Node() == node {
+				near = h
+			}
+		}
+	}
+	var block []byte
+	if near != nil && LeastBlocks*BlockSize <= near.Limit()/smallShare {
+		r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, reservation.WithoutClearing())
+		if err == nil {
+			buf, err := r.Alloc(BlockSize)
+			if err = errors.Join(err, r.Release()); err == nil {
+				block = buf.Memory().(tier.HostMemory).Extents()[0]
+				l.free = func() { _ = buf.Release() } // the only one
+			} else {
+				_ = buf.Release()
+			}
+		}
+	}
+	if block == nil {
+		p, ok := s.heap.Get().(*[]byte)
+		if !ok {
+			made := make([]byte, BlockSize+tier.Page)
+			made = made[-address.Of(made)%tier.Page:][:BlockSize]
+			p = &made
+		}
+		block, l.free = *p, func() { s.heap.Put(p) }
+	}
+	l.stored, l.raw = block[:storedRoom:storedRoom], block[storedRoom:BlockSize:BlockSize]
+}
