@@ -141,7 +141,7 @@ level=DEBUG msg="spillway: pressure fell to the stop mark" space=gpu:0 bytes=614
 level=DEBUG msg="spillway: pressure rose to the trigger, and there is no tier below" space=host:0 bytes=4096 capacity=4096 trigger=3276 stop=2457
 level=DEBUG msg="spillway: room is needed that only work in progress can free" space=gpu:0 reason=trigger need=1025 capacity=10240 details="0 wait, 9216 bytes are used of 10240, 0 of them in batches at rest, host:0 has 4096"
 level=WARN msg="spillway: room is needed and no batch can be moved down" space=gpu:0 reason=trigger need=1025 capacity=10240 details="0 wait, 9216 bytes are used of 10240, 9216 of them in batches at rest, host:0 has 4096"
-level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 space=gpu:0 to=host:0 form=gpu-image bytes=9216 error="batch 7 cannot be converted: no converter"
+level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 space=gpu:0 to=host:0 form=image bytes=9216 error="batch 7 cannot be converted: no converter"
 `
 		want += fmt.Sprintf("level=DEBUG msg=\"spillway: a space is lost\" space=gpu:0 error=%q\n", gpu.Lost())
 		if out.String() != want {

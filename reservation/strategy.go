@@ -35,8 +35,22 @@ type Sized interface {
 
 // AnyInTier is every space of a kind, the one with the most room first, less what others hold on
 // its device; of spill volumes the one whose turn it is, so that each gets bytes in proportion to
-// how fast it takes them.
-func AnyInTier(k tier.Kind) Strategy { return &order{kinds: []tier.Kind{k}} }
+// how fast it takes them. Two such strategies of one kind are equal.
+func AnyInTier(k tier.Kind) Strategy {
+	if o := anyInTier[k]; o != nil {
+		return o
+	}
+	return &order{kinds: []tier.Kind{k}} // an unknown kind, which has no spaces
+}
+
+// anyInTier holds the strategies that AnyInTier returns.
+var anyInTier = func() map[tier.Kind]*order {
+	all := make(map[tier.Kind]*order)
+	for k := tier.GPU; k.Valid(); k++ {
+		all[k] = &order{kinds: []tier.Kind{k}}
+	}
+	return all
+}()
 
 // AnyInTierPreferring is every space of a kind: the one with that ordinal first,
 // if there is one, then the others in the order of AnyInTier.
