@@ -374,7 +374,6 @@ type Batch struct {
 	clock    func() int64
 	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
 	panics   *guard.Log         // the engine's, or one to slog.Default
-	entry    atomic.Value
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
@@ -1095,9 +1094,6 @@ func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop)
 // module's packages: repositories, the mover, the monitor, and lists of holders. Programs have no use
 // for them. Callers must keep the rules in their comments.
 
-// Inside returns b. It is for callers that have not been changed yet.
-func (b *Batch) Inside() *Batch { return b }
-
 // Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
 // no method of the payload, so Leased is false.
 func (b *Batch) Cut() Info {
@@ -1113,10 +1109,6 @@ func (b *Batch) Space() *tier.Space {
 	defer b.mu.Unlock()
 	return b.mu.space
 }
-
-// Entry returns where an index of batches stores its record of the batch, so that it need not
-// search for it at each change. All records must have the same type.
-func (b *Batch) Entry() *atomic.Value { return &b.entry }
 
 // Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
 // that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.

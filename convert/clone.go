@@ -64,11 +64,11 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
-		h, err := b.Inside().Read(ctx, tier.ID{})
+		h, err := b.Read(ctx, tier.ID{})
 		if err != nil {
 			return err
 		}
-		if moved(b.Inside().Cut()) {
+		if moved(b.Cut()) {
 			return errors.Join(errStale, h.Close())
 		}
 		out, err = m.convert(ctx, h.Payload(), form, &q.what, r)

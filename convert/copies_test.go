@@ -261,7 +261,7 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	live, cached := map[tier.Kind]int64{tier.Host: m.base}, make(map[tier.Kind]int64)
 	for _, b := range batches {
 		live[b.Info().Space.Kind] += b.Info().Bytes
-		b.Inside().EachClean(func(p batch.Payload) { cached[p.Space().Kind()] += p.Bytes() })
+		b.EachClean(func(p batch.Payload) { cached[p.Space().Kind()] += p.Bytes() })
 	}
 	for k, s := range m.spaces {
 		if u := s.Usage(); u.Live != live[k] || u.Cached != cached[k] || u.Retired != 0 || u.Reserved != 0 || u.Live+u.Cached > s.Capacity() {

@@ -82,7 +82,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			case !mv.opens:
 				return nil, nil
 			case mv.keepsPending:
-				h, err = b.Inside().Read(ctx, now.Space)
+				h, err = b.Read(ctx, now.Space)
 			default:
 				h, err = b.Open(ctx, now.Space, mv.last)
 			}
@@ -185,7 +185,7 @@ func (mv *move) arrived(now batch.Info) bool {
 func (m *Mover) attempt(
 	ctx context.Context, mv *move, q *request, now batch.Info, r reservation.Reservation,
 ) (h *batch.Handle, err error) {
-	b, to, body := mv.b.Inside(), r.Space(), q.what.body
+	b, to, body := mv.b, r.Space(), q.what.body
 	var transit *batch.Transit
 	if q.waits {
 		transit, err = mv.b.Transit(ctx)

@@ -98,7 +98,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	full := disk.Evicted() > before // clean images were dropped for it before it was written
 	emit := m.residentEvents(ctx, now, now.Space, disk.ID(), what.body, true)
 	err = released
-	if !b.Inside().AddClean(out, now.Descriptor, func(kind events.Kind) {
+	if !b.AddClean(out, now.Descriptor, func(kind events.Kind) {
 		switch kind {
 		case events.CopyUsed:
 			emit(events.AheadUsed)

@@ -151,7 +151,7 @@ func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if who.handle == nil { // an image that is no batch's
 		return
 	}
-	v := books.HoldView{Kind: books.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch().Inside()}
+	v := books.HoldView{Kind: books.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
 	if who.owner != nil {
 		v.Owner = who.owner
 	}

@@ -249,7 +249,7 @@ func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
 	if now.State != batch.Released || now.Active > 0 || now.Descriptor == nil {
 		return
 	}
-	if _, _, unread := b.Inside().Arrival(); unread {
+	if _, _, unread := b.Arrival(); unread {
 		m.stats.mu.Lock()
 		defer m.stats.mu.Unlock()
 		m.stats.workLocked(now.Place).Unread += now.Descriptor.Body

@@ -29,7 +29,7 @@ func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	var from *tier.Space
 	room := min(disk.Available(), disk.Together())
 	for _, b := range all {
-		img := m.joins(b, b.Inside().Cut().Payload, from, disk)
+		img := m.joins(b, b.Cut().Payload, from, disk)
 		if img == nil || img.Descriptor().Body > room {
 			break
 		}
@@ -116,7 +116,7 @@ func (m *Mover) relieveTogether(
 			continue
 		}
 		from = img.Space()
-		x := &one{i: i, ctx: ctx, transit: transit, place: b.Inside().Cut().Place}
+		x := &one{i: i, ctx: ctx, transit: transit, place: b.Cut().Place}
 		x.moved = Moved{Batch: b.ID(), From: from.ID(), To: to, Reason: reason}
 		if m.cfg.Events != nil {
 			x.ctx = events.With(ctx, originOf(ctx, x.place))
@@ -165,7 +165,7 @@ func (m *Mover) relieveTogether(
 		b, img := all[x.i], batch.NewImage(images[k].Descriptor(), out[k], disk)
 		img.Remember(images[k].Program())
 		commit := batch.CommitOptions{Reason: reason, Slower: true}
-		if _, err := b.Inside().Commit(x.ctx, x.transit, img, commit); err != nil {
+		if _, err := b.Commit(x.ctx, x.transit, img, commit); err != nil {
 			errs[x.i] = unfit(b, img, err)
 			continue
 		}

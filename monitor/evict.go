@@ -447,7 +447,7 @@ func (m *Monitor) victims(
 func (m *Monitor) findClean(list []Victim) {
 	for k := range list {
 		v := &list[k]
-		v.Batch.Inside().EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+		v.Batch.EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
 	}
 }
 

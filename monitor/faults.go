@@ -202,7 +202,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 	}
 	x.mu.Unlock()
 	if report.Batch != 0 {
-		p := v.Batch.Inside().Cut().Place
+		p := v.Batch.Cut().Place
 		report.Origin = events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
 			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes,

@@ -165,7 +165,7 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	switch {
 	case e != nil && now.Version < e.version:
 		return nil
-	case e == nil && !isNew && now.Version != b.Inside().Cut().Version:
+	case e == nil && !isNew && now.Version != b.Cut().Version:
 		return nil // a newer one was announced, or is about to be
 	case e == nil && x.mu.entries[now.ID] != nil:
 		return batch.ErrDuplicateID

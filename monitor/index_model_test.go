@@ -29,7 +29,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 		victims := make(map[listed]bool)
 		small, all := make(map[listed]bool), make(map[listed]bool)
 		for _, b := range batches {
-			e, now := x.mu.entries[b.ID()], b.Inside().Cut()
+			e, now := x.mu.entries[b.ID()], b.Cut()
 			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
 				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
 			}

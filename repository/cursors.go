@@ -198,7 +198,7 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 // of a table on a device, and of a program's own payload.
 func (c *Cursor) read(ctx context.Context, b *batch.Batch) (rec arrow.RecordBatch, err error) {
 	for {
-		h, err := b.Inside().Read(ctx, tier.ID{}) // pending tasks stay their callers'
+		h, err := b.Read(ctx, tier.ID{}) // pending tasks stay their callers'
 		if err != nil {
 			return nil, err
 		}

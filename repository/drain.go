@@ -117,7 +117,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		var h *batch.Handle
 		if s.consumes {
 			to := s.taker.in
-			if from := e.b.Inside().Space(); to == nil && from != nil && from.Kind() > s.to {
+			if from := e.b.Space(); to == nil && from != nil && from.Kind() > s.to {
 				to = reservation.ToUpgrade(from.ID(), s.to)
 			} else if to == nil && from != nil && from.Kind() < s.to {
 				to = reservation.ToDowngrade(from.ID(), s.to)
@@ -128,7 +128,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 				err = mover.Move(s.ctx, e.b, s.taker.in)
 			}
 			if err == nil || errors.Is(err, batch.ErrState) { // a batch in use is read where it is
-				h, err = e.b.Inside().Read(s.ctx, tier.ID{}) // pending tasks stay their callers'
+				h, err = e.b.Read(s.ctx, tier.ID{}) // pending tasks stay their callers'
 			}
 		}
 		if err == nil {

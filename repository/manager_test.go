@@ -442,8 +442,8 @@ func TestClearMeetsTransit(t *testing.T) {
 			done <- report
 		}()
 		synctest.Wait()
-		if len(done) != 0 || r.Total() != 1 || b.Inside().Cut().State != batch.InTransit {
-			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Inside().Cut().State)
+		if len(done) != 0 || r.Total() != 1 || b.Cut().State != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Cut().State)
 		}
 		close(announce)
 		check(t, (<-transits).Abort())

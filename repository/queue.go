@@ -310,7 +310,7 @@ func (p *partition) restoreLocked(c *Claim) {
 		if p.free == nil || e.seq < p.free.Value.(*entry).seq {
 			p.free = e.at
 		}
-		e.noteLocked(e.b.Inside().Cut()) // the announcement of a change may still be under way
+		e.noteLocked(e.b.Cut()) // the announcement of a change may still be under way
 	}
 }
 
@@ -366,5 +366,5 @@ func (r *Repository) remove(e *entry) {
 		e.part.serveLocked()
 	}
 	r.mu.Unlock()
-	e.b.Inside().Unstore(e)
+	e.b.Unstore(e)
 }

@@ -281,7 +281,7 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 // partition has a batch with a later one, insert draws a new one: other calls may have seen that
 // batch, so it stays before b.
 func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error {
-	now := b.Inside().Cut()
+	now := b.Cut()
 	e := &entry{b: b, size: now.Bytes}
 	var schema *arrow.Schema
 	if d := now.Descriptor; d != nil { // else the payload is a program's own
@@ -303,7 +303,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	}
 	e.part, e.seq, p.last = p, place.Seq, place.Seq
 	// From here on the batch reports its changes to e, with a later Version than now has.
-	now, announce, err := b.Inside().Store(e, place)
+	now, announce, err := b.Store(e, place)
 	if err != nil {
 		r.mu.Unlock()
 		return fmt.Errorf("repository %s: %w", r.key, err)
@@ -333,7 +333,7 @@ func (r *Repository) settle() {
 	for _, e := range r.mu.entries {
 		place := r.mu.place
 		place.Partition, place.Seq = e.part.number, e.seq
-		announce = append(announce, e.b.Inside().StoreAt(e, place))
+		announce = append(announce, e.b.StoreAt(e, place))
 	}
 	r.mu.Unlock()
 	for _, f := range announce {

@@ -199,7 +199,7 @@ func (l *life) books() {
 	}
 	for _, b := range l.batches {
 		held[b.Info().Space] += b.Info().Bytes
-		b.Inside().EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
+		b.EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 	}
 	for id, want := range held {
 		s, _ := l.eng.Reservations().Spaces().ByID(id)

@@ -236,7 +236,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 			once.Do(func() { err = join.PutBatch(0, b) })
 		}
 	})
-	p := b.Inside().Promote("", r)
+	p := b.Promote("", r)
 	end()
 	if p == nil || err != nil || join.Len(0) != 1 {
 		t.Fatalf("%d batches in the other place, the copy is there: %v, %v", join.Len(0), p != nil, err)

@@ -197,7 +197,7 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 		for p := range randomPartitions {
 			for b := range r.repo.Batches(p) {
 				want[b.Info().Space] += b.Info().Bytes
-				b.Inside().EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
+				b.EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 			}
 		}
 		for _, s := range r.eng.Stats().Spaces {

@@ -157,7 +157,7 @@ func (r *Recorder) begin(b *batch.Batch) (old, next Record, version uint64, chan
 			space = now.Space
 			break
 		}
-		b.Inside().EachClean(func(p batch.Payload) {
+		b.EachClean(func(p batch.Payload) {
 			if i, ok := p.(*batch.Image); ok && r.Records(i.Space().ID()) {
 				image, space = i, i.Space().ID()
 			}
