@@ -71,7 +71,7 @@ import (
 	"github.com/spillway-db/spillway/internal/payload"
 )
 
-// What a converter of a program's own needs to make and to read images.
+// Types with which a program's own converters make and read images.
 type (
 	// Layout is the plan of one record batch's image, and the writer of its bytes.
 	Layout = image.Layout
@@ -81,15 +81,15 @@ type (
 	CorruptError = image.CorruptError
 )
 
-// Which columns and rows of a batch Mover.Columns opens.
+// Types for Mover.Columns.
 type (
-	// Selection says which columns and which rows of a batch are wanted.
+	// Selection selects columns and rows of a batch.
 	Selection = columns.Selection
-	// SelectionError says what a batch does not have that a Selection wants.
+	// SelectionError reports that a batch lacks a column or a row of a Selection.
 	SelectionError = columns.SelectionError
 )
 
-// What Mover.AdoptTable takes.
+// Types for Mover.AdoptTable.
 type (
 	// DeviceTable is a table in a device's memory that code outside the engine has made.
 	DeviceTable = image.DeviceTable
@@ -137,7 +137,7 @@ func LogicalBytes(rec arrow.RecordBatch) int64 { return image.LogicalBytes(rec) 
 
 // Open returns the record whose image lies in extents, in place. release is called once, when the
 // last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All
-// must stay as they are until then. What does not fit together is an *InvalidError.
+// must stay as they are until then. If they do not fit together, the error is an *InvalidError.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
 	return image.Open(d, extents, release, dictionaries...)
 }
@@ -149,10 +149,9 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error { return image.Verif
 // DifferenceError is where two records differ first.
 type DifferenceError = equal.DifferenceError
 
-// Equal compares what two records say and returns nil, or a *DifferenceError with the first
-// column and row that differ. Metadata is compared, too. What lies under a null does not count, nor
-// how a value is reached: a dictionary equals its values. Floating-point numbers are compared by
-// their bits.
+// Equal compares the values of two records and returns nil, or a *DifferenceError with the first
+// column and row that differ. Metadata is compared, too. Bytes under a null are not compared, and a
+// dictionary equals its values. Floating-point numbers are compared by their bits.
 //
 // The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
 // compare one record, that call must have happened.
