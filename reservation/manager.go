@@ -342,7 +342,7 @@ func (m *Manager) take(w *request) (n int64, ok bool, err error) {
 // An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
 // room.
 func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error) {
-	if c.need == nothing {
+	if c.need == neverFits {
 		return 0, false, nil
 	}
 	space, most, seen := c.line.space, w.max, uint64(0)
@@ -535,7 +535,7 @@ func (m *Manager) setHeadroom(w *request) {
 		if !w.begun.IsZero() && m.config.StallTimeout >= 0 && time.Since(w.begun) >= m.config.StallTimeout {
 			keeps = false
 		}
-		if keeps && m.config.Headroom != nil && c.need < nothing {
+		if keeps && m.config.Headroom != nil && c.need < neverFits {
 			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(sp.ID(), c.need)) })
 		}
 		if isEarly {

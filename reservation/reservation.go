@@ -172,7 +172,7 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", space.ID(), size)
 	}
 	n := charge(space, size)
-	if n == nothing {
+	if n == neverFits {
 		return nil, s.line.exceeded(size)
 	}
 	grown, err := s.draw(n)
