@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. What failed
-// is not tried again until the pause is over, and each failure in a row makes the next pause twice as
-// long. A success ends the row. The zero pause is over.
+// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. Whatever
+// failed is not tried again until the pause is over, and each failure in a row makes the next pause
+// twice as long. A success ends the row. The zero pause is over.
 type pause struct {
 	failures int // in a row
 	until    time.Time

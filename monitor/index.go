@@ -198,8 +198,8 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 		delete(x.mu.faults, e)
 		wasVictim, next.not = wasVictim && e.not == 0, 0
 	}
-	// A batch whose move has failed is no new victim: the caller of the move knows, and must not be
-	// woken by it.
+	// A batch whose move has failed is no new victim: the caller of the move has the error, and
+	// must not be woken by it.
 	gained = next.victim && !wasVictim && !(e.moving && !moved)
 	e.version, e.form = now.Version, now.Form
 	e.become(next)
