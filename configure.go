@@ -156,7 +156,7 @@ func hostBytes(hosts []HostConfig) (sum int64) {
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
 // shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance,
-// the first, and no other GPU beside it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
+// the first, and no other GPU next to it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
 // for others would be simulated ones.
 func shown(all []topology.GPU) []topology.GPU {
 	var whole []topology.GPU

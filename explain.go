@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Explanation says where a batch is, why, since when, and what it would cost to bring it elsewhere.
+// Explanation reports where a batch is, why, since when, and what it would cost to move it.
 type Explanation struct {
 	Batch batch.ID
 	State batch.State
@@ -30,13 +30,13 @@ type Explanation struct {
 	Tasks           int // created for it, and not begun
 	Handles         int // open
 	LastUse         time.Time
-	Copies          []SpaceID // where its data lies beside: a move there moves no bytes
+	Copies          []SpaceID // where it has clean images: a move there copies no bytes
 
 	// Ways are the spaces of faster tiers, or all others if there is no faster one.
 	Ways []Way
 }
 
-// Way says what it would cost to bring a batch to a space.
+// Way reports what it would cost to move a batch to a space.
 type Way struct {
 	To   SpaceID
 	Took time.Duration // at the speed of the last moves between the two; 0: there were none
@@ -44,7 +44,7 @@ type Way struct {
 	Room bool          // there is room at present: it would not wait
 }
 
-// Explain says where a batch is, why, since when, and what it would cost to bring it up. The parts
+// Explain reports where a batch is, why, since when, and what it would cost to fetch it. The parts
 // are looked up one after the other. Nil is explained as a batch that is gone.
 func (e *Engine) Explain(b *Batch) Explanation {
 	if b == nil {

@@ -31,7 +31,7 @@ type HostStats struct {
 	Capacity int64
 	Used     int64 // handed out, as charged
 	Slabs    int64 // the length of the slabs that small memory lies in
-	Slack    int64 // pages in use less Used: what is free beside small memory, in slabs for the most part
+	Slack    int64 // pages in use less Used: free room next to small memory, in slabs for the most part
 	// Committed is the length of the steps of 2 MiB that were touched or handed out since the last
 	// Trim: at most this much is present.
 	Committed   int64

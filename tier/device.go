@@ -183,7 +183,7 @@ type Borrower interface {
 // Lender is a device whose memory other code in the process may use by itself, without knowing when
 // the device is closed. A decorator may implement it, or be looked through: see As.
 type Lender interface {
-	// Lend keeps the memory of all open allocations, and what was shared of the device beside it,
+	// Lend keeps the memory of all open allocations, and what was shared of the device besides,
 	// until back is called. Close does not wait for that: it gives up all else, and the last back
 	// the rest. back may be called by any thread and must be called, once the memory is not in use
 	// any more; further calls do nothing. Its error lists what could not be given up.

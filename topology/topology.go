@@ -62,10 +62,10 @@ type Options struct {
 
 	// GPUs returns the GPUs that a driver knows, in its order; package gonvml makes such a function
 	// of go-nvml. Node, Driver, CPUs and the PCIe fields that are zero are filled in from the PCI
-	// bus. An error beside some GPUs describes what is not known of them, with errors.Join for more
-	// than one thing. An error alone means that the driver cannot be queried. If GPUs is nil, Discover
-	// binds NVIDIA's library (NVML) at run time if Root is "/", and otherwise lists the GPUs on the
-	// PCI bus, with the properties that the bus has.
+	// bus. An error that is returned with some GPUs describes what is not known of them, with
+	// errors.Join for more than one thing. An error alone means that the driver cannot be queried.
+	// If GPUs is nil, Discover binds NVIDIA's library (NVML) at run time if Root is "/", and
+	// otherwise lists the GPUs on the PCI bus, with the properties that the bus has.
 	GPUs func(context.Context) ([]GPU, error)
 
 	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil

@@ -10,7 +10,7 @@ import (
 )
 
 // touchAhead makes the pages present, from the low end, where the allocator begins, to the high
-// one, some way ahead of what has been used. It works beside the users of the memory: touching
+// one, some way ahead of what has been used. It works while the memory is used: touching
 // changes no byte.
 func (a *Arena) touchAhead(stop <-chan struct{}) {
 	defer close(a.touchDone)

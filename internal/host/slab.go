@@ -15,7 +15,7 @@ import (
 //
 // The sizes go up by 64 bytes to 512, and then in four steps to each doubling. So a place is at
 // most a quarter larger than its contents. Sizes of whole pages need no slab: pages by themselves
-// are as dense, are aligned for direct I/O, and pin nothing beside them.
+// are as dense, are aligned for direct I/O, and pin nothing else.
 
 const (
 	// place is the alignment of places: what Arrow asks for its buffers.

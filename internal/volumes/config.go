@@ -31,12 +31,12 @@ const (
 	DefaultRequest = 2 << 20
 	DefaultDepth   = 4
 
-	// defaultSegmentSize is the length of a segment file, but that a volume has
-	// at most maxSegments of them.
+	// defaultSegmentSize is the length of a segment file. A volume that would need more
+	// than maxSegments of them has longer ones.
 	defaultSegmentSize = 1 << 30
 
-	// defaultIdle is longer than the pauses inside a query and short beside what
-	// a full disk costs others.
+	// defaultIdle is longer than the pauses inside a query, so that room is not given back
+	// and taken again, and short enough for other users of a full disk.
 	defaultIdle = 30 * time.Second
 )
 
@@ -49,7 +49,7 @@ type Config struct {
 	// no others.
 	Dir string
 	// Capacity is the size in bytes, rounded down to a multiple of 4096. It must
-	// be free when the volume is opened, beside Reserve.
+	// be free when the volume is opened, in addition to Reserve.
 	Capacity int64
 	// Reserve is how many bytes of the file system stay free.
 	Reserve int64

@@ -39,7 +39,7 @@ type gpu struct {
 		streams map[*stream]struct{}
 		pins    []share
 		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
-		lent    int                      // how many need the memory beside the device; with it, while Close leaves the rest to them
+		lent    int                      // how many need the memory besides the device; with it, while Close leaves the rest to them
 		rest    *cuda.Rest               // what the last of them gives up
 		peers   map[*gpu]peerState       // what is known of them; those that may write here are in it, too
 	}

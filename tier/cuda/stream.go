@@ -28,7 +28,7 @@ type stream struct {
 	busy   bool         // work that takes time was put on it since the last event
 	open   int          // events that are not reached yet
 	due    due          // since the last event
-	deps   []tier.Event // what events to come depend on beside the GPU's own work
+	deps   []tier.Event // what events to come depend on besides the GPU's own work
 
 	scratch tier.Addr // granule bytes of the device's; 0 without
 
@@ -354,7 +354,7 @@ func again(f func() error) (err error) {
 	return err
 }
 
-// pending is what an event completes beside the GPU's work.
+// pending is what an event completes besides the GPU's work.
 type pending struct {
 	due
 	failed error        // of the stream, known when the event was recorded
