@@ -312,9 +312,9 @@ func (e *Engine) Reserve(
 func (e *Engine) Reservations() *reservation.Manager { return e.reservations }
 
 // Permits returns the pool that limits transfers with disks. A program may take permits of it for
-// transfers of its own, and change its limits. What it holds does not stop the monitor. But the
-// program's own moves from and to a disk, and reads from one, wait for permits too. So the holder
-// of a permit must not wait for those.
+// transfers of its own, and change its limits. Permits that a program holds do not stop the
+// monitor. But the program's own moves from and to a disk, and reads from one, wait for permits
+// too. So the holder of a permit must not wait for those.
 func (e *Engine) Permits() *permit.Pool { return e.permits }
 
 // Mover returns what moves batches.

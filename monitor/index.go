@@ -267,8 +267,8 @@ const (
 	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
 	// many batches there are.
 	shortlistMax = 1024
-	// staleMax is how many of the last victims are taken if they are stale. What is only late may stand
-	// between them.
+	// staleMax is how many of the last victims are taken if they are stale. Victims that are only
+	// late may stand between them.
 	staleMax = 128
 	// smallMax is how many victims beyond the policy's first ones are taken for their size.
 	smallMax = 24

@@ -245,7 +245,7 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin)
 	defer guard.Error(&err, "a strategy")
 	var some [8]*tier.Space
 	var spaces []*tier.Space
-	if own, ok := s.(*order); ok { // of which the compiler knows that it does not keep some
+	if own, ok := s.(*order); ok { // whose Candidates lets the compiler keep some on the stack
 		spaces = own.Candidates(m.spaces, some[:0])
 	} else {
 		spaces = s.Candidates(m.spaces, nil)

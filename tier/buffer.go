@@ -85,9 +85,9 @@ type Pool interface {
 	// either case with no lock held. It must not panic: what it calls of a
 	// program's, such as a decorated device, may.
 	Free(m Memory, reclaimed func())
-	// Close waits until what was freed is reclaimed and gives everything back
-	// that is not handed out. What is handed out stays usable and goes back when
-	// it is freed. A second Close returns ErrClosed.
+	// Close waits until freed memory is reclaimed, and gives everything back that is not handed
+	// out. Memory that is handed out stays usable and goes back when it is freed. A second Close
+	// returns ErrClosed.
 	Close() error
 }
 

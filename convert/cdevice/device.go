@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Config says how a device is known to other programs. The zero value is right for the
+// Config describes a device to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
 	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one
@@ -22,8 +22,8 @@ type Config struct {
 	Event uintptr
 	// Stream, for devices of package tier/cuda and instead of Event, is a stream of the space's
 	// device with work of the caller's that writes the batch's memory: the exported array has an
-	// event behind what was put on it so far. What is put there later is not waited for. The event
-	// is given up when the array is released.
+	// event after the work that was put on it so far, and consumers do not wait for later work. The
+	// event is released with the array.
 	Stream tier.Stream
 	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does
 	// that, and for others an array that has one is refused. A panic of it is an error of Import.

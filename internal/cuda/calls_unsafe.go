@@ -52,8 +52,8 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	if kind, unknown := c.pointer(pointerMemoryType, uintptr(p)); unknown != nil || kind != memoryTypeDevice {
 		return 0, 0, err
 	}
-	// A driver may not look at what was allocated in other contexts. It knows of each address what
-	// is there.
+	// A driver may not look at what was allocated in other contexts. But it can
+	// describe the memory at each address.
 	start, size, unknown := c.pointerRange(uintptr(p))
 	if unknown != nil {
 		return 0, 0, err

@@ -162,9 +162,9 @@ func (p *Memory) Free(m tier.Memory, reclaimed func()) {
 	}
 }
 
-// free puts f on the pool's stream. What the device is done with becomes due; for the rest a
-// goroutine waits, or, after Close, the caller must. What the device refuses is kept. It is called
-// in turn.
+// free puts f on the pool's stream. Memory that the device is done with becomes due; for the rest a
+// goroutine waits, or, after Close, the caller must. Frees that the device refuses are kept. It is
+// called in turn.
 func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 	var done tier.Event
 	var err error

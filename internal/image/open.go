@@ -200,7 +200,7 @@ type openDict struct {
 }
 
 // firstByte is the first span of a dictionary that has bytes. Two dictionaries of one body have
-// different ones, unless the descriptor says that they are the same.
+// different ones, unless they are the same in the descriptor.
 type firstByte struct {
 	span payload.Span
 	i    int // among the dictionary's spans

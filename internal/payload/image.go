@@ -77,7 +77,7 @@ type DeviceRange struct {
 	Length int64 // bytes that are there to be read
 }
 
-// Adjust says how the bytes of a scattered buffer become those of a plain image.
+// Adjust is a way in which the bytes of a scattered buffer become those of a plain image.
 type Adjust uint8
 
 // The ways. Code that copies a scattered image as it is ignores them.
@@ -90,8 +90,8 @@ const (
 	Ends
 )
 
-// Adjustment says that a scattered buffer is not byte for byte that of a plain image, because the
-// array is the slice of another one.
+// Adjustment describes a scattered buffer that differs from that of a plain image, because the
+// array is a slice of another one.
 type Adjustment struct {
 	Buffer      int // index into Descriptor.Buffers; they ascend
 	How         Adjust
@@ -101,7 +101,7 @@ type Adjustment struct {
 
 // Parts are what an Image is made of.
 type Parts struct {
-	// Descriptor says what the bytes mean. It may have no checksums if the image is scattered and was
+	// Descriptor describes the bytes. It may have no checksums if the image is scattered and was
 	// made elsewhere, because its bytes were never read: the image that is made of it gets them, with
 	// another descriptor.
 	Descriptor *Descriptor

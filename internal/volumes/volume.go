@@ -65,9 +65,9 @@ type Volume struct {
 	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
 	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
 
-	// change is a token of the goroutine that adds room or gives it back. Its owner, if it finds no
-	// room, knows that there is none. System calls are made with it, so it is not a mutex; mu is
-	// locked inside it.
+	// change is a token of the goroutine that adds room or gives it back. If its owner finds no
+	// room, none is being added or given back. System calls are made with it, so it is not a mutex;
+	// mu is locked inside it.
 	change chan struct{}
 
 	mu struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stream is a stream of the GPU's. What is not fixed is guarded by the device's lock.
+// stream is a stream of the GPU's. The device's lock guards the fields that change.
 type stream struct {
 	dev     *gpu
 	handle  cuda.Stream

@@ -27,7 +27,7 @@ import (
 type FS interface {
 	// Stat describes what path names.
 	Stat(path string) (fs.FileInfo, error)
-	// Usage says how much room the file system of dir has.
+	// Usage returns how much room the file system of dir has.
 	Usage(dir string) (Usage, error)
 	// OpenAnonymous makes a file in dir that has no name, mode 0600, and is gone
 	// when it is closed. An error that matches errors.ErrUnsupported, or is
