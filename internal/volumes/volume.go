@@ -74,10 +74,10 @@ type Volume struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
 		used     int64                // allocated
-		free     int64                // backed, and not allocated
+		free     int64                // backed, and not allocated; see the package comment
 		idle     int64                // the minimum of free since trimIdle looked
 		entries  map[uint64]*keptFile // what persists, by key
-		stays    int64                // of used, what was found and not taken
+		stays    int64                // of used, the bytes of found files
 		closed   bool
 		ended    bool // or about to end
 		warnings []diag.Warning
