@@ -15,7 +15,7 @@ import (
 type Explanation struct {
 	Batch batch.ID
 	State batch.State
-	// Foreign: it lies in another engine's memory, of which Space and Copies are. There are no Ways.
+	// Foreign: it is in another engine's memory, of which Space and Copies are. There are no Ways.
 	Foreign bool
 	Space   SpaceID // zero: its data is gone
 	Form    batch.PayloadType
@@ -40,7 +40,7 @@ type Explanation struct {
 type Way struct {
 	To   SpaceID
 	Took time.Duration // at the speed of the last moves between the two; 0: there were none
-	Copy bool          // a copy lies there: no bytes would be moved
+	Copy bool          // a copy is there: no bytes would be moved
 	Room bool          // there is room at present: it would not wait
 }
 

@@ -224,7 +224,7 @@ const (
 // tier.Buffer.OnUnleased.
 type Payload interface {
 	Type() PayloadType
-	// Space returns where the bytes lie; never nil.
+	// Space returns where the bytes are; never nil.
 	Space() *tier.Space
 	// Bytes returns what the payload is charged in its space.
 	Bytes() int64

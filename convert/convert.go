@@ -37,7 +37,7 @@
 // source. After any failure the batch is whole where it was, and the Mover has given back everything
 // that it took.
 //
-// Where the free room of the target lies in pieces, the allocation of a move that waits evicts
+// Where the free room of the target is in pieces, the allocation of a move that waits evicts
 // batches (reservation.Config.Clear), while the move has its batch in transit and perhaps a permit.
 // These evictions are moves of the monitor, which wait for no batch and no permit of a program, so
 // they end. If they are not enough, the move gives everything back, waits until more memory was
@@ -93,9 +93,9 @@ type (
 type (
 	// DeviceTable is a table in a device's memory that code outside the engine has made.
 	DeviceTable = image.DeviceTable
-	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
+	// DeviceArray is an Arrow array whose buffers are in a device's memory.
 	DeviceArray = image.DeviceArray
-	// DeviceRange is where one of these buffers lies. The zero value is one that is absent, or has
+	// DeviceRange is where one of these buffers is. The zero value is one that is absent, or has
 	// no bytes.
 	DeviceRange = payload.DeviceRange
 )
@@ -135,7 +135,7 @@ func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(
 // counts once. It is 0 for a record that cannot be laid out.
 func LogicalBytes(rec arrow.RecordBatch) int64 { return image.LogicalBytes(rec) }
 
-// Open returns the record whose image lies in extents, in place. release is called once, when the
+// Open returns the record whose image is in extents, in place. release is called once, when the
 // last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All
 // must stay as they are until then. If they do not fit together, the error is an *InvalidError.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {

@@ -176,7 +176,7 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
 // else in the first that has room, and waits for any of them if none has. A space charges what a
-// buffer of that size takes; a Sized strategy says how many bytes it asks for in each candidate.
+// buffer of that size takes; a Sized strategy sets how many bytes it asks for in each candidate.
 // The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an

@@ -152,7 +152,7 @@ func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer,
 	return b, nil
 }
 
-// inPieces reports whether an allocation failed because what is free lies in pieces.
+// inPieces reports whether an allocation failed because what is free is in pieces.
 func inPieces(err error) bool {
 	full, ok := errors.AsType[*tier.NoSpaceError](err)
 	return ok && full.Largest > 0

@@ -50,7 +50,7 @@ type sharer interface {
 	AwaitShared(ctx context.Context, event uintptr) error
 }
 
-// device is a space's as C knows it.
+// device is a space's device in C's terms.
 type device struct {
 	kind   DeviceType
 	id     int64
@@ -134,7 +134,7 @@ func (d device) wait(ctx context.Context, p uintptr) error {
 	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }
 
-// DeviceError reports that an array lies in the memory of another device than the space's. It
+// DeviceError reports that an array is in the memory of another device than the space's. It
 // matches convert.ErrInvalid.
 type DeviceError struct {
 	Space    tier.ID

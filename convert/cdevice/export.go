@@ -25,7 +25,7 @@ import (
 // For those, memory of zeros is taken in the space until the release, as much as the longest of
 // them needs. If there is no room for it, the error is a *tier.NoSpaceError.
 //
-// A table of others' arrays that are slices is exported where it lies, too: with offsets
+// A table of others' arrays that are slices is exported where it is, too: with offsets
 // (ArrowArray.offset), and with children whose first rows may belong to no row of their parent. A
 // copy of such a table has only what the rows show, and may be tier.ErrNotSupported: as an image
 // (convert.Mover.MoveAs, batch.PlainImage) it can be exported.

@@ -169,7 +169,7 @@ func (d *Device) poll() (reached bool) {
 	return reached
 }
 
-// timesAsked is how often the driver must say that the work before an event has failed.
+// timesAsked is how often the driver must report that the work before an event has failed.
 const timesAsked = 3
 
 // reachedOrLost is EventDone for a decision to reuse the work's memory. Failed work returns an

@@ -15,8 +15,8 @@ import (
 // as reclaimed when the device is done with it.
 //
 // A free that the device refuses is kept, with its bytes retired. It is tried again at the next
-// allocation, by Retry, and when the pool closes. A free that panicked is not: nobody knows whether
-// the device has the memory still, and the address may be another allocation's by now. Its bytes
+// allocation, by Retry, and when the pool closes. A free that panicked is not: the device may
+// still have the memory or not, and the address may be another allocation's by now. Its bytes
 // stay retired until the pool closes, see Unsure.
 type Memory struct {
 	Panics guard.Log // of frees, which have no caller to return them to; Logger may be set before the first call
@@ -232,7 +232,7 @@ func (p *Memory) retry() (err error) {
 }
 
 // Unsure returns how many of the retired bytes stay so until the pool closes, because their free
-// panicked: nobody knows whether the device has them still.
+// panicked, so that the device may still have them or not.
 func (p *Memory) Unsure() int64 { return p.unsure.Load() }
 
 // Retry tries the frees again that the device refused. Alloc does that, too, but waiters for room

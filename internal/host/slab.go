@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Small memory lies in slabs: a few pages of the arena, cut into places of one
+// Small memory is in slabs: a few pages of the arena, cut into places of one
 // size. A slab has at most 64 places, so that one word has a bit for each.
 //
 //	slab of 1792-byte places    ├ place ┼ place ┼ free ┼ … ┼ place ┤   28 KiB

@@ -104,7 +104,7 @@ func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, e
 }
 
 // Requests divides the wanted chunks into requests. Of a compressed image, the chunks of one run
-// are one request, for the frames from the first to the last that they lie in.
+// are one request, for the frames from the first to the last that they are in.
 func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRun) {
 	last := int64(-1)
 	for _, r := range runs {

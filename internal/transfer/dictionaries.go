@@ -73,7 +73,7 @@ type fingerprint struct {
 	length, off int
 }
 
-// Dictionary is one dictionary, wherever it lies. Its plan is immutable.
+// Dictionary is one dictionary, wherever it is. Its plan is immutable.
 type Dictionary struct {
 	Store     *Dictionaries
 	valueType arrow.DataType

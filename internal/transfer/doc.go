@@ -77,7 +77,7 @@
 // the other into one piece of host memory, in which the record is opened like any image. Package
 // internal/image/columns documents how the columns' buffers are found, cut and laid out.
 //
-// Of a compressed image it reads the frames that these chunks lie in. ReadRows reads rows for a
+// Of a compressed image it reads the frames that these chunks are in. ReadRows reads rows for a
 // cursor: it copies their bytes out of such chunks, which pass through the scratch memory of a lane.
 //
 //	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks

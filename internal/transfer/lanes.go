@@ -35,7 +35,7 @@ const (
 // Staging is a pool of equal pinned chunks.
 type Staging interface {
 	Borrow(ctx context.Context) ([]byte, error)
-	TryBorrow() ([]byte, bool) // neither waits nor passes waiters
+	TryBorrow() ([]byte, bool) // does not wait, and does not bypass waiters
 	Return([]byte)
 	Chunk() int64
 }

@@ -15,7 +15,7 @@ import (
 
 // Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
 type Source interface {
-	// View returns the bytes at off where they lie: n, or fewer if they do not lie together. It
+	// View returns the bytes at off where they are: n, or fewer if they are not together. It
 	// returns nil if Go code cannot reach them, which then have to be fetched.
 	View(off, n int64) []byte
 	// Fetch copies the bytes at off to p, and returns when they are there.

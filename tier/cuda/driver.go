@@ -1,6 +1,6 @@
 // Package cuda makes NVIDIA GPUs devices of the engine. It binds the driver at run time, so a
 // program needs no toolkit and no build flags, and also runs where there is no GPU: Load returns an
-// error that says what is missing.
+// error that names what is missing.
 //
 //	Driver    NVIDIA's driver library, loaded
 //	  │ Open

@@ -519,8 +519,8 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 	return nil
 }
 
-// waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and says
-// so in the stream's word.
+// waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and writes
+// that to the stream's word.
 func (s *stream) waitForeign(e tier.Event) error {
 	d := s.dev
 	if !d.driver.lib.HasValues() {

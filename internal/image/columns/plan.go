@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// Plan is what is read of a disk image, where in memory it comes to lie, and the descriptor that it
+// Plan is what is read of a disk image, where in memory it comes to be, and the descriptor that it
 // has there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
@@ -32,7 +32,7 @@ type Plan struct {
 	mends []mend
 }
 
-// Bound is an offset that must be known to plan. It lies in one chunk of the image.
+// Bound is an offset that must be known to plan. It is in one chunk of the image.
 type Bound struct {
 	At    int64 // in the image
 	width int64 // 4 or 8 bytes
