@@ -382,8 +382,8 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 	return d, nil
 }
 
-// dictionary opens the next dictionary. One that is where one before it does becomes the same
-// array, as it was when it was laid out.
+// dictionary opens the next dictionary. If an earlier one is at the same place, both are
+// the same array, as they were in the record that was laid out.
 func (o *opener) dictionary(dt arrow.DataType) (*array.Data, error) {
 	if i, outside, err := o.Outside(); outside {
 		if err == nil && o.find == nil {

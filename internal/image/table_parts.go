@@ -120,7 +120,7 @@ func (t Parts) Adjusted() (out Parts) {
 }
 
 // Apply makes p, the bytes of the body at off, those of an image. off is a multiple of 64, so
-// that no value is on both sides of it.
+// that no value crosses it.
 func (t Parts) Apply(p []byte, off int64) {
 	n := int64(len(p))
 	rest := t.from(off)

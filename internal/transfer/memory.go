@@ -15,8 +15,8 @@ import (
 
 // Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
 type Source interface {
-	// View returns the bytes at off where they are: n, or fewer if they are not together. It
-	// returns nil if Go code cannot reach them, which then have to be fetched.
+	// View returns the bytes at off in place: n, or fewer if they are not contiguous. It returns
+	// nil if Go code cannot reach them; then Fetch copies them.
 	View(off, n int64) []byte
 	// Fetch copies the bytes at off to p, and returns when they are there.
 	Fetch(ctx context.Context, p []byte, off int64) error

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// Plan is what is read of a disk image, where in memory it comes to be, and the descriptor that it
-// has there.
+// Plan is the parts of a disk image that are read, their places in memory, and the descriptor that
+// they have there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
 //	           a a a a a             b b b           c
