@@ -66,7 +66,8 @@ type Task struct {
 // The task is an owner (reservation.Owner): f's context, the grant and the handles are its.
 // When tasks hold and wait in a circle, one of them gets a *reservation.DeadlockError, which
 // counts as running out of memory. If f has several goroutines that wait or release,
-// Grant.Owner().SetWorkers must say so: else it is taken for stuck when one of them waits.
+// Grant.Owner().SetWorkers must get their number: else the owner counts as stuck when one of them
+// waits.
 //
 // If the inputs can never be in one of the spaces together, with the output and overhead that the
 // task states, RunTask fails at once with a *reservation.ExceededError. If an input is in a lost

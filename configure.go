@@ -18,15 +18,15 @@ import (
 //
 //   - GPUs, if nil: a space on each GPU that CUDA shows to the process (of those divided into MIG
 //     instances one instance, and nothing else), or a simulated one if there is none
-//   - Hosts, if nil: spaces on NUMA nodes, or for GPUs, as HostPerGPU says
+//   - Hosts, if nil: spaces on NUMA nodes, or for GPUs, if HostPerGPU is set
 //   - Disks, if nil: one in the temporary directory
 //   - the node of each space that it makes, and of each disk, so that data goes to what is near
 //   - a share of memory in Hosts, in bytes
 //
-// The fields that say how nil lists are made are zero in the result. It may be changed and given to
-// Open, and a second Configure changes nothing. cfg itself stays as it is. Configure looks at top
-// alone, which becomes Topology in the result. An error names the field that the machine cannot
-// satisfy.
+// The fields that describe how nil lists are made are zero in the result. It may be changed and
+// given to Open, and a second Configure changes nothing. cfg itself stays as it is. Configure looks
+// at top alone, which becomes Topology in the result. An error names the field that the machine
+// cannot satisfy.
 func Configure(top *topology.Topology, cfg Config) (Config, error) {
 	if top == nil || len(top.Nodes) == 0 {
 		return Config{}, errors.New("spillway: configure: the topology has no NUMA node: want one of topology.Discover")
@@ -156,7 +156,7 @@ func hostBytes(hosts []HostConfig) (sum int64) {
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
 // shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance,
-// the first, and no other GPU beside it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
+// the first, and no other GPU next to it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
 // for others would be simulated ones.
 func shown(all []topology.GPU) []topology.GPU {
 	var whole []topology.GPU
@@ -228,8 +228,8 @@ func nodeOf(g topology.GPU) int {
 	return g.Node
 }
 
-// idOf returns what the driver knows g by: of a GPU that is divided, the instance that CUDA works
-// on.
+// idOf returns the id that the driver has for g: if a GPU is divided, that of the instance that
+// CUDA uses.
 func idOf(g topology.GPU) string {
 	switch {
 	case g.MIGEnabled && len(g.MIG) > 0 && g.MIG[0].UUID != "":
@@ -297,8 +297,7 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	return hosts, nil
 }
 
-// nodeOf returns the NUMA node that the GPU space i will be nearest to, as far as the topology
-// knows.
+// nodeOf returns the NUMA node that the GPU space i will be nearest to, if the topology has it.
 func (m machine) nodeOf(i int, g GPUConfig) int {
 	if g.Node != nil {
 		return *g.Node
@@ -372,7 +371,7 @@ func (m machine) disks(disks []DiskConfig) ([]DiskConfig, error) {
 		if d.Dir == "" {
 			d.Dir = os.TempDir()
 		}
-		if d.Node != nil || d.FS != nil { // what the topology knows is the machine's own file systems
+		if d.Node != nil || d.FS != nil { // the topology has only the machine's own file systems
 			continue
 		}
 		dir, err := filepath.Abs(d.Dir)

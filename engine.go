@@ -40,7 +40,7 @@ type Engine struct {
 	machine machine
 
 	spaces  []*tier.Space
-	tasks   atomic.Uint64 // attempts of tasks that events have told of
+	tasks   atomic.Uint64 // attempts of tasks that have events
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	driver  *driver               // nil: nothing has asked for it
@@ -81,9 +81,9 @@ type Engine struct {
 }
 
 // Open makes an engine of cfg: it opens the devices, arenas and volumes, and starts the monitor,
-// which runs until Close. What cfg leaves to the machine it fills in as Configure does for
-// cfg.Topology, or for the machine that it finds if that is nil; which GPUs there are the driver
-// says. ctx bounds only the opening.
+// which runs until Close. Open fills in the settings that cfg leaves to the machine, as Configure
+// does for cfg.Topology, or for the machine that it finds if that is nil; but the GPUs are those of
+// the driver. ctx bounds only the opening.
 func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -249,11 +249,11 @@ func (e *Engine) newBatch(p batch.Payload, record *persist.Record) (*batch.Batch
 	return batch.New(batch.Options{IDs: &e.ids, Payload: p, Observer: observer{e, record}})
 }
 
-// Observer returns what batches must be made with that neither NewBatch nor a repository
-// makes, so that the monitor knows of them. It is a batch.Registrar: an id that a batch of
-// the engine has is batch.ErrDuplicateID. One that observes batches in its place must call it,
-// should be a Registrar that passes that on, and have a method Unwrap() batch.Observer that returns
-// it: then panics of the batches' payloads are in the engine's log.
+// Observer returns the observer for batches that are made neither by NewBatch nor by a repository,
+// so that the monitor evicts them, too. It is a batch.Registrar: an id that a batch of the engine
+// has is batch.ErrDuplicateID. A program's own observer of such batches must call it. It should be
+// a Registrar that passes registrations on, and have a method Unwrap() batch.Observer that returns
+// the engine's: then panics of the batches' payloads are in the engine's log.
 func (e *Engine) Observer() batch.Observer { return observer{e: e} }
 
 type observer struct {
@@ -312,9 +312,9 @@ func (e *Engine) Reserve(
 func (e *Engine) Reservations() *reservation.Manager { return e.reservations }
 
 // Permits returns the pool that limits transfers with disks. A program may take permits of it for
-// transfers of its own, and change its limits. What it holds does not stop the monitor. But the
-// program's own moves from and to a disk, and reads from one, wait for permits too. So the holder
-// of a permit must not wait for those.
+// transfers of its own, and change its limits. Permits that a program holds do not stop the
+// monitor. But the program's own moves from and to a disk, and reads from one, wait for permits
+// too. So the holder of a permit must not wait for those.
 func (e *Engine) Permits() *permit.Pool { return e.permits }
 
 // Mover returns what moves batches.
@@ -323,7 +323,7 @@ func (e *Engine) Mover() *convert.Mover { return e.mover }
 // Registry returns the converters; users may add theirs.
 func (e *Engine) Registry() *convert.Registry { return &e.registry }
 
-// Topology returns what the engine knows of the machine.
+// Topology returns the topology of the machine that the engine was opened with.
 func (e *Engine) Topology() *topology.Topology { return e.topo }
 
 // Trim returns unused room to the system: free pages of the host spaces, unless a GPU's driver has
@@ -377,7 +377,7 @@ func (e *Engine) Close() error {
 
 	e.calls.Shut()
 	e.stop(tier.ErrClosed)
-	// First wake the waiters for room and end the moves, before their objects are taken apart. That
+	// First wake the waiters for room and end the moves, before their objects are closed. That
 	// comes before waiting for the monitor, because an event or a policy of the program's may be
 	// such a waiter.
 	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}

@@ -11,11 +11,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Explanation says where a batch is, why, since when, and what it would cost to bring it elsewhere.
+// Explanation reports where a batch is, why, since when, and what it would cost to move it.
 type Explanation struct {
 	Batch batch.ID
 	State batch.State
-	// Foreign: it lies in another engine's memory, of which Space and Copies are. There are no Ways.
+	// Foreign: it is in another engine's memory, of which Space and Copies are. There are no Ways.
 	Foreign bool
 	Space   SpaceID // zero: its data is gone
 	Form    batch.PayloadType
@@ -30,21 +30,21 @@ type Explanation struct {
 	Tasks           int // created for it, and not begun
 	Handles         int // open
 	LastUse         time.Time
-	Copies          []SpaceID // where its data lies beside: a move there moves no bytes
+	Copies          []SpaceID // where it has clean images: a move there copies no bytes
 
 	// Ways are the spaces of faster tiers, or all others if there is no faster one.
 	Ways []Way
 }
 
-// Way says what it would cost to bring a batch to a space.
+// Way reports what it would cost to move a batch to a space.
 type Way struct {
 	To   SpaceID
 	Took time.Duration // at the speed of the last moves between the two; 0: there were none
-	Copy bool          // a copy lies there: no bytes would be moved
+	Copy bool          // a copy is there: no bytes would be moved
 	Room bool          // there is room at present: it would not wait
 }
 
-// Explain says where a batch is, why, since when, and what it would cost to bring it up. The parts
+// Explain reports where a batch is, why, since when, and what it would cost to fetch it. The parts
 // are looked up one after the other. Nil is explained as a batch that is gone.
 func (e *Engine) Explain(b *Batch) Explanation {
 	if b == nil {

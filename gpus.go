@@ -55,8 +55,8 @@ func (e *Engine) loadDriver() *driver {
 	return e.driver
 }
 
-// shownByDriver returns the GPUs that the driver shows, Config.MostGPUs at most, with what the
-// topology knows of them. If there is no driver, chooseGPUs warns of that.
+// shownByDriver returns the GPUs that the driver shows, Config.MostGPUs at most, with their
+// properties in the topology. If there is no driver, chooseGPUs warns of that.
 func (e *Engine) shownByDriver() (gpus []topology.GPU) {
 	for _, g := range leastLoaded(e.loadDriver().gpus, e.cfg.MostGPUs, e.loads()) {
 		node := e.nodeOfGPU(g)

@@ -18,12 +18,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Limits bound what an engine takes, beside the sizes of its spaces. The zero value has the quota
-// that the environment asks for, and else the defaults.
+// Limits bound what an engine takes, in addition to the sizes of its spaces. The zero value has the
+// quota that the environment asks for, and else the defaults.
 //
-// A byte of GPU memory counts in all limits that apply to it. What finds no room in one of them
-// goes to a slower tier, or waits. They nest around each device, and a space charges all of them
-// for what it promises:
+// A byte of GPU memory counts in all limits that apply to it. Data for which one of them has no
+// room goes to a slower tier, or waits. They nest around each device, and a space charges all of
+// them for what it promises:
 //
 //	quota, ledger ▶ Budgets[0] ▶ Budgets[1] … ▶ what GPUConfig.Wrap returns ▶ the device
 type Limits struct {

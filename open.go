@@ -80,8 +80,8 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 		}
 		e.wrapped = append(e.wrapped, dev)
 	}
-	// GPUs that are said to reach each other's memory prove it before their memory is given out.
-	// Those that do not copy through pinned host memory.
+	// A copy tests whether GPUs reach each other's memory, as the driver reports, before any of
+	// their memory is in use. If it fails, copies between the two go through pinned host memory.
 	cuda.CheckPeers(e.wrapped, func(from, to int, why error) {
 		e.warn(causes.Warn(causes.PeerAccess, "the driver promises that gpu:%d and gpu:%d reach each other, but %v: "+
 			"copies between them go through pinned host memory, which is slower", from, to, why))

@@ -29,7 +29,7 @@ import (
 type Stats struct {
 	Spaces    []SpaceStats
 	Edges     []convert.EdgeStats   // what was moved, a pair of spaces each
-	Work      []convert.WorkStats   // the same by plan and operator, and what was moved down in vain
+	Work      []convert.WorkStats   // the same by plan and operator, and what was evicted and never used again
 	Corrupt   int64                 // how often a batch was found with other bytes than were written
 	Waits     reservation.WaitStats // for room
 	Blocked   []reservation.Blocked // the same by task, the longest first

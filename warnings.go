@@ -78,8 +78,9 @@ func (e *Engine) logWarnings() {
 
 // logWarning logs w, unless it was. It may be called while the engine is opened, too.
 //
-// What needs an action is a warning, and what a person should know once is information. What every
-// start on such a machine meets, and costs nothing that could be had otherwise, is for debugging.
+// It is at warning level if it needs an action, and at information level if a person should read it
+// once. Facts that every start on such a machine meets, and that nobody can change, are at debug
+// level.
 func (e *Engine) logWarning(w diag.Warning) {
 	e.warned.mu.Lock()
 	logged := e.warned.logged[w]

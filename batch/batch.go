@@ -13,8 +13,8 @@
 // batch.go has the types, then what happens to a batch in the order of its life: New, tasks, moves,
 // Drop. handle.go has the handles, and when a batch is used next.
 //
-// Ids come from one IDs for all batches that meet: an engine's, by its NewBatch. An
-// observer that is a Registrar refuses a second batch of an id.
+// All batches of an engine get their ids from one IDs, in Engine.NewBatch. An observer that is a
+// Registrar refuses a second batch of an id.
 //
 // The table at State has the transitions. An operation that the state does not allow returns a
 // StateError at once. Methods that take a context wait while the batch is in transit, and for
@@ -224,7 +224,7 @@ const (
 // tier.Buffer.OnUnleased.
 type Payload interface {
 	Type() PayloadType
-	// Space returns where the bytes lie; never nil.
+	// Space returns where the bytes are; never nil.
 	Space() *tier.Space
 	// Bytes returns what the payload is charged in its space.
 	Bytes() int64
@@ -272,20 +272,20 @@ type Observer interface {
 	// quick and must not block. It is not called again for a batch that was dropped.
 	//
 	// now is b right after the change. Calls for one batch may overlap and come out of order. An
-	// observer that keeps cuts must ignore one whose Version is lower than that of the last one.
+	// observer that keeps an Info must ignore one whose Version is lower than that of the last one.
 	BatchChanged(b *Batch, now Info)
 }
 
-// Registrar is an Observer that knows its batches, and refuses a second one of an id. The
-// monitor's index and an engine's observer are such.
+// Registrar is an Observer that keeps its batches by id, and refuses a second one of an id. The
+// monitor's index and an engine's observer are Registrars.
 type Registrar interface {
 	Observer
 	// Register is called once by New, in place of the first BatchChanged and under
-	// its rules. ErrDuplicateID: the observer knows another batch of that id, which
-	// has not been dropped. After any error the observer must not know b.
+	// its rules. It returns ErrDuplicateID if the observer has another batch of that id,
+	// which has not been dropped. After any error the observer must not keep b.
 	Register(b *Batch, now Info) error
-	// Knows reports whether b was made known to the observer, and has not been dropped. It is
-	// called with no lock held.
+	// Knows reports whether b was registered, and has not been dropped. It is called with no lock
+	// held.
 	Knows(b *Batch) bool
 }
 
@@ -311,15 +311,15 @@ type Place struct {
 	Partition int
 }
 
-// Origin returns the origin of events about work on a batch there that no task does.
+// Origin returns the origin of events about a batch at the place, without a task.
 func (p Place) Origin() events.Origin {
 	return events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
 }
 
-// Options is what New needs: Payload, and either ID or IDs.
+// Options describes a new batch. Payload, and either ID or IDs, are required.
 type Options struct {
 	ID       ID           // the batch's, if it is not 0
-	IDs      *IDs         // else the next of these that Observer, a Registrar, does not know
+	IDs      *IDs         // else its id is the next of these that Observer, a Registrar, does not have
 	Payload  Payload      // taken over
 	Observer Observer     // may be nil
 	Clock    func() int64 // what LastUse is read from; nil for unix nanoseconds. Must not block
@@ -384,7 +384,7 @@ type Batch struct {
 		changed  chan struct{} // closed at the next change; nil without waiters
 		moving   bool          // a Transit is open
 		released bool          // dropped
-		over     bool          // the observers know that, and get no further call
+		over     bool          // the drop was announced, and the observers get no further call
 		gap      int64         // between uses, on average; 0 before the second
 
 		why    string            // see Arrival
@@ -448,8 +448,8 @@ var created atomic.Uint64
 const put = "put"
 
 // New returns an idle batch that owns o.Payload. On an error, such as a panic of the payload's, the
-// payload stays the caller's. An id that o.Observer, a Registrar, knows of another batch is
-// ErrDuplicateID.
+// payload stays the caller's. If o.Observer is a Registrar and has another batch of the id, the error
+// is ErrDuplicateID.
 func New(o Options) (*Batch, error) {
 	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
@@ -549,8 +549,8 @@ func (g guarded) BatchChanged(b *Batch, now Info) {
 // ID returns the batch's id.
 func (b *Batch) ID() ID { return b.id }
 
-// Info returns a consistent cut. It asks the payload for its leases, which may be a program's own
-// function, so the caller must hold no lock.
+// Info returns what the batch is like at one moment. It asks the payload for its leases, which may be
+// a program's own function, so the caller must hold no lock.
 func (b *Batch) Info() Info {
 	now := b.Cut()
 	now.Leased = b.leased(now.Payload)
@@ -610,10 +610,10 @@ type change struct {
 	hint    int64             // of BatchHinted
 }
 
-// update makes a change under the lock, counts it, and then, with no lock held, makes it known. It
-// frees what the batch has lost, calls the observers, the repository before the batch's own, emits
-// events and wakes waiters. An error of apply means that it has changed nothing; others are those of
-// a payload that was released.
+// update makes a change under the lock and raises the version. Then, with no lock held, it frees the
+// images that the batch no longer has, calls the observers (the repository before the batch's own),
+// emits events and wakes waiters. An error of apply means that apply has changed nothing; other
+// errors are those of a payload's release.
 //
 // A batch has at most one image in each tier: a new clean image replaces the one in its tier, and the
 // current image makes one in its tier superfluous. A batch that was dropped loses its clean images
@@ -659,7 +659,7 @@ func (b *Batch) update(apply func(*change) error) error {
 	for _, r := range superfluous {
 		r.memory.Drop()
 	}
-	if !over { // the observers know nothing of a batch that was dropped
+	if !over { // else the drop was announced before
 		now.Leased = b.leased(now.Payload)
 		for _, o := range []Observer{store, b.observer} {
 			if o != nil {
@@ -687,7 +687,7 @@ func (b *Batch) update(apply func(*change) error) error {
 	return err
 }
 
-// announce makes a change known that was made before.
+// announce calls the observers and wakes waiters, after a change that was made without update.
 func (b *Batch) announce() { _ = b.update(func(*change) error { return nil }) }
 
 // release releases p, which may be nil. A panic of a program's payload is an error, so that callers

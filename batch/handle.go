@@ -25,7 +25,7 @@ type Handle struct {
 	space   *tier.Space // the payload's
 	closed  atomic.Bool
 	own     books.Hold
-	hold    *books.Hold // the entry in the space's list: own, or apart from the handle; see pinLocked
+	hold    *books.Hold // the entry in the space's list: own, except in invariants builds; see pinLocked
 	stack   invariants.Trace
 	lost    runtime.Cleanup // see onForgotten
 }

@@ -60,7 +60,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		}
 	}
 	q := &request{
-		Strategy: to, m: m, what: m.takes(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
+		Strategy: to, m: m, what: m.footprint(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {

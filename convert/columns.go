@@ -17,7 +17,8 @@ import (
 // batch stays what and where it is. The record has the schema's metadata, that of the
 // fields, and the batch's own; columns that share a dictionary share it still. The
 // caller releases it; it outlives the handle, which must be open until Columns returns.
-// What the batch does not have is a *SelectionError. It is safe for concurrent use.
+// If the batch does not have what is wanted, the error is a *SelectionError. It is safe for
+// concurrent use.
 //
 // From disk only what is needed is read: the chunks of 64 KiB (4 KiB of a batch that was made to be
 // read by rows), and of a compressed batch the frames, that contain the wanted
@@ -40,10 +41,10 @@ func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selec
 	return m.opened(ctx, h, "opening columns", &want)
 }
 
-// readColumns reads what was chosen of an image on disk, or of a compressed one, into host memory, and
-// waits for room in one piece there.
+// readColumns reads the chosen part of an image on disk, or of a compressed one, into host memory,
+// and waits for room in one piece there.
 func (m *Mover) readColumns(
-	ctx context.Context, who by, img *batch.Image, c *columns.Columns,
+	ctx context.Context, by opener, img *batch.Image, c *columns.Columns,
 ) (rec arrow.RecordBatch, err error) {
 	b := m.cfg.Builtin
 	find := func(bounds []columns.Bound) error { return b.ReadBounds(ctx, img, bounds) }
@@ -56,7 +57,7 @@ func (m *Mover) readColumns(
 	}
 	q := &request{
 		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: m.takes(p.Desc, 0),
+		what: m.footprint(p.Desc, 0),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		unpin, err := m.pin(r, &q.what)
@@ -64,7 +65,7 @@ func (m *Mover) readColumns(
 			return err
 		}
 		defer unpin()
-		rec, err = b.ReadColumns(ctx, p, img, r, who.enter)
+		rec, err = b.ReadColumns(ctx, p, img, r, by.enter)
 		return err
 	})
 	return transfer.Released(rec, err)

@@ -405,7 +405,8 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Never released: its bytes are those of src.
-		rec, err := m.mover.open(t.Context(), by{}, batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), &s)
+		img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...)
+		rec, err := m.mover.open(t.Context(), opener{}, img, &s)
 		if err == nil {
 			rec.Release()
 			continue
@@ -440,7 +441,8 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 			d := *src.Descriptor()
 			d.Buffers = slices.Clone(d.Buffers)
 			d.Buffers[i].Offset = odd
-			rec, err := m.mover.open(t.Context(), by{}, batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...), &s)
+			img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...)
+			rec, err := m.mover.open(t.Context(), opener{}, img, &s)
 			if err == nil {
 				rec.Release()
 			}

@@ -37,7 +37,7 @@
 // source. After any failure the batch is whole where it was, and the Mover has given back everything
 // that it took.
 //
-// Where the free room of the target lies in pieces, the allocation of a move that waits evicts
+// Where the free room of the target is in pieces, the allocation of a move that waits evicts
 // batches (reservation.Config.Clear), while the move has its batch in transit and perhaps a permit.
 // These evictions are moves of the monitor, which wait for no batch and no permit of a program, so
 // they end. If they are not enough, the move gives everything back, waits until more memory was
@@ -71,7 +71,7 @@ import (
 	"github.com/spillway-db/spillway/internal/payload"
 )
 
-// What a converter of a program's own needs to make and to read images.
+// Types with which a program's own converters make and read images.
 type (
 	// Layout is the plan of one record batch's image, and the writer of its bytes.
 	Layout = image.Layout
@@ -81,21 +81,21 @@ type (
 	CorruptError = image.CorruptError
 )
 
-// Which columns and rows of a batch Mover.Columns opens.
+// Types for Mover.Columns.
 type (
-	// Selection says which columns and which rows of a batch are wanted.
+	// Selection selects columns and rows of a batch.
 	Selection = columns.Selection
-	// SelectionError says what a batch does not have that a Selection wants.
+	// SelectionError reports that a batch lacks a column or a row of a Selection.
 	SelectionError = columns.SelectionError
 )
 
-// What Mover.AdoptTable takes.
+// Types for Mover.AdoptTable.
 type (
 	// DeviceTable is a table in a device's memory that code outside the engine has made.
 	DeviceTable = image.DeviceTable
-	// DeviceArray is an Arrow array whose buffers lie in a device's memory.
+	// DeviceArray is an Arrow array whose buffers are in a device's memory.
 	DeviceArray = image.DeviceArray
-	// DeviceRange is where one of these buffers lies. The zero value is one that is absent, or has
+	// DeviceRange is where one of these buffers is. The zero value is one that is absent, or has
 	// no bytes.
 	DeviceRange = payload.DeviceRange
 )
@@ -135,9 +135,9 @@ func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(
 // counts once. It is 0 for a record that cannot be laid out.
 func LogicalBytes(rec arrow.RecordBatch) int64 { return image.LogicalBytes(rec) }
 
-// Open returns the record whose image lies in extents, in place. release is called once, when the
+// Open returns the record whose image is in extents, in place. release is called once, when the
 // last buffer is released. dictionaries are the extents of d.AllDictionaries, in that order. All
-// must stay as they are until then. What does not fit together is an *InvalidError.
+// must stay as they are until then. If they do not fit together, the error is an *InvalidError.
 func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ...[][]byte) (arrow.RecordBatch, error) {
 	return image.Open(d, extents, release, dictionaries...)
 }
@@ -149,10 +149,9 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error { return image.Verif
 // DifferenceError is where two records differ first.
 type DifferenceError = equal.DifferenceError
 
-// Equal compares what two records say and returns nil, or a *DifferenceError with the first
-// column and row that differ. Metadata is compared, too. What lies under a null does not count, nor
-// how a value is reached: a dictionary equals its values. Floating-point numbers are compared by
-// their bits.
+// Equal compares the values of two records and returns nil, or a *DifferenceError with the first
+// column and row that differ. Metadata is compared, too. Bytes under a null are not compared, and a
+// dictionary equals its values. Floating-point numbers are compared by their bits.
 //
 // The Dictionary method of arrow-go's arrays writes at its first call. Before several goroutines
 // compare one record, that call must have happened.

@@ -23,9 +23,10 @@ func (m *Mover) emit(e events.Event) {
 	m.cfg.Events(e)
 }
 
-// originOf returns for whom a context's work is: the place of the batch in its plan, and the task.
+// originOf returns the origin of events about work on a batch at a place: the place, and the task
+// of the context's owner.
 func originOf(ctx context.Context, p batch.Place) events.Origin {
-	o := events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
+	o := p.Origin()
 	if owner := reservation.OwnerOf(ctx); owner != nil {
 		o.Task = owner.Name()
 	}
@@ -66,10 +67,10 @@ func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	return err
 }
 
-// residentEvents returns what emits the events of one image of a batch: of a clean one, which a move
-// from a space has left in another one or which was pre-cleaned there, and of one that was prefetched.
-// ahead means that bytes were moved before they were needed. They are counted, and so is their end:
-// AheadUsed or AheadWasted.
+// residentEvents returns a function that emits the events of one image of a batch: of a clean one,
+// which a move from a space has left in another one or which was pre-cleaned there, and of one that
+// was prefetched. ahead means that bytes were moved before they were needed. They are counted, and
+// so is their end: AheadUsed or AheadWasted.
 func (m *Mover) residentEvents(
 	ctx context.Context, now batch.Info, from, in tier.ID, bytes int64, ahead bool,
 ) func(events.Kind) {

@@ -67,7 +67,7 @@ func (m *Mover) ingest(
 	dicts, subs := b.Dicts.Resolve(l.Dictionaries(), false)
 	defer func() { b.Dicts.LetGo(dicts...) }()
 	q := &request{
-		Strategy: to, m: m, what: takes{body: l.Size(), dicts: transfer.Distinct(dicts)},
+		Strategy: to, m: m, what: footprint{body: l.Size(), dicts: transfer.Distinct(dicts)},
 		origin: reservation.Incoming(), waits: waits,
 	}
 	defer q.end(nil) // after a panic

@@ -13,14 +13,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Measure moves a batch of rec's data from each space to each other one, some times after a first
-// time that does not count. It returns an entry for each pair of spaces, ordered by them: Bytes is
-// what was moved at a time, Took the median. Where a batch cannot go, Err says why: a
+// Measure moves a batch of rec's data from each space to each other one: once without measuring,
+// and then times times. It returns an entry for each pair of spaces, in their order: Bytes is the
+// size of a move, Took the median. If a batch cannot go there, Err is the reason: a
 // *NoConverterError, or a *reservation.ExceededError if rec is too large for one of the two.
 //
 // The moves count in Stats, and so teach the monitor how fast each edge is. They wait for room as
-// others do, and Took has these waits in it: the engine should be idle. What they took is given
-// back. Measure ends early only with ctx and with the mover.
+// others do, and Took has these waits in it: the engine should be idle. All room is given back.
+// Measure ends early only with ctx and with the mover.
 func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (edges []Moved, err error) {
 	if times < 1 {
 		return nil, fmt.Errorf("convert: measuring %d times: want at least 1", times)
@@ -42,7 +42,7 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 			var took []time.Duration
 			var e Moved
 			for len(took) <= times && err == nil {
-				e, err = m.moveAnew(ctx, rec, from, to)
+				e, err = m.moveNew(ctx, rec, from, to)
 				took = append(took, e.Took)
 			}
 			if ctx.Err() != nil {
@@ -62,8 +62,8 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 	return edges, nil
 }
 
-// moveAnew moves a batch that it makes. The batch is in no monitor's index, so none moves it.
-func (m *Mover) moveAnew(ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space) (_ Moved, err error) {
+// moveNew moves a batch that it makes. The batch is in no monitor's index, so none moves it.
+func (m *Mover) moveNew(ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space) (_ Moved, err error) {
 	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID()))
 	if err != nil {
 		return Moved{}, err

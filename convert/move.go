@@ -99,7 +99,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if m.cfg.Events != nil {
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
-		q.what, q.source = m.takes(now.Descriptor, now.Bytes), now.Payload.Space()
+		q.what, q.source = m.footprint(now.Descriptor, now.Bytes), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
 		switch {
 		case mv.opens:
@@ -305,7 +305,7 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 
 // convert makes a payload of a form out of src, drawn from r.
 func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form Form, what *takes, r reservation.Reservation,
+	ctx context.Context, src batch.Payload, form Form, what *footprint, r reservation.Reservation,
 ) (batch.Payload, error) {
 	e, err := m.cfg.Registry.lookup(Form{src.Type(), src.Space().Kind()}, form)
 	if err != nil {
@@ -337,7 +337,7 @@ const quiet = 100 * time.Millisecond
 var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
 
 // needed returns the spaces of a strategy whose room others need, or may need soon.
-func (m *Mover) needed(to reservation.Strategy, what *takes) (spaces []*tier.Space) {
+func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier.Space) {
 	demand := m.cfg.Reservations.Demand(nil)
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })

@@ -25,8 +25,8 @@ const (
 	ReasonAhead   = "ahead"   // a caller will need it soon
 )
 
-// MoverConfig says what a Mover works with. Reservations, Registry and Builtin
-// are required. The mover adds the converters of Builtin to Registry.
+// MoverConfig configures a Mover. Reservations, Registry and Builtin are required. The mover adds
+// the converters of Builtin to Registry.
 type MoverConfig struct {
 	Reservations *reservation.Manager
 	Registry     *Registry
@@ -188,9 +188,9 @@ func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Stra
 
 // Digest computes the fingerprint of all bytes of the image that h holds, where
 // they are: on the device if it can compute, over the host extents, or else
-// through pinned chunks; onDevice says which. Dictionaries that are images of their
-// own count as if they followed the body, in the order of AllDictionaries. Two images
-// of the same record have the same.
+// through pinned chunks; onDevice reports whether the device did it. Dictionaries that are images
+// of their own count as if they followed the body, in the order of AllDictionaries. Two images of
+// the same record have the same.
 func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
@@ -212,8 +212,8 @@ func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onD
 // OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it
 // has a permit for that. A converter of a program's own that uses a disk must do so through it, as
 // the built-in ones do. pinned is how many bytes of pinned memory it uses at a time. f must use the
-// context that it is given, which says that there is a permit: OnDisk within OnDisk asks for no
-// second one. f must not wait for room in any memory.
+// context that it is given, which carries the permit: OnDisk within OnDisk asks for no second one.
+// f must not wait for room in any memory.
 //
 // The wait ends with ctx, when the mover is closed, and when the pool of permits is.
 func (m *Mover) OnDisk(ctx context.Context, pinned int64, writes bool, f func(context.Context) error) error {
@@ -283,7 +283,7 @@ func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reserv
 // Ended returns a context that ends, with tier.ErrClosed, when Close is called.
 func (m inside) Ended() context.Context { return m.life }
 
-// DropCopies gives up all copies of batches, so that the next moves are moves of bytes.
+// DropCopies drops all clean images, so that the next moves copy bytes.
 func (m inside) DropCopies() {
 	for _, s := range m.cfg.Reservations.Spaces().All() {
 		s.DropAllClean()
@@ -316,7 +316,7 @@ func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		if info.State == batch.Released {
 			continue
 		}
-		what := m.takes(info.Descriptor, info.Bytes)
+		what := m.footprint(info.Descriptor, info.Bytes)
 		switch {
 		case info.Space == s.ID() && info.State != batch.InTransit:
 			there, at = there+info.Bytes, staying

@@ -22,9 +22,9 @@ import (
 // clean image on disk, is in use, cannot be copied, or finds no room. That is room which nobody
 // needs: the disk must stay below its stop mark, without waiters for room, and no other clean image
 // is dropped for it. If the disk is full nevertheless, the error is a *tier.NoSpaceError. The image
-// is written while no other transfer with a disk is under way, nor was within the time quiet. The
-// error matches context.Canceled if there is one, or if one begins: then the pieces under way are
-// the last.
+// is written only if no other transfer with a disk is in progress, and none was within the time
+// quiet. If there is one, or one begins, the error matches context.Canceled, and only the pieces in
+// progress are still written.
 func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
@@ -55,7 +55,7 @@ func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
 	// not count.
-	what, disks := m.takes(now.Descriptor, now.Bytes), reservation.AnyInTier(tier.Disk)
+	what, disks := m.footprint(now.Descriptor, now.Bytes), reservation.AnyInTier(tier.Disk)
 	left := &request{Strategy: disks, attempts: attempts{without: m.needed(disks, &what)}}
 	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())

@@ -21,10 +21,9 @@ import (
 // Record opens the batch that h holds as an Arrow record. A plain image in host memory is
 // opened in place: the record's buffers are the arena's, and its memory stays leased
 // until the record and all that was taken from it are released, also after h is
-// closed. Every other payload is first made into such an image besides it, by the converter
-// that is registered for its form and that of such an image; Record waits for room for that.
-// So a program's own form opens like the built-in ones. Without a converter it is a
-// *NoConverterError.
+// closed. Of every other payload, a program's own included, a converter first makes such an
+// image, for which Record waits for room; the payload stays. Without a converter to the image
+// the error is a *NoConverterError.
 func (m *Mover) Record(ctx context.Context, h *batch.Handle) (arrow.RecordBatch, error) {
 	return m.opened(ctx, h, "opening a record", nil)
 }
@@ -54,22 +53,22 @@ func (m *Mover) opened(
 	if err != nil {
 		return nil, err
 	}
-	who := by{h, reservation.OwnerOf(ctx)}
-	if who.owner == nil {
-		who.owner = h.Owner()
+	by := opener{h, reservation.OwnerOf(ctx)}
+	if by.owner == nil {
+		by.owner = h.Owner()
 	}
-	rec, err := m.open(ctx, who, p, want)
+	rec, err := m.open(ctx, by, p, want)
 	return rec, m.ofBatch(ctx, err, h.Batch())
 }
 
 // open opens the wanted part of a payload in any tier. Of an image on disk it reads only that part. Other
 // payloads become a plain image in host memory first, which is opened in place.
 func (m *Mover) open(
-	ctx context.Context, who by, p batch.Payload, want *columns.Selection,
+	ctx context.Context, by opener, p batch.Payload, want *columns.Selection,
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	there := ok && img.Encoding() == payload.Plain && img.Space().Kind() == tier.Host
+	inPlace := ok && img.Encoding() == payload.Plain && img.Space().Kind() == tier.Host
 	if of := descriptorOf(p); of != nil && want != nil {
 		c, err := want.Of(of.Schema, of.Rows)
 		switch {
@@ -77,11 +76,11 @@ func (m *Mover) open(
 			return nil, err
 		case c.From == c.To:
 			return c.NoRows(of)
-		case ok && !there && img.Encoding() != payload.Scattered && img.Space().Kind() != tier.GPU:
-			return m.readColumns(ctx, who, img, c)
+		case ok && !inPlace && img.Encoding() != payload.Scattered && img.Space().Kind() != tier.GPU:
+			return m.readColumns(ctx, by, img, c)
 		}
 	}
-	if !there {
+	if !inPlace {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err
 		}
@@ -105,17 +104,18 @@ func (m *Mover) open(
 		return nil, err
 	}
 	l := image.NewLease(release)
-	who.enter(l, img.Space(), img, img.Bytes())
+	by.enter(l, img.Space(), img, img.Bytes())
 	return image.OpenRows(desc, skip, extents, l, transfer.FinderOf(img.Shared()))
 }
 
-// hostImage makes a plain image of src in host memory, and waits for room in one piece. src stays.
+// hostImage makes a plain image of src in host memory, and waits for room in one piece. src does
+// not change.
 func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image, error) {
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.takes(descriptorOf(src), src.Bytes()),
+		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.footprint(descriptorOf(src), src.Bytes()),
 		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
 	var out batch.Payload
@@ -138,22 +138,21 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	return img, nil
 }
 
-// by is the handle that a record is opened from, and its owner: that of the context, or else the
-// handle's.
-type by struct {
+// opener is the handle that a record is opened from, and the owner of the record: that of the
+// context, or else the handle's.
+type opener struct {
 	handle *batch.Handle
 	owner  *reservation.Owner
 }
 
-// enter enters the record into the account of the space in which its memory lies: an
-// image or a buffer.
-func (who by) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
-	if who.handle == nil { // an image that is no batch's
+// enter lists the record in a space as a holder of memory there, an image or a buffer.
+func (by opener) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
+	if by.handle == nil { // an image that is no batch's
 		return
 	}
-	v := books.HoldView{Kind: books.Record, Memory: memory, Bytes: bytes, About: who.handle.Batch()}
-	if who.owner != nil {
-		v.Owner = who.owner
+	v := books.HoldView{Kind: books.Record, Memory: memory, Bytes: bytes, About: by.handle.Batch()}
+	if by.owner != nil {
+		v.Owner = by.owner
 	}
 	l.Hold.Begin(s.Books(), v)
 }

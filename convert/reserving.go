@@ -13,25 +13,24 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// takes is the room that a payload needs. It depends on the space: in returns the bytes for one.
-// Dictionaries that the space already has need none, and the buffers of a scattered image are rounded
-// one by one.
-type takes struct {
+// footprint is the room that a payload needs. It depends on the space (see in), because
+// dictionaries that the space already has need none.
+type footprint struct {
 	body  int64                  // bytes of the image's body
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
 }
 
-// takes returns the room that a payload of a descriptor needs in another space. A program's own payload
-// has no descriptor, and needs as many bytes as it is charged now.
-func (m *Mover) takes(desc *batch.Descriptor, charged int64) takes {
+// footprint returns the room that a payload of a descriptor needs in another space. A program's own
+// payload has no descriptor, and needs as many bytes as it is charged now.
+func (m *Mover) footprint(desc *batch.Descriptor, charged int64) footprint {
 	if desc == nil {
-		return takes{body: charged}
+		return footprint{body: charged}
 	}
-	return takes{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
+	return footprint{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
 }
 
 // in returns how many bytes to reserve in a space.
-func (t *takes) in(s *tier.Space) int64 {
+func (t *footprint) in(s *tier.Space) int64 {
 	if len(t.dicts) == 0 {
 		return t.body
 	}
@@ -41,7 +40,7 @@ func (t *takes) in(s *tier.Space) int64 {
 // sized is a strategy with a size of its own in each space: a reservation.Sized.
 type sized struct {
 	reservation.Strategy
-	what *takes
+	what *footprint
 }
 
 // BytesIn implements reservation.Sized.
@@ -55,7 +54,7 @@ var errGone = errors.New("convert: a dictionary left the space")
 // body and the missing dictionaries from r and then calls unpin. If r is too small for the missing
 // ones, the error is errGone. The references must not be held during a wait for room: they would keep
 // room in use that the waiter needs.
-func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err error) {
+func (m *Mover) pin(r reservation.Reservation, what *footprint) (unpin func(), err error) {
 	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
 	unpin = func() { _ = transfer.ReleaseAll(pins) } // each once
 	if r.Unused() < r.Space().Charge(what.body)+missing {
@@ -80,7 +79,7 @@ func (m *Mover) pin(r reservation.Reservation, what *takes) (unpin func(), err e
 type request struct {
 	reservation.Strategy // the caller's
 	m                    *Mover
-	what                 takes              // how much room
+	what                 footprint          // how much room
 	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
 	waits                bool               // for room
 

@@ -67,7 +67,7 @@ func (m inside) ReadRows(
 func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space) error {
 	q := &request{
 		Strategy: reservation.Specific(space.ID()), m: m, origin: reservation.Consuming(), waits: true,
-		what: takes{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
+		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}
 	return q.inRoom(ctx, func(r reservation.Reservation) error {
 		unpin, err := m.pin(r, &q.what)

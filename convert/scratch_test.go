@@ -52,8 +52,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 			}
 		}
 		remove()
-		if least.Load() < transfer.BlockSize || most.Load() > transfer.LeastBlocks*transfer.BlockSize {
-			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec, least.Load(), most.Load(), transfer.BlockSize, transfer.LeastBlocks*transfer.BlockSize)
+		if least.Load() < transfer.BlockSize || most.Load() > transfer.MinBlocks*transfer.BlockSize {
+			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec, least.Load(), most.Load(), transfer.BlockSize, transfer.MinBlocks*transfer.BlockSize)
 		}
 		m.whole(t, b, tier.GPU)
 		// Laying out takes a run more.
@@ -93,7 +93,7 @@ func TestScratchIsBounded(t *testing.T) {
 		var over, seen atomic.Int64
 		remove := m.watched(func() {
 			seen.Add(1)
-			if n := m.lent(); n == 0 || n > transfer.LeastBlocks*transfer.BlockSize {
+			if n := m.lent(); n == 0 || n > transfer.MinBlocks*transfer.BlockSize {
 				over.Store(n)
 			}
 		})

@@ -97,7 +97,7 @@ type work struct {
 	used uint64 // stats.uses at the last use
 }
 
-// latest is how much time of moves tells how fast an edge is. What is older counts half.
+// latest is how much time of moves an edge's speed is computed of. Older moves count half.
 const latest = time.Second
 
 // add counts a move of a body, which is that of a batch in a place.

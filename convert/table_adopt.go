@@ -18,8 +18,8 @@ import (
 // caller must have waited for all work that writes it. It must not change until Release is called,
 // when the payload is released and the memory is not leased. The bytes that the rows use are
 // charged in the space as live ones, above its limit too: they are there. If they exceed its
-// capacity, the error is a *tier.NoSpaceError. What several columns share, and what is Charged, is
-// not charged again; but memory that two tables share is charged for each of them.
+// capacity, the error is a *tier.NoSpaceError. Memory that several columns share, or that is
+// Charged, is charged once; but memory that two tables share is charged for each of them.
 //
 // Arrays may be slices: the payload has what they show. When the table becomes an image, three
 // things are adjusted: offsets that do not begin at 0, bits that do not begin with a byte, and run

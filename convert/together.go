@@ -20,7 +20,7 @@ var errLone = fmt.Errorf("convert: the batch is not moved together with others: 
 
 // Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
 // as many as there is room for in one piece. They are in one space, share no dictionaries, have no
-// copy there, and go byte for byte, by Spillway's own converter.
+// clean image there, and are copied uncompressed by Spillway's own converter.
 func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
 	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
 	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {

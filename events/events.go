@@ -37,11 +37,11 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Kind says what an Event is.
+// Kind is the kind of an Event.
 type Kind uint8
 
-// The kinds, with the fields that each has beside Kind, At and Origin. To is the space that an event
-// is about where nothing else is said.
+// The kinds, with the fields that each has besides Kind, At and Origin. Unless stated otherwise, To
+// is the space that the event is about.
 const (
 	// MoveBegun: a move of Batch begins, up or down. From, To, Bytes, Reason.
 	MoveBegun Kind = iota + 1
@@ -51,46 +51,50 @@ const (
 	MoveEnded
 	// WaitBegun: a request for room waits. To, the first space where it may be, and Bytes.
 	WaitBegun
-	// WaitEnded: it does not any more. Took; Err if it was not served.
+	// WaitEnded: its wait is over. Took; Err if it was not served.
 	WaitEnded
-	// CopyMade: Batch left its form in To as a copy when it moved up, or was copied there ahead.
-	// From is where the batch is, and Bytes what the copy has. Ahead if it was written ahead.
+	// CopyMade: Batch has left a clean image in To, a copy, when it was fetched, or was pre-cleaned
+	// there. From is where the batch is, and Bytes is the size of the copy. Ahead if it was
+	// pre-cleaned.
 	CopyMade
-	// CopyUsed: a move found the copy. CopyDropped: the copy is gone, for the room or with its batch.
-	// Either is told after the call with the copy's CopyMade has returned. If others use or free the
-	// copy before that, the goroutine that tells CopyMade tells it.
+	// CopyUsed: a move used the copy. CopyDropped: the copy was dropped, for its room or with its
+	// batch. Either is emitted after the call with the copy's CopyMade has returned. If others use
+	// or free the copy before that, the goroutine that emits CopyMade emits it.
 	CopyUsed
 	CopyDropped
-	// AheadUsed: what was brought or copied before it was needed was used then. From, To, Bytes.
+	// AheadUsed: a prefetched batch, or a pre-cleaned image, was used. From, To, Bytes.
 	AheadUsed
-	// AheadWasted: it was not used before it left again.
+	// AheadWasted: it was evicted or dropped before it was used.
 	AheadWasted
-	// CodecChosen: what goes to a disk is compressed otherwise from now on. Text has the codec's name
-	// and what it promises.
+	// CodecChosen: another codec is used for a disk from now on. Text has its name and the expected
+	// gain.
 	CodecChosen
-	// Corrupt: Batch has bytes on a disk that are not those which were written. Err is a
+	// Corrupt: Batch has bytes on a disk that differ from the written ones. Err is a
 	// *convert.CorruptError.
 	Corrupt
-	// DiskSlow: a request has been under way for Took. Text says which. It is said again when it has
-	// ended, with the time that it took in all.
+	// DiskSlow: a request has been in progress for Took. Text describes it. A second event follows
+	// when it has ended, with the whole time.
 	DiskSlow
-	// DiskNearlyFull: the file system has less room than the volume may still take, and Bytes is what
-	// is left; or it refused room to a write or to the taking of room, as a quota does too. Err.
+	// DiskNearlyFull: the file system has less room than the volume may still take, and Bytes is
+	// the rest; or it has refused a write or an allocation for lack of room, as a quota does too.
+	// Err.
 	DiskNearlyFull
-	// DiskFailing: reads, writes or the taking of room begin to fail, and other disks come first for a
+	// DiskFailing: reads, writes or allocations begin to fail, and other disks are preferred for a
 	// while. Err.
 	DiskFailing
-	// DiskWell: what failed succeeds again; or neither the file system nor a write nor the taking of
-	// room says any more that there is no room. Text says which.
+	// DiskWell: the requests that failed succeed again, or the file system has room again. Text
+	// describes which.
 	DiskWell
-	// PressureRose: a space has reached its trigger; Bytes is what is used, by others too. Text says so
-	// if there is no slower tier.
+	// PressureRose: a space has reached its trigger. Bytes is the pressure. Text is set if there is
+	// no slower tier.
 	PressureRose
-	// PressureFell: it fell to its stop mark. Bytes. If it is lost meanwhile, Lost is told instead.
+	// PressureFell: it fell to its stop mark. Bytes. If the space is lost meanwhile, Lost is
+	// emitted instead.
 	PressureFell
 	// Stuck: a space needs Bytes, and nothing there can be moved. Reason, Text.
 	Stuck
-	// Refused: waiters were sent away, because all tiers are full for good. Text.
+	// Refused: waiters were refused, because all tiers are full of batches that cannot be evicted.
+	// Text.
 	Refused
 	// Unmovable: Batch, in From, cannot be converted for To. Bytes, Err. Text is its form.
 	Unmovable
@@ -115,8 +119,8 @@ const (
 	BatchUsed
 	// BatchHinted: the program gave a hint about the next use of Batch, of Bytes in To. Hint.
 	BatchHinted
-	// BatchDropped: Batch, of Bytes in To, was dropped, or taken by the use before. Its memory is freed
-	// with its last handle.
+	// BatchDropped: Batch, of Bytes in To, was dropped, or consumed by the last BatchUsed. Its
+	// memory is freed with its last handle.
 	BatchDropped
 	kinds
 )
@@ -149,26 +153,27 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Origin says what an event is for. What is not known, or is none, is empty.
+// Origin is the plan, the operator and the task that an event is about. Fields that are unknown are
+// empty.
 type Origin struct {
 	Plan      string
 	Operator  string
 	Port      int
 	Partition int
 	Task      string
-	// TaskID tells the tasks of one engine apart that have the same name, and the attempts of one. 0:
+	// TaskID distinguishes tasks of one engine with the same name, and the attempts of one task. 0:
 	// no task, or one that RunTask does not run.
 	TaskID uint64
 }
 
-// Event is one thing that happened. Its Kind says which of the other fields it has. It belongs to who
-// gets it, except for its Context.
+// Event is one thing that happened. Its Kind determines which of the other fields are set. The
+// receiver may keep it, except for its Context.
 type Event struct {
 	Kind Kind
-	At   time.Time // of what took time: when it was over
+	At   time.Time // if it took time, when it ended
 	// Context is that of the call that the event is about, with the values that the program gave it,
 	// such as a trace's span. It is there for moves, waits, tasks, requests to disks, corruption and
-	// Oversized. What the engine does by itself, such as the monitor's moves, has one without values of
+	// Oversized. The engine's own work, such as the monitor's moves, has one without values of
 	// the program's. In an event of an engine it is never nil. It must not be kept when the function
 	// has returned, because it holds what the program has put there. It may have ended.
 	Context context.Context

@@ -14,7 +14,7 @@
 //	index.go      all batches by space, and the victims in the policy's order
 //	policy.go     the policies; cost_aware.go: the default one
 //	faults.go     pauses after an error
-//	events.go     what is logged and reported: moves, marks, and what is stuck
+//	events.go     the log, and the events of marks and of spaces that are stuck
 //	pre_clean.go  clean images of batches that will leave next
 //
 // Package internal/decide makes the decision, and package convert the moves.
@@ -23,10 +23,10 @@
 //
 // A list of moves is short: at most 4 MiB, or one batch, for each move that may run at once. After
 // each list the need is computed again, so nothing is evicted for a pressure or a request that has
-// gone. For requests as much leaves as they lack, at any pressure, and no more. At the trigger the
-// pressure falls as far below the trigger as it was above it, but not below the stop mark. Retired
-// bytes, which the device still works on, count as gone. So at most one batch's bytes leave beyond
-// what is needed.
+// gone. For requests as much is evicted as they lack, at any pressure, and no more. At the trigger
+// the pressure falls as far below the trigger as it was above it, but not below the stop mark.
+// Retired bytes, which the device still works on, count as gone. So at most one batch's bytes leave
+// beyond what is needed.
 //
 // A victim goes to the next tier if that has room beyond what its waiters need. If not, the policy
 // compares the victim with the batches of that tier: the one that it would evict first goes down.
@@ -55,8 +55,8 @@
 // the monitor sends an event once. Evict is called again when a batch of the space or of a slower
 // one becomes a victim, when a slower space has more room, and now and then; Run tries again after
 // a few periods. Each end of a use may wake a waiter. So after a list of moves that moved nothing
-// Evict does not look for another for ten times as long as that took, and at most 25 ms. A waiter
-// that calls it meanwhile is woken at the end. The reservation manager decides how long a request
+// Evict does not search for another for ten times as long as that took, and at most 25 ms. A waiter
+// that calls it meanwhile is woken afterwards. The reservation manager decides how long a request
 // waits, and refuses it if it can never be served.
 //
 // So that consumers can go on when all tiers are full, evictions and new records leave some room
@@ -73,9 +73,9 @@
 //
 // # Locks
 //
-// Each space has a token: who has it evicts from the space, and nobody else. A goroutine takes the
-// tokens of several spaces from the fastest to the slowest. It may wait for moves while it has one,
-// but takes no token with a lock held.
+// Each space has a token. Only the goroutine that has it evicts from the space. A goroutine takes
+// the tokens of several spaces from the fastest to the slowest. It may wait for moves while it has
+// one, but takes no token with a lock held.
 //
 // There is one mutex, the index's, of rank Monitor, which is the outermost: batches are read under
 // it. It also guards the pauses of batches and edges. Policies, events, the mover and the reservation

@@ -17,13 +17,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// space is what the monitor keeps of a space. Whoever evicts from it has its token: a waiter in Evict,
-// Run's goroutine in relieve, Clear, or a job that makes room there for batches of a faster space. The
-// others wait for the token, except for waiters, which return and are woken.
+// space is the monitor's record of a space. A goroutine needs its token to evict from it: a waiter
+// in Evict, one that Run has started for the trigger (relieve), Clear, or a job that makes room in
+// it for batches of a faster space. If another has the token, a waiter returns from Evict and is
+// woken later; the others wait for the token.
 //
-// A space is dry after a list of moves that moved nothing, until another moves something or fails in a
-// new way. Then waiters rest for a moment after each list, Run tries again after a few periods, and
-// what is needed is reported as stuck.
+// A space is dry after a list of moves that moved nothing, until another list moves something or
+// fails in a new way. While it is dry, Evict returns at once for a moment after each list (see
+// restMax), Run tries again after a few periods, and a need is reported as stuck.
 type space struct {
 	*tier.Space
 	place int
@@ -52,17 +53,17 @@ type space struct {
 	covered    coverage // when all that is above the stop mark had clean images
 }
 
-// dryList is a list of moves that moved nothing, although nothing was coming, and after which another
-// would not have other moves.
+// dryList is a list of moves that moved nothing and after which the next list would have the same
+// moves, while no bytes were coming either.
 type dryList struct {
 	begun   time.Time
 	took    time.Duration
 	outcome reservation.Eviction
 }
 
-// restMax bounds how long waiters do not look for another list of moves after one that moved nothing:
-// ten times as long as that took. So waiters that are woken by each end of a use take at most a tenth
-// of a core for each full space.
+// restMax bounds the time for which Evict makes no list of moves after one that moved nothing. That
+// is ten times as long as the list took, so waiters that are woken by each end of a use take at
+// most a tenth of a core for each full space.
 const restMax = 25 * time.Millisecond
 
 // below returns the spaces to which batches may be evicted from here: those of the next slower tier
@@ -103,11 +104,11 @@ func (m *Monitor) give(s *space) {
 }
 
 // Evict moves batches at rest out of a space, for a request that lacks bytes there. It works on the
-// caller's goroutine, returns after one list of moves, and waits for no release. While batches are
-// evicted from the space for somebody else it returns at once, and so it does for a moment after a
-// list that moved nothing: then it wakes the waiter when the moment is over. If ctx ends, the moves
-// in progress are aborted and their batches are whole where they were. A reservation.Config needs
-// it. It must be called with no lock held.
+// caller's goroutine, returns after one list of moves, and waits for no release. It returns at once
+// while another goroutine evicts from the space, and for a moment after a list that moved nothing;
+// the waiter is woken when that is over. If ctx ends, the moves in progress are aborted and their
+// batches are whole where they were. A reservation.Config needs it. It must be called with no lock
+// held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
 	place, known := m.byID[id]
 	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
@@ -150,7 +151,7 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		e.Moved, e.Again = m.evict(moving, s, bytes-coming, decide.Demand)
 	}
 	switch {
-	case ctx.Err() != nil: // it shows nothing that no more was moved
+	case ctx.Err() != nil: // a list that was broken off does not show that nothing can leave
 		return reservation.Eviction{Moved: e.Moved}
 	case e.Moved > 0 || e.Again:
 		s.dry.Store(nil)
@@ -314,8 +315,8 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 }
 
 const (
-	// A list of moves is short, because waiters and changes are heeded only between two lists: at most
-	// listBytes for each of the moves at once, and no move begins later than listTime.
+	// A list of moves is short, because waiters and changes are seen only between two lists: at
+	// most listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
 	// fewVictims is how many victims of a space are looked at first.
@@ -325,7 +326,7 @@ const (
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
 // of the moves' victims are indexes of the victims.
 //
-// It takes the snapshot of the space and those below without a common lock. What changes meanwhile
+// It takes the snapshot of the space and those below without a common lock. A change meanwhile
 // makes a move fail without harm: the mover reserves the room, and takes the batch in transit, or
 // reports that it cannot.
 func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim, moves []decide.Move) {
@@ -335,12 +336,12 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 	for i, t := range all {
 		used := t.Used()
 		sp := decide.Space{
-			ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, Calm: math.MaxInt64,
+			ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, BelowTrigger: math.MaxInt64,
 			Pace: t.Pace(), Charge: t.Charge,
 		}
 		sp.Headroom, sp.Spare = m.headroom(t)
 		if t.lower != 0 {
-			sp.Calm = t.Trigger() - 1 - t.PressureBytes() + t.coming()
+			sp.BelowTrigger = t.Trigger() - 1 - t.PressureBytes() + t.coming()
 		}
 		for _, d := range demand {
 			if d.Space == t.ID() {
@@ -474,7 +475,7 @@ type job struct {
 const (
 	// small is below what size batches are moved together: a copy to a pinned chunk takes less than
 	// a request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It
-	// is less than what is worth a thought about compression (payload.FrameSize).
+	// is less than the size from which batches are compressed (payload.FrameSize).
 	small = 192 << 10
 	// togetherMax bounds how many batches are moved together.
 	togetherMax = 256

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. What failed
-// is not tried again until the pause is over, and each failure in a row makes the next pause twice as
-// long. A success ends the row. The zero pause is over.
+// pause is the back-off of everything that may fail: a batch, an edge, and pre-cleaning. Whatever
+// failed is not tried again until the pause is over, and each failure in a row makes the next pause
+// twice as long. A success ends the row. The zero pause is over.
 type pause struct {
 	failures int // in a row
 	until    time.Time
@@ -141,7 +141,7 @@ func kindOf(err error, to tier.ID) outcome {
 // means, and whether another list of moves will have other ones because of it: without a record of
 // the failure the same move would be chosen again and again.
 //
-//	moved      the batch and the edge are forgiven
+//	moved      the failures of the batch and the edge are forgotten
 //	noRoom     the edge refuses such sizes, if the books had room; else another request took it
 //	busy       the batch is left alone for a period
 //	unmovable  the batch is not moved to the tier for a while
@@ -202,8 +202,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 	}
 	x.mu.Unlock()
 	if report.Batch != 0 {
-		p := v.Batch.Cut().Place
-		report.Origin = events.Origin{Plan: p.Name, Operator: p.Operator, Port: p.Port, Partition: p.Partition}
+		report.Origin = v.Batch.Cut().Place.Origin()
 		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
 			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes,
 			"error", err)

@@ -198,16 +198,17 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 		delete(x.mu.faults, e)
 		wasVictim, next.not = wasVictim && e.not == 0, 0
 	}
-	// A batch whose move has failed is no new victim: the caller of the move knows, and must not be
-	// woken by it.
+	// A batch whose move has failed is no new victim: the caller of the move has the error, and
+	// must not be woken by it.
 	gained = next.victim && !wasVictim && !(e.moving && !moved)
 	e.version, e.form = now.Version, now.Form
 	e.become(next)
 	return nil
 }
 
-// become makes next the standing of e, in the sums and the trees, too: it takes the batch out of what
-// it was in, and puts it into what it is in now, where these differ. It computes next.listed.
+// become makes next the standing of e. It updates the sums and the trees in two passes: the first
+// takes the old standing out of them, the second adds the new one. Trees that list the batch under
+// the same key before and after are left alone. It computes next.listed.
 func (e *entry) become(next standing) {
 	next.listed = next.in != nil && next.victim && next.not&next.in.lower != next.in.lower
 	was := e.standing
@@ -217,12 +218,12 @@ func (e *entry) become(next standing) {
 	e.standing = next
 	isElsewhere := was.in != next.in
 	for _, of := range []*standing{&was, &next} {
-		s, sign, put := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
+		s, sign, apply := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
 		if s == nil {
 			continue
 		}
 		if of == &was {
-			sign, put = -1, (*btree.BTreeG[listed]).Delete
+			sign, apply = -1, (*btree.BTreeG[listed]).Delete
 		}
 		s.changes++
 		s.count += int(sign)
@@ -237,13 +238,13 @@ func (e *entry) become(next standing) {
 			s.moving += sign * of.bytes
 		}
 		if isElsewhere || was.size != next.size {
-			put(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
+			apply(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
 		}
 		if of.listed && (isElsewhere || was.listed != next.listed || was.key != next.key) {
-			put(s.victims, listed{of.key, e.id, e})
+			apply(s.victims, listed{of.key, e.id, e})
 		}
 		if of.listed && (isElsewhere || was.listed != next.listed || was.bytes != next.bytes) {
-			put(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
+			apply(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
 		}
 	}
 }
@@ -267,8 +268,8 @@ const (
 	// shortlistMax is how many victims of a space are looked at for one list of moves at most, however
 	// many batches there are.
 	shortlistMax = 1024
-	// staleMax is how many of the last victims are taken if they are stale. What is only late may stand
-	// between them.
+	// staleMax is how many of the last victims are taken if they are stale. Victims that are only
+	// late may stand between them.
 	staleMax = 128
 	// smallMax is how many victims beyond the policy's first ones are taken for their size.
 	smallMax = 24

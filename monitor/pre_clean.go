@@ -28,7 +28,8 @@ type cleaner struct {
 	next   time.Time               // nothing is copied before, because of the rate
 }
 
-// coverage is what a space was like when all that is above its stop mark had clean images.
+// coverage is the state of a space in which all bytes above its stop mark had clean images. While
+// it is the same there is nothing to pre-clean.
 type coverage struct {
 	changes uint64 // of its batches
 	above   int64  // its pressure above the stop mark

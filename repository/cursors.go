@@ -247,7 +247,7 @@ func (c *Cursor) dropRecord() {
 	}
 }
 
-// dropRows gives up what the Cursor has of its batch.
+// dropRows releases the dictionaries of the Cursor's batch, and forgets how far it was read.
 func (c *Cursor) dropRows() (err error) {
 	if c.rows != nil {
 		for _, s := range c.rows.Shared {
@@ -258,7 +258,7 @@ func (c *Cursor) dropRows() (err error) {
 	return err
 }
 
-// endBatch ends the claim by one of its methods.
+// endBatch ends the claim of the batch by end, one of its methods.
 func (c *Cursor) endBatch(end func() error) error {
 	c.claim = nil
 	return errors.Join(c.dropRows(), end())

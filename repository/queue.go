@@ -63,9 +63,9 @@ type taker struct {
 	min, max  int64         // bytes; a max of 0 means no limit
 	only      *entry        // this one
 	drops     bool          // with only: in whatever state, also from a closed repository
-	whole     bool          // all up to last, which is set when the taker first looks
+	whole     bool          // all up to last, which is set at the first attempt
 	last      uint64
-	schema    bool // none: it waits until the schema is known, or will not be
+	schema    bool // takes no entry: it waits until the schema is known, or the input is closed
 
 	// When it ends with fewer.
 	rest       bool // the partition is empty, although its input is open
@@ -115,8 +115,8 @@ func (r *Repository) partitionLocked(n int) (*partition, error) {
 // claim puts the taker into the line of the partition, and waits until it is served, or ctx ends.
 // Every call that takes batches begins here. The entries of the claim are the caller's: it must end
 // each with remove, or all with restore. A brief claim ends soon, with the call that makes it, so
-// others wait for its end. Without a claim and an error there is nothing now, and the taker is not
-// to wait. The claim of a taker that drops its entry is empty if that has left.
+// others wait for its end. claim returns nil and no error if there is nothing now and the taker has
+// noWait. The claim of a taker that drops its entry is empty if the entry has left.
 func (r *Repository) claim(ctx context.Context, partition int, t *taker, brief bool) (*Claim, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,8 +173,9 @@ func (p *partition) serveLocked() {
 	}
 }
 
-// tryLocked claims what t can have now. It reports whether t is served: it has all that it waits
-// for, or will not get it, for which it sets err.
+// tryLocked claims the entries that t can have now. It reports whether t is served: t has all that it
+// waits for, or can never have it, and then err is set. There are four kinds of takers: of a schema, of
+// one entry, of the whole partition, and of its first entries.
 func (t *taker) tryLocked(p *partition) (served bool) {
 	r, c := p.r, t.claim
 	ended := r.mu.inputClosed
@@ -190,7 +191,7 @@ func (t *taker) tryLocked(p *partition) (served bool) {
 	case t.only != nil:
 		e := t.only
 		if e.claim != nil && !e.claim.brief && t.drops && r.mu.closed {
-			e.claim = nil // its holder may keep it for ever, and will find out
+			e.claim = nil // a program may never end its claim; if it does, the entry is skipped
 		}
 		if e.at == nil {
 			if !t.drops {
@@ -322,8 +323,8 @@ func (c *Claim) restore() {
 	c.part.serveLocked()
 }
 
-// noteLocked records what the batch is like now. A free entry whose batch was dropped leaves. The
-// caller calls serveLocked.
+// noteLocked records the state of the batch in the entry. A free entry whose batch was dropped leaves
+// the queue. The caller calls serveLocked.
 func (e *entry) noteLocked(now batch.Info) {
 	p := e.part
 	mu := &p.r.mu

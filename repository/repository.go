@@ -10,8 +10,8 @@
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
 // fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Cursors
 // read many partitions side by side, some rows at a time. Writer gathers rows into batches. Counting
-// takes constant time. So does taking a batch, but for batches that are skipped: those in use, and
-// for Unordered takers those in transit.
+// takes constant time. So does taking a batch, except that a taker steps over the batches that it
+// skips: those in use, and if it is Unordered those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
 //	repository.go   Put and PutBatch, and what a repository holds
@@ -110,7 +110,7 @@ type Repository struct {
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
 		bytes       [tier.Disk + 1]int64 // charged for the batches, by tier
-		place       batch.Place          // of each batch, but for its partition and seq
+		place       batch.Place          // of each batch, without its partition and seq
 		inputClosed bool
 		closed      bool
 	}
@@ -316,7 +316,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	e.noteLocked(now)
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
-		for _, other := range r.mu.parts { // whose readers wait for it
+		for _, other := range r.mu.parts { // readers of other partitions may wait for it, too
 			other.serveLocked()
 		}
 	}

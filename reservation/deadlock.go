@@ -36,11 +36,11 @@ type holders struct {
 	eviction  Eviction         // the last one from the space
 }
 
-// outlook is what a waiter may expect.
+// outlook is whether a waiter can still be served, and if not, why.
 type outlook uint8
 
 const (
-	waits          outlook = iota // somebody may still free room for it
+	servable       outlook = iota // room may still be freed for it
 	stuckOwners                   // it is in a deadlock of owners
 	stuckOwnerless                // the same, and others hold some of what it waits for
 	stuckFull                     // batches at rest fill its spaces, and none can leave
@@ -110,9 +110,9 @@ func (m *Manager) watch(w *request) {
 		for i := range stuck {
 			one := &stuck[i]
 			one.outlook, one.lines = m.isStuck(one.request, lines)
-			served[one.owner] = served[one.owner] || one.outlook == waits && one.owner != nil
+			served[one.owner] = served[one.owner] || one.outlook == servable && one.owner != nil
 		}
-		stuck = slices.DeleteFunc(stuck, func(one stuckRequest) bool { return one.outlook == waits })
+		stuck = slices.DeleteFunc(stuck, func(one stuckRequest) bool { return one.outlook == servable })
 	}
 	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return one.outlook != stuckFull })
 	switch {
@@ -199,7 +199,7 @@ func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in 
 			}
 			h := lines[l]
 			if h.frees || h.runs {
-				return waits, nil
+				return servable, nil
 			}
 			in = append(in, l)
 			owners += len(h.owners)
@@ -218,12 +218,12 @@ func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in 
 				after, least = grace, c.need+c.spared()
 			}
 			if least <= available || after < 0 { // before long it leaves no headroom
-				return waits, nil
+				return servable, nil
 			}
 		case without > 0 || owners == 0:
 			// In an engine others may consume what is at rest.
 			if after < 0 || m.config.Evict != nil && c.need <= available+at.rest {
-				return waits, nil
+				return servable, nil
 			}
 			if without == 0 {
 				after += unclaimedGrace
@@ -238,7 +238,7 @@ func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in 
 		patience = max(patience, after)
 	}
 	if still < patience || len(in) == 0 {
-		return waits, nil
+		return servable, nil
 	}
 	return is, in
 }

@@ -45,7 +45,7 @@ func (l *line) demandLocked(first bool) Demand {
 		if first && c != c.request.firstLocked() {
 			continue
 		}
-		if first && (d.Waiters == mostTogether || d.Bytes > l.space.Room()) {
+		if first && (d.Waiters == maxTogether || d.Bytes > l.space.Room()) {
 			break
 		}
 		spared := c.spared()
@@ -102,8 +102,8 @@ func (m *Manager) Wake(id tier.ID) {
 }
 
 const (
-	// mostTogether bounds for how many requests of a line batches are evicted together.
-	mostTogether = 256
+	// maxTogether bounds for how many requests of a line batches are evicted together.
+	maxTogether = 256
 	// retryEvict is after how long Evict is called again for a waiter although nothing has woken it:
 	// a pause after a failed move may be over.
 	retryEvict = 4 * tick

@@ -41,11 +41,12 @@
 // that freed bytes add up until the head fits. The next head may be bypassed as often again.
 // TryReserve, Grow, TryGrow and the policies Ignore and Increase follow the same rule.
 //
-// A release gives the freed bytes to nobody. It wakes the waiter to be served next, which takes them
-// on its own goroutine and then wakes the next one. Until it runs, a request of a running goroutine
-// may take them as a bypass. So goroutines that contend for a few slots need not wait for another
-// goroutine to be scheduled before each use of the bytes. Taking room on the waiter's goroutine also
-// keeps quotas and clean images, which take time, away from the goroutine that releases.
+// A release does not assign the freed bytes to a waiter. It wakes the waiter to be served next,
+// which takes them on its own goroutine and then wakes the next one. Until it runs, a request of a
+// running goroutine may take them as a bypass. So goroutines that contend for a few slots need not
+// wait for another goroutine to be scheduled before each use of the bytes. Taking room on the
+// waiter's goroutine also keeps quotas and clean images, which take time, away from the goroutine
+// that releases.
 //
 // The head of a line makes room on its own goroutine. It calls Config.Evict for what its line lacks,
 // again and again as long as that moves batches. A request that heads several lines does so for the
@@ -55,9 +56,9 @@
 // While it is served from what others free, it may still be at work in Evict for as long as a move
 // takes.
 //
-// A request of which nothing and nobody can make room is refused after Config.StallTimeout with a
-// tier.NoSpaceError: all used bytes of its spaces are those of batches at rest, or the engine's own,
-// and no batch can leave.
+// A request is refused with a tier.NoSpaceError after Config.StallTimeout if nothing can make room
+// for it: all used bytes of its spaces are those of batches at rest, or the engine's own, and no
+// batch can be evicted.
 //
 // # Deadlocks
 //

@@ -137,7 +137,8 @@ func notGiven(passed []string) (s string) {
 	return s
 }
 
-// lever says what would make room where that is held, by the largest part, with the hint of the space.
+// lever returns advice on how to make room in a space, by the largest part of what is held there,
+// with the hint of the space.
 func lever(h tier.Holdings, hint string) string {
 	sum := func(all []tier.Holder) (n int64) {
 		for _, one := range all {
@@ -201,7 +202,7 @@ func (w *request) exceeded(c *candidate) error {
 		c = &best
 	}
 	n := c.need
-	if n == nothing {
+	if n == neverFits {
 		n = c.asked
 	}
 	if w.grows != nil {
@@ -212,7 +213,7 @@ func (w *request) exceeded(c *candidate) error {
 }
 
 // noRoom returns the error of a request that does not fit now. It is about the first candidate in
-// which it would fit if that were empty. Its Cause tells whether the room is kept for older requests
+// which it would fit if that were empty. Its Cause is set if the room is kept for older requests
 // or as headroom.
 func (w *request) noRoom() *tier.NoSpaceError {
 	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.Room()) })

@@ -176,7 +176,7 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
 // else in the first that has room, and waits for any of them if none has. A space charges what a
-// buffer of that size takes; a Sized strategy says how many bytes it asks for in each candidate.
+// buffer of that size takes; a Sized strategy sets how many bytes it asks for in each candidate.
 // The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
@@ -245,7 +245,7 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin)
 	defer guard.Error(&err, "a strategy")
 	var some [8]*tier.Space
 	var spaces []*tier.Space
-	if own, ok := s.(*order); ok { // of which the compiler knows that it does not keep some
+	if own, ok := s.(*order); ok { // whose Candidates lets the compiler keep some on the stack
 		spaces = own.Candidates(m.spaces, some[:0])
 	} else {
 		spaces = s.Candidates(m.spaces, nil)
@@ -342,7 +342,7 @@ func (m *Manager) take(w *request) (n int64, ok bool, err error) {
 // An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
 // room.
 func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error) {
-	if c.need == nothing {
+	if c.need == neverFits {
 		return 0, false, nil
 	}
 	space, most, seen := c.line.space, w.max, uint64(0)
@@ -535,7 +535,7 @@ func (m *Manager) setHeadroom(w *request) {
 		if !w.begun.IsZero() && m.config.StallTimeout >= 0 && time.Since(w.begun) >= m.config.StallTimeout {
 			keeps = false
 		}
-		if keeps && m.config.Headroom != nil && c.need < nothing {
+		if keeps && m.config.Headroom != nil && c.need < neverFits {
 			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(sp.ID(), c.need)) })
 		}
 		if isEarly {

@@ -14,13 +14,13 @@ import (
 // space charges them, and an ExceededError or a tier.NoSpaceError, or what wraps one. The hook may
 // free something, or let the reservation grow, and returns whether the allocation should be tried
 // once more. If it returns false, the allocation's error is returned as it was. If the second try
-// fails too, the error wraps both, the second before the first. What could never fit, because it is
-// larger than the space's capacity, is refused without asking.
+// fails too, the error wraps both, the second before the first. An allocation that could never fit,
+// because it is larger than the space's capacity, is refused without a call.
 //
 // The hook runs on the goroutine that allocates and with no lock held, on several at
 // once if several allocate. While it runs, allocations from the same reservation on
 // its goroutine do not call it again: they just fail. If it panics, the allocation's error
-// says so beside the first cause, and the books are as if it had not been called. Nil is no
+// wraps the panic and the first cause, and the books are as if it had not been called. Nil is no
 // hook.
 func WithOutOfMemory(hook func(r Reservation, requested int64, err error) (again bool)) Option {
 	return func(s *state) {

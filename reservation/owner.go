@@ -31,8 +31,8 @@ func (o *Owner) Name() string {
 	return o.name
 }
 
-// SetWorkers says how many goroutines work for the owner, and so how many must wait
-// before nothing can be expected of it. Below 1 is 1.
+// SetWorkers sets how many goroutines work for the owner. If so many wait, the owner cannot release
+// anything. Below 1 is 1.
 func (o *Owner) SetWorkers(n int) { o.workers.Store(int64(n)) }
 
 // runs reports whether a goroutine of the owner may still release something.
@@ -47,9 +47,9 @@ func (o *Owner) wait(n int64) {
 }
 
 // Context returns a context whose waits are the owner's: those of requests made with it that name
-// no owner themselves, such as what a mover reserves to bring a batch up. What such requests get
-// does not count as held by the owner, because it is soon the batch's. Handles and records that are
-// opened with the context are the owner's, and so is the memory that they keep.
+// no owner themselves, such as those of a mover that fetches a batch. The bytes of such requests do
+// not count as held by the owner, because they soon belong to the batch. Handles and records that
+// are opened with the context are the owner's, and so is the memory that they keep.
 func (o *Owner) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }

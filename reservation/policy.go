@@ -2,7 +2,7 @@ package reservation
 
 import "github.com/spillway-db/spillway/tier"
 
-// LimitPolicy says what happens when more is allocated from a reservation than
+// LimitPolicy decides what happens when more is allocated from a reservation than
 // was promised. The zero value is Fail.
 type LimitPolicy struct {
 	kind    policyKind
@@ -36,10 +36,10 @@ func Increase(padding float64) LimitPolicy {
 type origin uint8
 
 const (
-	unknown   origin = iota // a reservation for work, or whose maker does not say
-	incoming                // from outside
-	early                   // for what nobody needs yet
-	consuming               // for what somebody works on
+	unknown   origin = iota // for work, or without an option
+	incoming                // from outside the engine
+	early                   // for a prefetch
+	consuming               // for a batch that is opened
 	within                  // within + k: from tier k
 )
 
@@ -55,24 +55,24 @@ func WithPolicy(p LimitPolicy) Option { return func(s *state) { s.policy = p } }
 // such moving themselves.
 func WithoutClearing() Option { return func(s *state) { s.noClear.Store(true) } }
 
-// Moving says that the bytes are for data that is written to the space just now: what is drawn from
-// the reservation is no program's buffer while that is open (tier.Holdings.Others).
+// Moving marks a reservation for data that the engine is writing to the space. While it is open,
+// its buffers are not listed as a program's (tier.Holdings.Others).
 func Moving() Option { return func(s *state) { s.promise.Moves = true } }
 
-// Incoming says that the bytes are for data from outside. The request leaves the headroom of a
-// space free (Config.Headroom). So consumers can still bring what they work on to where they need
-// it when all tiers are full of incoming data.
+// Incoming marks a request for data from outside. It leaves the headroom of a space free
+// (Config.Headroom), so that consumers can still fetch batches when all tiers are full of incoming
+// data.
 func Incoming() Option { return func(s *state) { s.origin = incoming } }
 
-// Early is Incoming for what somebody will need soon, and is meant for TryReserve. The pressure of
-// the space stays at its stop mark at most, also if several such requests come at once. Only one
+// Early is Incoming for a batch that will be needed soon, and is meant for TryReserve. The pressure
+// of the space stays at its stop mark at most, also if several such requests come at once. Only one
 // that is larger may have the space alone.
 func Early() Option { return func(s *state) { s.origin = early } }
 
-// Consuming says that the bytes are for a batch that somebody opens. The request may use the
-// headroom of a space, ahead of those that leave it free.
+// Consuming marks a request for a batch that is about to be opened. It may use the headroom of a
+// space, and goes ahead of requests that leave it free.
 func Consuming() Option { return func(s *state) { s.origin = consuming } }
 
-// MovedFrom says that the bytes are for a batch from another tier. In slower tiers the request
-// leaves the headroom free, as with Incoming. In faster ones it may use it, as with Consuming.
+// MovedFrom marks a request for a batch from another tier. In slower tiers it leaves the headroom
+// free, as with Incoming. In faster ones it may use it, as with Consuming.
 func MovedFrom(k tier.Kind) Option { return func(s *state) { s.origin = within + origin(k) } }

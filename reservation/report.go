@@ -86,8 +86,8 @@ func (m *Manager) giveUp(ctx context.Context, w *request) error {
 	return fmt.Errorf("%w; in %s %s (%s)%s", err, h.Space, &h, lever(h, space.Hint()), notGiven(passed))
 }
 
-// WaitStats says how long finished waits took, however they ended, and how many are not over.
-// Requests that did not have to wait are not counted.
+// WaitStats has the times of finished waits, however they ended, and the number of those that are
+// not over. Requests that did not have to wait are not counted.
 type WaitStats struct {
 	Count int64
 	Total time.Duration // of all together; they may overlap
@@ -121,8 +121,7 @@ func (m *Manager) Waits() WaitStats {
 	return s
 }
 
-// Blocked says how long the waits of the owners of one name took, in all and the longest, and which are
-// not over.
+// Blocked has the number and the times of the waits of all owners with one name.
 type Blocked struct {
 	Owner   string        // "" stands for all whose waits have no owner
 	Waits   int64         // that are over
@@ -133,8 +132,8 @@ type Blocked struct {
 }
 
 const (
-	// maxBlocked is how many names are counted apart: a program that gives each task a name of its own
-	// would fill the memory. When there are more, all of them become part of otherOwners.
+	// maxBlocked is how many names are counted separately: a program that gives each task a name of
+	// its own would fill the memory. When there are more, all of them become part of otherOwners.
 	maxBlocked  = 1024
 	otherOwners = "(others)"
 )

@@ -152,7 +152,7 @@ func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer,
 	return b, nil
 }
 
-// inPieces reports whether an allocation failed because what is free lies in pieces.
+// inPieces reports whether an allocation failed because what is free is in pieces.
 func inPieces(err error) bool {
 	full, ok := errors.AsType[*tier.NoSpaceError](err)
 	return ok && full.Largest > 0
@@ -172,7 +172,7 @@ func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*ti
 		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", space.ID(), size)
 	}
 	n := charge(space, size)
-	if n == nothing {
+	if n == neverFits {
 		return nil, s.line.exceeded(size)
 	}
 	grown, err := s.draw(n)

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Strategy says in which spaces a request may be put. Strategies are values
+// Strategy selects the spaces in which a request may be served. Strategies are values
 // that are made once and used often, from many goroutines.
 type Strategy interface {
 	// Candidates appends the spaces that may serve the request to dst, best

@@ -13,15 +13,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// nothing is the charge of a request that can never fit: more than any space has.
-const nothing = math.MaxInt64
+// neverFits is the charge of a request that can never fit: more than any space has.
+const neverFits = math.MaxInt64
 
-// charge returns what a space charges for a buffer of bytes. It returns the constant nothing if that
-// is more than the capacity or the space is lost; a pool then need not round a number that
-// overflows.
+// charge returns what a space charges for a buffer of bytes. It returns neverFits if that is
+// more than the capacity or the space is lost; a pool then need not round a number that overflows.
 func charge(s *tier.Space, bytes int64) int64 {
 	if bytes > s.Capacity() || s.Lost() != nil {
-		return nothing
+		return neverFits
 	}
 	return s.Charge(bytes)
 }
@@ -89,7 +88,7 @@ func (c *candidate) leaveLocked() {
 // spared returns how much stays free when the request is served: its headroom, but no more than the
 // space can have.
 func (c *candidate) spared() int64 {
-	if c.spare == 0 || c.need == nothing {
+	if c.spare == 0 || c.need == neverFits {
 		return 0
 	}
 	sp := c.line.space
@@ -296,7 +295,7 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		return errReleased("grow")
 	}
 	need := charge(space, n)
-	if whole := charge(space, v.Promised+n); need != nothing && whole != nothing {
+	if whole := charge(space, v.Promised+n); need != neverFits && whole != neverFits {
 		// Both together, drawn as one, may be charged more than each by itself.
 		need = max(need, whole-charge(space, v.Promised))
 	}

@@ -31,7 +31,7 @@ type HostStats struct {
 	Capacity int64
 	Used     int64 // handed out, as charged
 	Slabs    int64 // the length of the slabs that small memory lies in
-	Slack    int64 // pages in use less Used: what is free beside small memory, in slabs for the most part
+	Slack    int64 // pages in use less Used: free room next to small memory, in slabs for the most part
 	// Committed is the length of the steps of 2 MiB that were touched or handed out since the last
 	// Trim: at most this much is present.
 	Committed   int64
@@ -85,9 +85,9 @@ type Pool interface {
 	// either case with no lock held. It must not panic: what it calls of a
 	// program's, such as a decorated device, may.
 	Free(m Memory, reclaimed func())
-	// Close waits until what was freed is reclaimed and gives everything back
-	// that is not handed out. What is handed out stays usable and goes back when
-	// it is freed. A second Close returns ErrClosed.
+	// Close waits until freed memory is reclaimed, and gives everything back that is not handed
+	// out. Memory that is handed out stays usable and goes back when it is freed. A second Close
+	// returns ErrClosed.
 	Close() error
 }
 

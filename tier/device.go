@@ -79,7 +79,7 @@ type Device interface {
 	WaitEvent(s Stream, e Event) error
 
 	// MemInfo returns the device's free and total bytes. A device that may fail to find out how
-	// many are free also has a method FreeBytes() (int64, error), which says so.
+	// many are free also has a method FreeBytes() (int64, error).
 	MemInfo() (free, total int64)
 	// Outstanding returns live + retired bytes, as charged.
 	Outstanding() int64
@@ -95,8 +95,8 @@ type Device interface {
 
 // Stream is an ordered queue of work on a device.
 type Stream interface {
-	// Err says what the first failure of work on the stream was, nil if none is
-	// known. A stream that has failed stays so; close it and open another.
+	// Err returns the first failure of work on the stream, nil if none is known. A stream that has
+	// failed stays so; close it and open another.
 	Err() error
 	// Sync waits for the work put on the stream so far and returns Err. It is
 	// for the case in which an event cannot be had.
@@ -171,19 +171,19 @@ type Pinner interface {
 	Unpin(mem []byte) error
 }
 
-// Borrower is a device that knows its own allocations, and works with other code's allocations on
-// it only while they are borrowed. A decorator may implement it, or be looked through: see As.
+// Borrower is a device that works only with its own allocations, and with other code's allocations
+// on it while they are borrowed. A decorator may implement it, or be looked through: see As.
 type Borrower interface {
 	// Borrow lets work of the device read and write the size > 0 bytes at addr until giveBack is
-	// called, once, when no work uses them any more. What is the device's own memory already may be
-	// borrowed, too. An error says that there are no such bytes.
+	// called, once, when no work uses them any more. The device's own memory may be borrowed, too.
+	// An error means that there are no such bytes.
 	Borrow(addr Addr, size int64) (giveBack func(), err error)
 }
 
 // Lender is a device whose memory other code in the process may use by itself, without knowing when
 // the device is closed. A decorator may implement it, or be looked through: see As.
 type Lender interface {
-	// Lend keeps the memory of all open allocations, and what was shared of the device beside it,
+	// Lend keeps the memory of all open allocations, and what was shared of the device besides,
 	// until back is called. Close does not wait for that: it gives up all else, and the last back
 	// the rest. back may be called by any thread and must be called, once the memory is not in use
 	// any more; further calls do nothing. Its error lists what could not be given up.

@@ -203,7 +203,7 @@ func (t *tree) complete(g *GPU) {
 func (t *tree) completeFromBus(dir string, g *GPU) {
 	near, isNear := t.nearTo(g)
 	if node, ok := t.want(path.Join(dir, "numa_node")); isNear && (!ok || node == strconv.Itoa(Unknown)) {
-		g.Node = near.ID // the driver knows more than the kernel, which calls all CPUs near
+		g.Node = near.ID // the driver has better data than the kernel, which lists all CPUs as near
 		if g.CPUs == nil {
 			g.CPUs = near.CPUs
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
-// String returns the topology as a table for people. What it prints may change
+// String returns the topology as a table for people. The table may change
 // from version to version: for programs there is JSON.
 func (t *Topology) String() string {
 	var b strings.Builder

@@ -33,7 +33,7 @@
 // line of Warnings, and its field holds the value for "not known" (0 bytes, node -1, an empty set).
 // An error means an option or a CUDA_VISIBLE_DEVICES that makes no sense, or a context that ended.
 //
-// What is returned are plain values, which marshal to JSON under keys that do
+// The results are plain values, which marshal to JSON under keys that do
 // not change. They belong to the caller. Nothing is cached, opened or started
 // beyond a call, the machine is not changed, and all functions may be called
 // at the same time. The package takes no locks.
@@ -62,10 +62,10 @@ type Options struct {
 
 	// GPUs returns the GPUs that a driver knows, in its order; package gonvml makes such a function
 	// of go-nvml. Node, Driver, CPUs and the PCIe fields that are zero are filled in from the PCI
-	// bus. An error beside some GPUs describes what is not known of them, with errors.Join for more
-	// than one thing. An error alone means that the driver cannot be queried. If GPUs is nil, Discover
-	// binds NVIDIA's library (NVML) at run time if Root is "/", and otherwise lists the GPUs on the
-	// PCI bus, with the properties that the bus has.
+	// bus. An error that is returned with some GPUs describes what is not known of them, with
+	// errors.Join for more than one thing. An error alone means that the driver cannot be queried.
+	// If GPUs is nil, Discover binds NVIDIA's library (NVML) at run time if Root is "/", and
+	// otherwise lists the GPUs on the PCI bus, with the properties that the bus has.
 	GPUs func(context.Context) ([]GPU, error)
 
 	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil
@@ -201,8 +201,8 @@ type Port struct {
 	Addresses  []string `json:"addresses"`  // their IP addresses, except for those of the link alone
 }
 
-// NICLevel says how much must work for a NIC to count. What a stricter level has
-// a looser one has too.
+// NICLevel is how much of a NIC must work for the NIC to be listed. A looser level lists all
+// NICs of a stricter one.
 type NICLevel int
 
 // The levels, each stricter than the one before. A NIC that this process may not use

@@ -142,8 +142,8 @@ func (r *releases) call(p, callback uintptr) {
 	}
 }
 
-// Release calls the array's release callback, if it is not released. What the callback frees
-// must not be used any more.
+// Release calls the array's release callback, if it is not released. The memory that the
+// callback frees must not be used any more.
 func (a *DeviceArray) Release() { callbacks().call(addressOf(&a.Array), a.Array.Release) }
 
 // Close calls the schema's release callback, if it is not released.

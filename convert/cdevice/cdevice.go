@@ -5,7 +5,7 @@
 //	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
 //	batch.Payload ◀──Import── DeviceArray, Schema ◀── C
 //
-// The structs lie where the caller wants them; everything that they point to lies outside of
+// The structs are where the caller wants them; everything that they point to is outside of
 // Go's memory, and pointers in them are numbers to Go. No C compiler is needed, to build or to
 // run.
 //

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Config says how a device is known to other programs. The zero value is right for the
+// Config describes a device to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
 	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one
@@ -22,8 +22,8 @@ type Config struct {
 	Event uintptr
 	// Stream, for devices of package tier/cuda and instead of Event, is a stream of the space's
 	// device with work of the caller's that writes the batch's memory: the exported array has an
-	// event behind what was put on it so far. What is put there later is not waited for. The event
-	// is given up when the array is released.
+	// event after the work that was put on it so far, and consumers do not wait for later work. The
+	// event is released with the array.
 	Stream tier.Stream
 	// Wait waits for the event of an imported array. Without it a device of package tier/cuda does
 	// that, and for others an array that has one is refused. A panic of it is an error of Import.
@@ -50,7 +50,7 @@ type sharer interface {
 	AwaitShared(ctx context.Context, event uintptr) error
 }
 
-// device is a space's as C knows it.
+// device is a space's device in C's terms.
 type device struct {
 	kind   DeviceType
 	id     int64
@@ -134,7 +134,7 @@ func (d device) wait(ctx context.Context, p uintptr) error {
 	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }
 
-// DeviceError reports that an array lies in the memory of another device than the space's. It
+// DeviceError reports that an array is in the memory of another device than the space's. It
 // matches convert.ErrInvalid.
 type DeviceError struct {
 	Space    tier.ID

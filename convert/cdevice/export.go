@@ -25,10 +25,10 @@ import (
 // For those, memory of zeros is taken in the space until the release, as much as the longest of
 // them needs. If there is no room for it, the error is a *tier.NoSpaceError.
 //
-// A table of others' arrays that are slices is exported where it lies, too: with the offsets that
-// say so (ArrowArray.offset), and children of which the first rows may be shown by no row of their
-// parent. A copy of such a table has only what the rows show, and may be tier.ErrNotSupported: as
-// an image (convert.Mover.MoveAs, batch.PlainImage) it can be exported.
+// A table of others' arrays that are slices is exported where it is, too: with offsets
+// (ArrowArray.offset), and with children whose first rows may belong to no row of their parent. A
+// copy of such a table has only what the rows show, and may be tier.ErrNotSupported: as an image
+// (convert.Mover.MoveAs, batch.PlainImage) it can be exported.
 //
 // array and schema are written over, whatever they hold. They may be C's memory or Go's; in
 // Go's, the caller must keep them alive while C has their addresses.

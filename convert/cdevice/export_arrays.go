@@ -20,8 +20,8 @@ type body struct {
 	desc   *batch.Descriptor
 	where  func(i int) tier.Addr // of the i-th of desc.Buffers
 	adjust []payload.Adjustment  // of a table; ascending by their buffers
-	// whole reports that the arrays lie where they were made, so that the rows before the first row of
-	// a slice are there, too.
+	// whole reports that the arrays are where they were made, so that the rows before the first row
+	// of a slice are there, too.
 	whole bool
 }
 

@@ -18,13 +18,13 @@ import (
 
 // Import makes a table of a record in the memory of a space's device that code outside the engine
 // has made. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
-// describes; the caller makes a batch of it. What Export has made in the same space is recognized
-// when it comes back, also slices of it, and is not charged again. The exception is an array with
+// describes; the caller makes a batch of it. An array that Export has made in the same space, or a
+// slice of one, is recognized, and is not charged again. The exception is an array with
 // another release callback. If Import succeeds, array and schema are taken over.
 //
-// A released struct is tier.ErrReleased. A struct that does not make sense is a
-// *convert.InvalidError. What Spillway has no type for is tier.ErrNotSupported, and the memory of
-// another device a *DeviceError.
+// The error of a released struct is tier.ErrReleased, that of an inconsistent one a
+// *convert.InvalidError. A type that Spillway does not have is tier.ErrNotSupported, and the memory
+// of another device a *DeviceError.
 func Import(
 	ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config,
 ) (batch.Payload, error) {

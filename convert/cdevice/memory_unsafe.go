@@ -8,8 +8,8 @@ import (
 )
 
 // memory is what C may point to for as long as it likes: mapped, so that neither Go's garbage
-// collector nor C's allocator knows of it. It is zero at first. If mapping fails, err is set, and what
-// is taken from then on is Go's: it can be written, and must not be given to C.
+// collector nor C's allocator manages it. It is zero at first. If mapping fails, err is set, and
+// what is taken from then on is Go's: it can be written, and must not be given to C.
 type memory struct {
 	blocks [][]byte
 	rest   []byte
@@ -84,7 +84,7 @@ func several[T any](p uintptr, n int64) []T { return unsafe.Slice(at[T](p), n) }
 
 // addressOf returns where a struct is that C is given. A number is no pointer to Go: of a struct on
 // the stack, which moves when it grows, it would soon be wrong. So whatever this is called with
-// lies in the heap.
+// is in the heap.
 func addressOf[T any](p *T) uintptr {
 	if escape.never {
 		escape.to = unsafe.Pointer(p)

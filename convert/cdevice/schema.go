@@ -32,7 +32,7 @@ type schemaWriter struct {
 	path  image.Path
 }
 
-// field fills out, which may lie anywhere.
+// field fills out, which may be anywhere.
 func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	w.path = append(w.path, f.Name)
 	defer func() { w.path = w.path[:len(w.path)-1] }()

@@ -52,8 +52,8 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 	if kind, unknown := c.pointer(pointerMemoryType, uintptr(p)); unknown != nil || kind != memoryTypeDevice {
 		return 0, 0, err
 	}
-	// A driver may not look at what was allocated in other contexts. It knows of each address what
-	// is there.
+	// A driver may not look at what was allocated in other contexts. But it can
+	// describe the memory at each address.
 	start, size, unknown := c.pointerRange(uintptr(p))
 	if unknown != nil {
 		return 0, 0, err
@@ -62,7 +62,7 @@ func (c *Calls) AddressRange(p Ptr) (base Ptr, n int64, err error) {
 }
 
 // Reserved reports whether p is an address that a program has reserved and put no memory behind.
-// What is allocated has a number, or a pool, whatever else a driver may say of it.
+// Allocated memory has a number, or a pool, in every driver.
 func (c *Calls) Reserved(p Ptr) bool {
 	if yes, err := c.pointer(pointerMapped, uintptr(p)); err != nil || yes != 0 {
 		return false
@@ -87,7 +87,7 @@ func (c *Calls) ProgramMapped(p Ptr) bool {
 }
 
 // MayUse reports whether this device may read and write the memory at p, which a program has mapped
-// itself (ProgramMapped). What drivers answer of other memory is nowhere written.
+// itself (ProgramMapped). The answer for other memory is not documented.
 func (c *Calls) MayUse(p Ptr) (bool, error) {
 	dev, err := c.lib.handle(c.dev.info.Ordinal)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Calls) MayUse(p Ptr) (bool, error) {
 	return flags == accessReadWrite, err
 }
 
-// copyAttributes says how the copies of a batch are to be done. The driver's
+// copyAttributes are the settings of the copies of a batch. The driver's
 // structure has two hints of places, of 8 bytes each, that pinned and device memory need not.
 type copyAttributes struct {
 	order uint32

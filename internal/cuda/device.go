@@ -34,7 +34,7 @@
 // with is a *LoadError, which matches ErrUnavailable.
 //
 // With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory
-// go through gorgonia.org/cu, and ContextOf and the functions beside it convert cu's handles, for
+// go through gorgonia.org/cu, and ContextOf and the functions next to it convert cu's handles, for
 // package tier/cuda/gorgonia. Functions that cu has no name for are still bound at run time:
 // kernels, pools, pinned memory, batches of copies, the newer waits for words. Such a program is
 // linked with libcuda.so.1, exits at its start where there is no device, and can load no other

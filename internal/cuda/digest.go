@@ -14,7 +14,7 @@ var digestText string
 
 const (
 	digestName = "spillway_digest"
-	// digestThreads is what the kernel's text says of a block.
+	// digestThreads is the number of threads of a block in the kernel's text.
 	digestThreads = 256
 	// digestBlocks is how many blocks a multiprocessor has at once: as many as fit on each kind
 	// that there is (1024 threads, 64 registers each). More would be done when these are, with an
@@ -99,8 +99,8 @@ func (c *Calls) digestKernel() (k kernel, err error) {
 	return k, err
 }
 
-// kernelError makes ErrNoKernel of what a driver says that will always say so: that it has no
-// compiler, or one that does not understand the text.
+// kernelError makes ErrNoKernel of errors that a driver will always return: it has no compiler, or
+// one that does not understand the text.
 func kernelError(err error) error {
 	for _, code := range []Code{ErrInvalidImage, ErrNoBinaryForGPU, ErrInvalidPTX, ErrNoJITCompiler, ErrUnsupportedPTX,
 		ErrJITDisabled, ErrNotFound, ErrNotSupported} {

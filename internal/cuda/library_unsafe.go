@@ -89,7 +89,7 @@ func versionString(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10
 func (l *Library) Version() string { return versionString(l.version) }
 
 // HasPools reports whether memory can be allocated in the order of a stream, from pools. A
-// device may still lack them; DeviceInfo says so.
+// device may still lack them; see DeviceInfo.
 func (l *Library) HasPools() bool {
 	s := &l.sym
 	needed := []*entry{
@@ -110,7 +110,7 @@ func (l *Library) HasPoolAccess() bool { return l.sym.poolAccess.fn != 0 }
 // HasValues reports whether streams can wait for a word of memory.
 func (l *Library) HasValues() bool { return l.sym.streamWaitValue.fn != 0 }
 
-// Batch says which function CopyBatch calls: the one of CUDA 13, the one of 12.8, or
+// Batch names the function that CopyBatch calls: the one of CUDA 13, the one of 12.8, or
 // none, and then it is not supported.
 func (l *Library) Batch() string {
 	switch {

@@ -26,7 +26,7 @@ type Mark struct {
 // Done is closed when the work before the mark is done or has failed.
 func (m *Mark) Done() <-chan struct{} { return m.done }
 
-// Err is nil until Done is closed, and then says how that work failed.
+// Err is nil until Done is closed. Then it is the failure of that work, if it failed.
 func (m *Mark) Err() error {
 	select {
 	case <-m.done:
@@ -115,7 +115,7 @@ func (c *Calls) MarkSoon(s Stream, then func(err error) error) (m *Mark, result,
 }
 
 // WaitMark makes work put on s, a stream of this device, wait for m, which may be another device's.
-// If m is reached there is nothing to wait for; how the work before it went, its Err says.
+// If m is reached there is nothing to wait for; its Err is the failure of the work before it.
 func (c *Calls) WaitMark(s Stream, m *Mark) error {
 	if !m.hold() {
 		return nil
@@ -169,7 +169,7 @@ func (d *Device) poll() (reached bool) {
 	return reached
 }
 
-// timesAsked is how often the driver must say that the work before an event has failed.
+// timesAsked is how often the driver must report that the work before an event has failed.
 const timesAsked = 3
 
 // reachedOrLost is EventDone for a decision to reuse the work's memory. Failed work returns an

@@ -29,9 +29,9 @@ type Space struct {
 	ID    tier.ID
 	Place int // the caller's number for it, by which Victim.Copied names it
 	// Room is how many bytes could be reserved now, less what requests wait for there. It may be
-	// below 0. Calm is how many bytes more it can have without reaching its trigger; the slowest
-	// tier has no trigger for moves.
-	Room, Calm int64
+	// below 0. BelowTrigger is how many more bytes it can have without reaching its trigger; it has
+	// no limit in the slowest tier, from which nothing is evicted.
+	Room, BelowTrigger int64
 	// Headroom is how many bytes evictions to here leave free for batches that consumers fetch, but
 	// no more than Spare, which is how many would be free if no batch were at rest.
 	Headroom, Spare int64
@@ -113,10 +113,10 @@ func Decide(s Snapshot, need int64) (moves []Move, short bool) {
 		t, m := &p[to], Move{Victim: *v, To: to}
 		for lack := t.needs(v) - t.Room; lack > 0 && len(t.Victims) > 0; t.Victims = t.Victims[1:] {
 			n := t.Victims[0].Bytes
-			t.Room, t.Calm = t.Room+n, t.Calm+n
+			t.Room, t.BelowTrigger = t.Room+n, t.BelowTrigger+n
 			m.Make, lack = m.Make+n, lack-n
 		}
-		t.Room, t.Calm = t.Room-t.Charge(v.Bytes), t.Calm-t.Charge(v.Bytes)
+		t.Room, t.BelowTrigger = t.Room-t.Charge(v.Bytes), t.BelowTrigger-t.Charge(v.Bytes)
 		t.Pace = t.Pace.After(v.Bytes)
 		t.moves++
 		for j := range p {
@@ -189,7 +189,7 @@ func (p plan) target(v *Victim) (to int, unsure bool) {
 		if to < 0 {
 			continue
 		}
-		if t := &p[to]; copied >= end && t.Calm < t.Charge(v.Bytes) {
+		if t := &p[to]; copied >= end && t.BelowTrigger < t.Charge(v.Bytes) {
 			if len(t.Victims) == 0 {
 				return copied, unsure || t.More
 			}

@@ -48,14 +48,15 @@ func build(ids []tier.ID, shapes ...shape) (s Snapshot) {
 			limit = 100
 		}
 		sp := Space{
-			ID: ids[i], Place: i, Charge: exact, Room: limit - sh.used - sh.waiting, Calm: 79 - sh.used, Headroom: sh.headroom, Spare: limit,
+			ID: ids[i], Place: i, Charge: exact, Room: limit - sh.used - sh.waiting, BelowTrigger: 79 - sh.used,
+			Headroom: sh.headroom, Spare: limit,
 			Refused: sh.refused, More: sh.more, Pace: sh.pace,
 		}
 		if sh.blocked {
 			sp.Refused = 1
 		}
 		if i == len(ids)-1 {
-			sp.Calm = math.MaxInt64
+			sp.BelowTrigger = math.MaxInt64
 		}
 		for n, bytes := range sh.victims {
 			next++
@@ -331,7 +332,7 @@ func TestFullSpacesCostLittle(t *testing.T) {
 	looks := 0
 	s := make(Snapshot, len(three))
 	for i, id := range three {
-		s[i] = Space{ID: id, Place: i, Calm: math.MaxInt64, Charge: func(n int64) int64 { looks++; return n }}
+		s[i] = Space{ID: id, Place: i, BelowTrigger: math.MaxInt64, Charge: func(n int64) int64 { looks++; return n }}
 		for k := range n {
 			s[i].Victims = append(s[i].Victims, Victim{N: k, Bytes: 1})
 		}

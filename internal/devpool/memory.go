@@ -15,8 +15,8 @@ import (
 // as reclaimed when the device is done with it.
 //
 // A free that the device refuses is kept, with its bytes retired. It is tried again at the next
-// allocation, by Retry, and when the pool closes. A free that panicked is not: nobody knows whether
-// the device has the memory still, and the address may be another allocation's by now. Its bytes
+// allocation, by Retry, and when the pool closes. A free that panicked is not: the device may
+// still have the memory or not, and the address may be another allocation's by now. Its bytes
 // stay retired until the pool closes, see Unsure.
 type Memory struct {
 	Panics guard.Log // of frees, which have no caller to return them to; Logger may be set before the first call
@@ -162,9 +162,9 @@ func (p *Memory) Free(m tier.Memory, reclaimed func()) {
 	}
 }
 
-// free puts f on the pool's stream. What the device is done with becomes due; for the rest a
-// goroutine waits, or, after Close, the caller must. What the device refuses is kept. It is called
-// in turn.
+// free puts f on the pool's stream. Memory that the device is done with becomes due; for the rest a
+// goroutine waits, or, after Close, the caller must. Frees that the device refuses are kept. It is
+// called in turn.
 func (p *Memory) free(f refusedFree) (wait <-chan struct{}) {
 	var done tier.Event
 	var err error
@@ -232,7 +232,7 @@ func (p *Memory) retry() (err error) {
 }
 
 // Unsure returns how many of the retired bytes stay so until the pool closes, because their free
-// panicked: nobody knows whether the device has them still.
+// panicked, so that the device may still have them or not.
 func (p *Memory) Unsure() int64 { return p.unsure.Load() }
 
 // Retry tries the frees again that the device refused. Alloc does that, too, but waiters for room

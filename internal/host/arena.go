@@ -147,8 +147,8 @@ const (
 
 var _ tier.Pool = (*Arena)(nil)
 
-// NewArena maps an arena. What cannot be had (huge pages, the node, locking)
-// becomes a warning; that the range cannot be mapped is an error. The caller must
+// NewArena maps an arena. If huge pages, the node or locking cannot be had, that is a
+// warning; if the range cannot be mapped, that is an error. The caller must
 // Close it.
 func NewArena(cfg Config) (*Arena, error) { return newArena(cfg, reserve) }
 
@@ -280,11 +280,11 @@ func (a *Arena) Charge(size int64) int64 {
 	return classSize(classOf(size))
 }
 
-// Alloc hands out size > 0 bytes. What is charged in whole pages begins at a multiple of 4096: it is
-// the shortest free range that is long enough, else several that meet at cuts, else a mapping by
-// itself. The rest, all of it below 8 KiB, begins at a multiple of 64. The bytes are whatever they
-// were. No room is a *tier.NoSpaceError, with Largest set if there is enough but not in long enough
-// ranges: because the arena is pinned, or because slabs are in the way.
+// Alloc hands out size > 0 bytes. Memory that is charged in whole pages begins at a multiple of
+// 4096: it is the shortest free range that is long enough, else several that meet at cuts, else a
+// mapping by itself. The rest, all of it below 8 KiB, begins at a multiple of 64. The bytes are
+// whatever they were. No room is a *tier.NoSpaceError, with Largest set if there is enough but not
+// in long enough ranges: because the arena is pinned, or because slabs are in the way.
 //
 // Small memory is refused only if no page is free and no place in a slab is long enough.
 func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {

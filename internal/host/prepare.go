@@ -10,7 +10,7 @@ import (
 )
 
 // touchAhead makes the pages present, from the low end, where the allocator begins, to the high
-// one, some way ahead of what has been used. It works beside the users of the memory: touching
+// one, some way ahead of what has been used. It works while the memory is used: touching
 // changes no byte.
 func (a *Arena) touchAhead(stop <-chan struct{}) {
 	defer close(a.touchDone)
@@ -38,11 +38,10 @@ func (a *Arena) endTouching() {
 	<-a.touchDone
 }
 
-// Pin has p pin the whole range, in one piece, so that no memory lies across the end of what is
-// pinned. All pages become present, and Trim gives none back from then on: a device would go on
-// using those that were there. The range is unpinned before it is unmapped, or when p is closed. An
-// arena on Go's heap, as a build with the race detector has, cannot be pinned:
-// tier.ErrNotSupported.
+// Pin has p pin the whole range, in one piece, so that no memory is partly pinned. All pages become
+// present, and Trim gives none back from then on: a device would go on using those that were there.
+// The range is unpinned before it is unmapped, or when p is closed. An arena on Go's heap, as a
+// build with the race detector has, cannot be pinned: tier.ErrNotSupported.
 func (a *Arena) Pin(p tier.Pinner) error {
 	if onHeap {
 		return fmt.Errorf("host: an arena on Go's heap cannot be pinned: %w", tier.ErrNotSupported)

@@ -8,14 +8,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Small memory lies in slabs: a few pages of the arena, cut into places of one
+// Small memory is in slabs: a few pages of the arena, cut into places of one
 // size. A slab has at most 64 places, so that one word has a bit for each.
 //
 //	slab of 1792-byte places    ├ place ┼ place ┼ free ┼ … ┼ place ┤   28 KiB
 //
 // The sizes go up by 64 bytes to 512, and then in four steps to each doubling. So a place is at
 // most a quarter larger than its contents. Sizes of whole pages need no slab: pages by themselves
-// are as dense, are aligned for direct I/O, and pin nothing beside them.
+// are as dense, are aligned for direct I/O, and pin nothing else.
 
 const (
 	// place is the alignment of places: what Arrow asks for its buffers.

@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
-// Open returns the record whose image lies in extents, in place: its Arrow
+// Open returns the record whose image is in extents, in place: its Arrow
 // buffers are the extents' memory, which must stay as it is until release is
 // called. That is once, when the last buffer of the last array is released, on the
 // goroutine that does it; at once if no array has a byte, and also on an error.
@@ -28,7 +28,7 @@ import (
 // that order; they must stay for as long. Columns that use the same dictionary share
 // one array of it.
 //
-// The extents' lengths add up to d.Body, and no buffer lies in two of them. The descriptor is
+// The extents' lengths add up to d.Body, and no buffer is in two of them. The descriptor is
 // checked against the schema and the extents, as far as needed to build the arrays without reading
 // out of range. A mismatch is an *InvalidError. Values are not looked at: Verify checks that the
 // bytes are those that were laid out, and array.ValidateFull that those make sense.
@@ -200,7 +200,7 @@ type openDict struct {
 }
 
 // firstByte is the first span of a dictionary that has bytes. Two dictionaries of one body have
-// different ones, unless the descriptor says that they are the same.
+// different ones, unless they are the same in the descriptor.
 type firstByte struct {
 	span payload.Span
 	i    int // among the dictionary's spans
@@ -382,8 +382,8 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 	return d, nil
 }
 
-// dictionary opens the next dictionary. One that lies where one before it does becomes the same
-// array, as it was when it was laid out.
+// dictionary opens the next dictionary. If an earlier one is at the same place, both are
+// the same array, as they were in the record that was laid out.
 func (o *opener) dictionary(dt arrow.DataType) (*array.Data, error) {
 	if i, outside, err := o.Outside(); outside {
 		if err == nil && o.find == nil {

@@ -30,7 +30,7 @@ type planner struct {
 	bytes  int64 // in buffers
 	maxVar int64 // longest data buffer of views; 0 for the format's limit
 
-	inline  int64                       // dictionaries of up to so many bytes lie in the body
+	inline  int64                       // dictionaries of up to so many bytes are in the body
 	dicts   map[arrow.ArrayData]laidOut // dictionaries in the body
 	outside *outside                    // nil until a dictionary is an image of its own
 	uses    []*Layout                   // dictionaries that nodes here refer to
@@ -61,7 +61,7 @@ type laidOut struct {
 	spans []payload.Span
 }
 
-// MaxInline is up to how many bytes a dictionary lies in the body of those that use it; see Layout.
+// MaxInline is up to how many bytes a dictionary is in the body of those that use it; see Layout.
 const MaxInline = tier.Page
 
 // maxBody is more than any device has, and small enough that sums of bytes stay in range.
@@ -409,7 +409,7 @@ func (p *planner) validity(s *rows) error {
 	return nil
 }
 
-// bits adds the bitmap that lies in m.
+// bits adds the bitmap that is in m.
 func (p *planner) bits(s *rows, m buffer) {
 	var adj *payload.Adjustment
 	if s.at%8 != 0 || s.n%8 != 0 {
@@ -543,7 +543,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 		return nil, err
 	}
 	if sub.at <= p.inline {
-		return nil, nil // planned again where it lies, which is little work
+		return nil, nil // planned again where it is, which is little work
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(data.Len()))

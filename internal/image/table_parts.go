@@ -21,7 +21,7 @@ type Part struct {
 // them the body is zero.
 type Parts []Part
 
-// PartsOf lists the buffers of a table. Columns that share what lies in the body have the
+// PartsOf lists the buffers of a table. Columns that share what is in the body have the
 // same spans; it is one part.
 func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload.Adjustment) Parts {
 	parts := make(Parts, 0, len(d.Buffers))
@@ -38,7 +38,7 @@ func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload
 	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
 }
 
-// WholeOf is a body that lies in one piece.
+// WholeOf is a body that is in one piece.
 func WholeOf(addr tier.Addr, n int64) Parts { return Parts{{N: n, Addr: addr}} }
 
 // Between returns the copies within devices that bring the bytes of src to dst, and how many bytes
@@ -120,7 +120,7 @@ func (t Parts) Adjusted() (out Parts) {
 }
 
 // Apply makes p, the bytes of the body at off, those of an image. off is a multiple of 64, so
-// that no value lies on both sides of it.
+// that no value crosses it.
 func (t Parts) Apply(p []byte, off int64) {
 	n := int64(len(p))
 	rest := t.from(off)

@@ -12,7 +12,7 @@ import (
 // Unknown is a number that the creator of an array does not give.
 const Unknown = -1
 
-// DeviceArray is an Arrow array whose buffers lie in a device's memory, as the Arrow C data
+// DeviceArray is an Arrow array whose buffers are in a device's memory, as the Arrow C data
 // interface has it: the buffers in the order of the columnar format, beginning with the
 // validity unless the type has none (null, run-end encoded, unions); children in the order
 // of the type's fields.

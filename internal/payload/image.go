@@ -52,7 +52,7 @@ const (
 )
 
 // Run is RunSize bytes of a body, the last less, as they are stored: frame by frame, one after the
-// other. It begins and ends on a page. Runs may lie in any order in their buffer.
+// other. It begins and ends on a page. Runs may be in any order in their buffer.
 type Run struct {
 	Offset int64  // in the buffer
 	Sum    uint64 // xxh3-64 of the stored bytes, without the rest of the last page
@@ -70,14 +70,14 @@ func (r *Run) Stored() (n int64) {
 	return n
 }
 
-// DeviceRange is where one Arrow buffer lies on a device. The zero value is one that is
+// DeviceRange is where one Arrow buffer is on a device. The zero value is one that is
 // absent, or has no bytes.
 type DeviceRange struct {
 	Addr   tier.Addr
 	Length int64 // bytes that are there to be read
 }
 
-// Adjust says how the bytes of a scattered buffer become those of a plain image.
+// Adjust is a way in which the bytes of a scattered buffer become those of a plain image.
 type Adjust uint8
 
 // The ways. Code that copies a scattered image as it is ignores them.
@@ -90,8 +90,8 @@ const (
 	Ends
 )
 
-// Adjustment says that a scattered buffer is not byte for byte that of a plain image, because the
-// array is the slice of another one.
+// Adjustment describes a scattered buffer that differs from that of a plain image, because the
+// array is a slice of another one.
 type Adjustment struct {
 	Buffer      int // index into Descriptor.Buffers; they ascend
 	How         Adjust
@@ -101,7 +101,7 @@ type Adjustment struct {
 
 // Parts are what an Image is made of.
 type Parts struct {
-	// Descriptor says what the bytes mean. It may have no checksums if the image is scattered and was
+	// Descriptor describes the bytes. It may have no checksums if the image is scattered and was
 	// made elsewhere, because its bytes were never read: the image that is made of it gets them, with
 	// another descriptor.
 	Descriptor *Descriptor
@@ -111,7 +111,7 @@ type Parts struct {
 	Buffers []*tier.Buffer
 	// Runs are the body of a compressed image, in order; else nil.
 	Runs []Run
-	// Ranges are where each of Descriptor.Buffers lies on the device, if the image is scattered; else
+	// Ranges are where each of Descriptor.Buffers is on the device, if the image is scattered; else
 	// nil. Adjustments are nil if all of these are as in a plain image.
 	Ranges      []DeviceRange
 	Adjustments []Adjustment
@@ -226,7 +226,7 @@ func (p *Image) Remember(t Type) { p.parts.Program = t }
 // Encoding returns how the bytes are stored.
 func (p *Image) Encoding() Encoding { return p.parts.Encoding }
 
-// Space returns where the image lies.
+// Space returns where the image is.
 func (p *Image) Space() *tier.Space { return p.parts.Space }
 
 // Bytes returns what the image's own buffers are charged in its space, and what it keeps there that
@@ -255,7 +255,7 @@ func (p *Image) Buffer() *tier.Buffer {
 // Runs returns the body of a compressed image. It stays the image's, and must not be changed.
 func (p *Image) Runs() []Run { return p.parts.Runs }
 
-// Ranges returns where each of Descriptor.Buffers lies on the device, of a scattered image. They stay
+// Ranges returns where each of Descriptor.Buffers is on the device, of a scattered image. They stay
 // the image's, and must not be changed.
 func (p *Image) Ranges() []DeviceRange { return p.parts.Ranges }
 

@@ -39,7 +39,7 @@ const (
 )
 
 // Node is the length and the number of nulls of one array of a batch; or, with
-// Nulls Outside, the place of an array that lies in an image of its own.
+// Nulls Outside, the place of an array that is in an image of its own.
 type Node struct {
 	Length int64 // rows; outside: an index into Descriptor.Dictionaries
 	Nulls  int64 // of them null
@@ -49,7 +49,7 @@ type Node struct {
 // body. It has no further nodes and no buffers there.
 const Outside = -1
 
-// Span is where one Arrow buffer lies in a body, in bytes.
+// Span is where one Arrow buffer is in a body, in bytes.
 type Span struct {
 	Offset int64 // a multiple of 64; -1 if the buffer is absent
 	Length int64

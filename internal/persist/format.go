@@ -27,8 +27,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Entry is what the header of a file says besides its memories, so that another process can open
-// them as a batch or a dictionary.
+// Entry is the part of a file's header with which another process opens the file's memory as a
+// batch or a dictionary.
 type Entry struct {
 	ID              batch.ID // 0: a dictionary
 	Plan, Operator  string
@@ -65,7 +65,7 @@ var errFormat = errors.New("spillway: not a batch that this version reads")
 var errSchema = errors.New("spillway: the schema cannot be written as an Arrow IPC message")
 
 // EncodeSchema returns a schema as an Arrow IPC message, which is refused with
-// errSchema if it does not say all of it: dictionaries of dictionaries, for example, and
+// errSchema if a message cannot express all of it: dictionaries of dictionaries, for example, and
 // extensions that are not registered.
 func EncodeSchema(s *arrow.Schema) (_ []byte, err error) {
 	defer func() {

@@ -14,10 +14,10 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Recorder makes batches persist that come to disks with Config.Persist. It is called after every
-// change of a batch, and writes when the batch's image on such a disk, or its place in the plan, has
-// changed: on the goroutine that has just written the image, to the page cache. It is safe for
-// concurrent use, except for Add.
+// Recorder makes batches persist that are moved to disks with Config.Persist. It is called after
+// every change of a batch, and writes when the batch's image on such a disk, or its place in the
+// plan, has changed: on the goroutine that has just written the image, to the page cache. It is
+// safe for concurrent use, except for Add.
 type Recorder struct {
 	logger *slog.Logger
 	spaces map[tier.ID]*tier.Space // whose pools are volumes with Config.Persist
@@ -49,7 +49,7 @@ type place struct {
 
 // Record is what the files contain of a batch.
 type Record struct {
-	image *batch.Image // that persists, the batch's or a clean one; nil: none does
+	image *batch.Image // the one that persists, the batch's or a clean one; nil: none does
 	space tier.ID      // where it is; a program's own payload there, without an image, cannot persist
 	place place
 

@@ -176,8 +176,8 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 // elsewhere in the process.
 const touchStep = 4 << 20
 
-// touch makes the pages of the arena present, some way ahead of their use. What the arena holds does
-// not change, so copies may go on meanwhile.
+// touch makes the pages of the arena present, some way ahead of their use. Their bytes do not
+// change, so copies may go on meanwhile.
 func (d *gpu) touch() {
 	for part := range slices.Chunk(d.arena, touchStep) {
 		if !d.window.Wait(d.touched.Load(), d.stopTouching) || d.memory.Touch(part) != nil {
@@ -360,8 +360,8 @@ func (d *gpu) MemInfo() (free, total int64) {
 }
 
 // SetForeign makes the device behave as if others held n of its bytes, as other processes
-// do on a GPU: so much less is free. What is allocated already stays, also if it is more
-// than they leave.
+// do on a GPU: so much less is free. Existing allocations stay, also if they are more
+// than that.
 func (d *gpu) SetForeign(n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

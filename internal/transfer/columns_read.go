@@ -25,8 +25,8 @@ const (
 	columnsUnderWay = DiskUnderWay / ColumnRequest
 )
 
-// ReadColumns reads what was planned of an image on disk into memory drawn from r, with one permit,
-// and opens it there. enter enters the record into the account of the space in which its memory lies.
+// ReadColumns reads the planned parts of an image on disk into memory drawn from r, with one
+// permit, and opens them there. enter lists the record in the space as a holder of that memory.
 func (b *Builtin) ReadColumns(
 	ctx context.Context, p *columns.Plan, img *batch.Image, r reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
@@ -66,7 +66,7 @@ func (b *Builtin) ReadColumns(
 	return Released(rec, err)
 }
 
-// Released gives rec up if there is an error.
+// Released releases rec if there is an error, and returns both.
 func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	if err != nil && rec != nil {
 		rec.Release()
@@ -103,8 +103,8 @@ func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, e
 	})
 }
 
-// Requests returns what is read one after the other: a request each, or of a compressed image all that
-// is wanted of a run, whose frames from the first to the last are one request.
+// Requests divides the wanted chunks into requests. Of a compressed image, the chunks of one run
+// are one request, for the frames from the first to the last that they are in.
 func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRun) {
 	last := int64(-1)
 	for _, r := range runs {

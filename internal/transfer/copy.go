@@ -398,7 +398,7 @@ func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, l *lane, i int
 	return nil
 }
 
-// corrupt adds where the corrupt bytes lie, at off of a run.
+// corrupt adds where the corrupt bytes are, at off of a run.
 func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) *image.CorruptError {
 	c.Offset = run.Offset + off
 	if m, ok := s.Source.(fileMemory); ok {

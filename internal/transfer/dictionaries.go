@@ -73,7 +73,7 @@ type fingerprint struct {
 	length, off int
 }
 
-// Dictionary is one dictionary, wherever it lies. Its plan is immutable.
+// Dictionary is one dictionary, wherever it is. Its plan is immutable.
 type Dictionary struct {
 	Store     *Dictionaries
 	valueType arrow.DataType
@@ -350,7 +350,7 @@ func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (p
 	return pins, missing
 }
 
-// errChanged: what an array says is not what it said when it was laid out before.
+// ErrChanged reports that an array has other values than when it was laid out before.
 var ErrChanged = errors.New("convert: a dictionary was changed while it was in use")
 
 // Acquire returns a reference to the copy of d in a space. If there is none, bring makes it: it

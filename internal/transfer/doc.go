@@ -1,8 +1,8 @@
 // Package transfer holds the built-in converters: it moves the bytes of images, tables and
 // dictionaries between host memory, devices and disks.
 //
-//	Builtin.convert ──▶ Builtin.copy       one converter, from every form of an image to every other
-//	Source ──fetch──▶ lane ──store──▶ Sink  in host memory, on a device, or in a file
+//	Builtin.Convert ──▶ Builtin.copy       one converter, from every form of an image to every other
+//	Source ──Fetch──▶ lane ──Store──▶ Sink  in host memory, on a device, or in a file
 //
 //	builtin.go         Builtin; its converter; layouts, digests, verification
 //	copy.go            the loop: pieces, checksums, compression
@@ -14,7 +14,7 @@
 //	permit.go          permits for disk transfers, and transfers that give way to others
 //	columns_read.go    some columns of a batch on disk, and rows of a batch anywhere
 //
-// Of the calls that this text names, those of a Mover are in package convert.
+// The Mover that this text names is that of package convert.
 //
 // Copies between device and disk go through a few pinned chunks, so that the
 // device and the disk work at the same time; those between host and disk go
@@ -29,7 +29,7 @@
 // in which the buffers are at the same places.
 //
 //	table (GPU)  │valid│  │offsets│    │ text │      anywhere on the device
-//	image        │valid│offsets│text │             checksums known, or made as it comes by
+//	image        │valid│offsets│text │             checksums known, or computed on the way
 //
 // Mover.AdoptTable makes a table of memory that code outside the engine has filled, where it is;
 // package cdevice does so for C programs. The monitor moves tables as it moves images; they come
@@ -38,12 +38,12 @@
 //
 // # Dictionaries
 //
-// A dictionary of more than 4 KiB is an image of its own. In each space there is
-// one copy of it at most, which the batches there share: their images hold a
-// reference each, and the last to be released frees it. Every copy is drawn from the
-// reservation of the batch that brings it; when two bring the same one, the second
-// waits until the first has copied it. A copy in a batch's old space stays until
-// the batch has left, so that a failed move loses nothing.
+// A dictionary of more than 4 KiB is an image of its own. Each space has at most one copy of it,
+// which the batches there share: their images hold a reference each, and the release of the last
+// reference frees the copy. The memory of a copy is drawn from the reservation of the batch that is
+// moved there first. If another batch with the same dictionary is moved there at the same time, its
+// move waits until the copy is complete. The copy in a batch's old space stays until the batch has
+// left, so that a failed move loses nothing.
 //
 //	image (GPU) ─┐                     ┌─ image (host)
 //	image (GPU) ─┼─▶ copy (GPU)        ├─ image (host)
@@ -68,8 +68,7 @@
 // together have an eighth of host memory for that, and at least 4.5 MiB. A transfer leaves half of
 // it to those that begin later. Blocks are drawn from the host space of the NUMA node, or of the
 // first one, and freed when the transfer ends; if that space is small or full, they come from the
-// heap. A Zstandard coder has about 1 MiB of the heap besides that, until the garbage collector
-// frees it.
+// heap. A Zstandard coder also has about 1 MiB of the heap, until the garbage collector frees it.
 //
 // # Columns
 //
@@ -78,7 +77,7 @@
 // the other into one piece of host memory, in which the record is opened like any image. Package
 // internal/image/columns documents how the columns' buffers are found, cut and laid out.
 //
-// Of a compressed image it reads the frames that these chunks lie in. ReadRows reads rows for a
+// Of a compressed image it reads the frames that these chunks are in. ReadRows reads rows for a
 // cursor: it copies their bytes out of such chunks, which pass through the scratch memory of a lane.
 //
 //	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
@@ -87,16 +86,16 @@
 // # Permits
 //
 // Every transfer with a disk has a permit (package permit): up to 16 MiB of the budget of host
-// memory for the pinned memory that it uses, and to write a spill slot. A Builtin without a pool of
-// permits cannot be registered, and a user's converter takes its own with Mover.OnDisk. A move
-// takes the permit last, and keeps it for the transfer only:
+// memory for the pinned memory that it uses, and a spill slot if it writes. A Builtin without a
+// pool of permits cannot be registered, and a user's converter takes its own with Mover.OnDisk. A
+// move takes the permit last, and keeps it for the transfer only:
 //
 //	room in the target → the batch, in transit → a permit → a stream → a block → a chunk → the disk
 //
-// All callers take them in this order, so a holder waits only for things to the right of what it
-// holds. A holder of a permit waits for no memory, no batch and no other permit. A caller that
-// copies a dictionary takes its permit before others can wait for the copy. So a permit is free as
-// soon as the disk has answered, and every wait for one ends.
+// All callers take them in this order, so the holder of one waits only for those to its right. A
+// holder of a permit waits for no memory, no batch and no other permit. A caller that copies a
+// dictionary takes its permit before others can wait for the copy. So a permit is free as soon as
+// the disk has answered, and every wait for one ends.
 //
 // All waiters for room depend on the monitor's moves, which therefore never wait for a program's
 // permits. They need no bytes of the budget, and if programs have all slots, one move at a time

@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// storedRoom is how long a run may become while it is compressed, before it is stored as it is.
+	// storedRoom is the room for a compressed run. Data that does not shrink may become longer for
+	// a moment, before it is stored uncompressed.
 	storedRoom = payload.RunSize + payload.RunSize/4
 	// BlockSize is how long a block is: a run as it is stored, and a run as it is, each on pages.
 	BlockSize = storedRoom + payload.RunSize
 	// ScratchShare is the part of host memory that all blocks may take together: an eighth, as
-	// staging does. There are LeastBlocks in any case: one compresses while the other is written.
+	// staging does. There are MinBlocks in any case: one compresses while the other is written.
 	ScratchShare = 8
-	LeastBlocks  = 2
+	MinBlocks    = 2
 	// maxBlocks are enough where there is much memory, or two for each processor: two transfers
 	// at full depth.
 	maxBlocks = 2 * StagedUnderWay
-	// smallShare is the part of a host space that LeastBlocks may be at most. A smaller space has
+	// smallShare is the part of a host space that MinBlocks may be at most. A smaller space has
 	// no room to spare, and batches would be evicted for them: blocks come from the heap then.
 	smallShare = 3
 )
@@ -34,19 +35,19 @@ const (
 // Staging is a pool of equal pinned chunks.
 type Staging interface {
 	Borrow(ctx context.Context) ([]byte, error)
-	TryBorrow() ([]byte, bool) // neither waits nor passes waiters
+	TryBorrow() ([]byte, bool) // does not wait, and does not bypass waiters
 	Return([]byte)
 	Chunk() int64
 }
 
 // scratch is the blocks that runs are compressed and uncompressed in: no more at a time than a
-// share of host memory. They are drawn from a host space, and so in its books, and freed at the end
-// of each transfer. Where that has no room they are of the heap, because room is made by transfers
-// that need blocks.
+// share of host memory. They are drawn from a host space, and so counted in its books, and freed at
+// the end of each transfer. If the space has no room, they are taken from the heap, because the
+// moves that make room need blocks themselves.
 type scratch struct {
 	lent chan struct{}        // has one element for each block that is lent; waiters are served in order
 	from *reservation.Manager // of the host spaces that blocks are drawn from; nil: there are none
-	heap sync.Pool            // *[]byte of BlockSize; what is idle is the collector's
+	heap sync.Pool            // *[]byte of BlockSize; idle blocks may be collected as garbage
 }
 
 // Bind sets from which host spaces blocks are drawn. It is called before the first transfer.
@@ -56,7 +57,7 @@ func (s *scratch) Bind(m *reservation.Manager) {
 		total += h.Limit()
 	}
 	n := min(total/ScratchShare/BlockSize, int64(max(maxBlocks, 2*runtime.GOMAXPROCS(0))))
-	s.from, s.lent = m, make(chan struct{}, max(n, LeastBlocks))
+	s.from, s.lent = m, make(chan struct{}, max(n, MinBlocks))
 }
 
 // Lent returns how many bytes of blocks are lent.
@@ -77,13 +78,13 @@ func (l *lane) room(n int64) []byte {
 	return l.chunk[:min(n, int64(len(l.chunk)))]
 }
 
-// lanes is the goroutines of a transfer, and what each of them works with. The zero value but for b
-// needs nothing.
+// lanes describes the goroutines of a transfer, and the memory that each of them works in. Only b
+// is required: without blocks and chunks a lane has no memory of its own.
 //
-// A transfer has one slot of the edge, its permit, and within it as many lanes as there is memory
-// for when it begins. It waits for the memory of the first lane only: for a block first, then for a
-// chunk. It returns everything when it ends. The holder of a block waits for a chunk, and that of a
-// chunk for disks and devices only, so transfers do not wait for each other in a circle.
+// A transfer takes as many lanes as there is memory for when it begins. It waits for the memory of
+// the first lane only: for a block first, then for a chunk. It returns everything when it ends. The
+// holder of a block waits for a chunk, and that of a chunk for disks and devices only, so transfers
+// do not wait for each other in a circle.
 type lanes struct {
 	b      *Builtin
 	node   int // the NUMA node to which the memory is near
@@ -107,7 +108,7 @@ func (w lanes) each(
 		}
 	}()
 	for len(all) < min(most, end-first) {
-		if lent := w.b.Scratch.lent; w.blocks && len(all) >= LeastBlocks && len(lent) > cap(lent)/2 {
+		if lent := w.b.Scratch.lent; w.blocks && len(all) >= MinBlocks && len(lent) > cap(lent)/2 {
 			break // the others are for transfers that begin meanwhile
 		}
 		l, err := w.borrow(ctx, len(all) == 0)
@@ -222,7 +223,7 @@ func (s *scratch) draw(l *lane, node int) {
 		}
 	}
 	var block []byte
-	if near != nil && LeastBlocks*BlockSize <= near.Limit()/smallShare {
+	if near != nil && MinBlocks*BlockSize <= near.Limit()/smallShare {
 		r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, reservation.WithoutClearing())
 		if err == nil {
 			buf, err := r.Alloc(BlockSize)

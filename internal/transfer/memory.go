@@ -15,8 +15,8 @@ import (
 
 // Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
 type Source interface {
-	// View returns the bytes at off where they lie: n, or fewer if they do not lie together. It
-	// returns nil if Go code cannot reach them, which then have to be fetched.
+	// View returns the bytes at off in place: n, or fewer if they are not contiguous. It returns
+	// nil if Go code cannot reach them; then Fetch copies them.
 	View(off, n int64) []byte
 	// Fetch copies the bytes at off to p, and returns when they are there.
 	Fetch(ctx context.Context, p []byte, off int64) error
@@ -52,7 +52,7 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	}
 }
 
-// unseen is embedded in what Go code cannot reach.
+// unseen is embedded in memory that Go code cannot reach.
 type unseen struct{}
 
 func (unseen) View(int64, int64) []byte { return nil }
@@ -87,23 +87,19 @@ type fileMemory struct {
 }
 
 func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
-	return corruptFile(m.ReadAt(ctx, p, off))
-}
-
-// Store reads, too, where it writes a part of what is sealed as a whole.
-func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
-	return corruptFile(m.WriteAt(ctx, p, off))
-}
-
-func corruptFile(err error) error {
-	var a *tier.AlteredError
-	if !errors.As(err, &a) {
-		return err
+	err := m.ReadAt(ctx, p, off)
+	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
+		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
 	}
-	return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
+	return err
 }
 
-// layoutSource is a record that is laid out as it is read: from the beginning to the end.
+func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
+	return m.WriteAt(ctx, p, off) // which reads nothing, and so finds no altered bytes
+}
+
+// layoutSource is a record that is laid out while it is read. It must be read from the beginning to
+// the end.
 type layoutSource struct {
 	unseen
 	*image.Layout
@@ -218,7 +214,7 @@ func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func
 func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 	rest, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
-	if size < dst.whole.Size() { // what an image has between its buffers is zero
+	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
 		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
 		if err == nil {
 			err = await(to.record())

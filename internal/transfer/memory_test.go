@@ -174,7 +174,7 @@ func (heapChunks) Chunk() int64                           { return 64 << 10 }
 // TestAnotherKindOfMemory: a Source and a Sink are all that a further tier needs. Bytes go from and to
 // host memory, between two such memories, and through a compressed form.
 func TestAnotherKindOfMemory(t *testing.T) {
-	b := &Builtin{Codec: codec.S2, Scratch: blocks(LeastBlocks)}
+	b := &Builtin{Codec: codec.S2, Scratch: blocks(MinBlocks)}
 	b.Staging = func(int) (Staging, error) { return heapChunks{}, nil }
 	sound := bytes.Repeat([]byte("another kind of memory\n"), 3*MaxPiece/20)
 	sound = sound[:len(sound)/tier.Page*tier.Page]

@@ -18,7 +18,7 @@ import (
 // has a permit for: StagedUnderWay requests.
 const DiskUnderWay = StagedUnderWay * hostRead
 
-// duty is a context's value: for whom a transfer is made, and whether it has a permit already.
+// duty is the value of a transfer's context: the kind of its caller, and the permit that it has.
 type duty struct {
 	monitor       bool // an eviction by the monitor, which must not wait for permits of programs
 	spare         bool // pre-cleaning, which gives way to all others
@@ -32,8 +32,8 @@ func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// turns counts the transfers with disks that somebody waits for. One transfer at a time may be
-// made in the time that they spare. The zero value is ready.
+// turns lets pre-cleaning write only while no other transfer uses a disk. It counts the others, and
+// cancels the one that pre-cleans when another begins. The zero value is ready.
 type turns struct {
 	mu     sync.Mutex
 	others int                     // that are in progress, or wait for a permit
@@ -46,8 +46,9 @@ var errTurn = fmt.Errorf("convert: others use the disks: %w", context.Canceled)
 
 // Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is
 // free. The context ends as soon as another transfer with a disk begins, or waits for a permit. An
-// error, which matches context.Canceled, means that there has been one within the time quiet, or
-// that the pool of permits has waiters, which may be another engine's. end must be called.
+// error, which matches context.Canceled, means that another transfer was in progress within the
+// time quiet, or that the pool of permits has waiters, perhaps of another engine. end must be
+// called.
 func (b *Builtin) Spare(ctx context.Context, quiet time.Duration) (_ context.Context, end func(), err error) {
 	t := &b.turns
 	waiting := b.Permits.Stats().Waiting

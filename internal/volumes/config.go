@@ -31,12 +31,12 @@ const (
 	DefaultRequest = 2 << 20
 	DefaultDepth   = 4
 
-	// defaultSegmentSize is the length of a segment file, but that a volume has
-	// at most maxSegments of them.
+	// defaultSegmentSize is the length of a segment file. A volume that would need more
+	// than maxSegments of them has longer ones.
 	defaultSegmentSize = 1 << 30
 
-	// defaultIdle is longer than the pauses inside a query and short beside what
-	// a full disk costs others.
+	// defaultIdle is longer than the pauses inside a query, so that room is not given back
+	// and taken again, and short enough for other users of a full disk.
 	defaultIdle = 30 * time.Second
 )
 
@@ -49,7 +49,7 @@ type Config struct {
 	// no others.
 	Dir string
 	// Capacity is the size in bytes, rounded down to a multiple of 4096. It must
-	// be free when the volume is opened, beside Reserve.
+	// be free when the volume is opened, in addition to Reserve.
 	Capacity int64
 	// Reserve is how many bytes of the file system stay free.
 	Reserve int64
@@ -79,15 +79,15 @@ type Config struct {
 	// Events is called when requests are slow or fail, when no room can be taken, and with
 	// LookAtRoom; see package events. It may be nil, and must not panic.
 	Events func(events.Event)
-	// Encrypt makes the volume write only what is encrypted and authenticated (AES-GCM), in blocks
-	// of 64 KiB: Request is a multiple of that then. What was changed on the disk, or put in
-	// another place there, is a *tier.AlteredError when it is read.
+	// Encrypt makes the volume encrypt and authenticate all bytes that it writes (AES-GCM), in
+	// blocks of 64 KiB: Request is a multiple of that then. Bytes that were changed or moved on the
+	// disk are a *tier.AlteredError when they are read.
 	Encrypt bool
 	// Key is a secret of 16, 24 or 32 bytes, from which the volume derives a key of its own; it
 	// stays the caller's. Nil: the volume makes a key of 32 bytes. Keys are in memory only, and
-	// overwritten when the volume has been closed and all that it handed out is free. What persists
-	// is found only with the Key that it was written with, and with none if there was none. A
-	// volume that finds nothing but what needs another key is not opened, with a *disk.KeyError,
+	// overwritten when the volume has been closed and all that it handed out is free. Persisted
+	// files are found only with the Key that they were written with, and without one if there was
+	// none. If a volume finds only files of another key, it is not opened, with a *disk.KeyError,
 	// and changes nothing.
 	Key []byte
 }

@@ -226,8 +226,8 @@ func removeHidden(fsys disk.FS, path string) bool {
 }
 
 // removeAbandoned removes what killed processes left in dir: directories with our kind of name whose
-// lock is free, and of their entries those with our kinds of name. What cannot be proved abandoned
-// stays. It returns the names of directories that it removed.
+// lock is free, and of their entries those with our kinds of name. Files that may be in use stay.
+// It returns the names of directories that it removed.
 func removeAbandoned(fsys disk.FS, dir string) (removed []string, err error) {
 	entries, err := fsys.ReadDir(dir)
 	if err != nil {

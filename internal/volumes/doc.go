@@ -1,7 +1,7 @@
 // Package volumes is the disk tier: volumes that hold memory in spill files.
 //
 //	Volume (a tier.Pool)                            one a directory
-//	├─ segment-0000   one file, nameless where the file system can
+//	├─ segment-0000   one file, without a name if the file system supports that
 //	│  ├ extent ┤├ free, written ┤├ extent ┤├── hole ──┤
 //	├─ segment-0001   …
 //	│      ▲ Alloc: a tier.FileMemory, of one piece or several
@@ -31,19 +31,20 @@
 //
 // # Room
 //
-// A byte of a segment is a hole, which the file system has; or backed, that is free and ours; or
-// handed out. Alloc takes what is backed, the lowest segment first. When that is not enough it
-// makes holes backed (fallocate, in steps of 64 MiB). Freed room stays backed, because it is
-// written again at twice the speed of fresh room (measured: 5.1 against 2.5 GiB/s). What nothing
-// needed for Config.Idle goes back, in holes of 4 MiB; so does all of it with Trim and Close.
+// A byte of a segment is in one of three states. A hole takes no room on the disk. A backed byte
+// takes room and is free. An allocated byte belongs to a memory. Alloc takes backed bytes, the
+// lowest segment first. If there are too few, it backs holes (fallocate, in steps of 64 MiB).
+// Freed bytes stay backed, because they can be written again at twice the speed of fresh ones
+// (measured: 5.1 against 2.5 GiB/s). Backed bytes that were not needed for Config.Idle become holes
+// of 4 MiB again, and all of them do with Trim and Close.
 //
 // # Several volumes
 //
-// Volumes that are used side by side have one Stripe. Pace says for how long a volume has been
-// written to, and will be for what it has taken on. A reservation.Strategy or the monitor asks the
-// volume first for which that is least. So all are busy for equally long, and bytes go in
-// proportion to the bandwidth that each has to spare. A volume that is full is skipped, and makes
-// up for no more than a second of that when it has room again.
+// Volumes that are used side by side have one Stripe. Pace is the time for which a volume has been
+// written to, and will be for the bytes that it has accepted. A reservation.Strategy or the monitor
+// tries the volume with the lowest Pace first. So all are busy for equally long, and get bytes in
+// proportion to their spare bandwidth. A full volume is skipped, and catches up by at most a second
+// when it has room again.
 //
 // A volume whose write failed, or whose file system had no room, is tried last for a second, after
 // the next failure for two, and so on up to 64. Then one Alloc may try it; a write that succeeds
@@ -59,17 +60,17 @@
 //
 // With Config.Encrypt only AES-GCM's output reaches a file. Each write is sealed in blocks of at most
 // 64 KiB, each as long there as in memory, so that I/O stays direct. A block's offset, tag and nonce
-// (40 bytes) are in memory, and on disk only for what persists. A changed bit, another block's bytes
-// and older bytes are a *tier.AlteredError. A write replaces blocks, and one that would change a part of
-// a block is tier.ErrNotSupported. A block whose write failed is lost until all of it
-// is written. Bytes that were never written read as zeros.
+// (40 bytes) are in memory, and on disk only in persisted files. Reading a changed bit, another
+// block's bytes or older bytes is a *tier.AlteredError. A write replaces whole blocks; one that
+// would change a part of a block is tier.ErrNotSupported. A block whose write failed cannot be read
+// until all of it is written again. Bytes that were never written read as zeros.
 //
 // Each volume has a key of its own: random, or derived from the user's (HKDF, with a random salt).
 // It counts its nonces, so none is used twice under a key. With the key of an earlier volume it
-// opens what persists, and seals nothing. Keys are in this process's memory, readable by a reader
-// of that memory or of the system's swap. They protect what is on the disk, also after a crash, but
-// not its length. Requests pass through mapped memory that is not accounted: up to
-// EncryptionBuffers, 34 MiB by default.
+// opens that volume's persisted files, and seals nothing. Keys are in this process's memory,
+// readable by a reader of that memory or of the system's swap. They protect the bytes on the disk,
+// also after a crash, but not their number. Requests pass through mapped memory that is in no
+// books: up to EncryptionBuffers, 34 MiB by default.
 //
 // # What persists
 //
@@ -77,11 +78,14 @@
 // writes a header behind the body of a batch, and renames the file: from then on the batch is on
 // the disk whatever ends the process. See kept_file.go and kept_dir.go.
 //
-// A memory is in one of four states (keptState). It is a part: Alloc created its file, which the next
-// volume removes. It is owned: its file has a header, and the key for a name. It is found: an earlier
-// process left it, it counts as used, and stays for the next volume at Close. It is lent: Take has handed
-// out the memory of a found one, which the Free of it makes found again, unless Own has made it owned.
-// The Free of owned memory ends its entry first: its file is a part again. So does Forget.
+// A memory is in one of four states (keptState).
+//
+//   - A part: Alloc has created its file, which the next volume removes.
+//   - Owned: its file has a header, and its name is the key. Forget ends the entry, so that the
+//     file is a part again, and so does Free before it removes the file.
+//   - Found: an earlier process left it. It counts as used, and stays for the next volume at Close.
+//   - Lent: Take has handed out the memory of a found one. Own makes it owned, and Free makes it
+//     found again.
 //
 // Written bytes are in the page cache, and nothing is synchronized, so a failure of the system may
 // lose any of them. Owners must compare bodies with their own checksums. A damaged header is an error

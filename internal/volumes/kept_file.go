@@ -97,8 +97,8 @@ func (t *keptTail) placeExtra() []byte {
 
 var headerExtra = []byte("spillway header of a batch")
 
-// errDamage is what the errors of files match that are not what was written, other than those of
-// reading them.
+// errDamage is matched by the errors of files whose bytes differ from the written ones, except
+// those of reading them.
 var errDamage = errors.New("damaged")
 
 func errDamaged(format string, args ...any) error {

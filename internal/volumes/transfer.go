@@ -37,8 +37,8 @@ func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, true)
 }
 
-// ReadAt fills p from off, as WriteAt writes it. If the volume encrypts, bytes that are not what was
-// written are a *tier.AlteredError, and p contains none of their block.
+// ReadAt fills p from off, as WriteAt writes it. If the volume encrypts, bytes that differ from the
+// written ones are a *tier.AlteredError, and p contains none of their block.
 func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }

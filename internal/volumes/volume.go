@@ -65,19 +65,19 @@ type Volume struct {
 	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
 	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
 
-	// change is a token of the goroutine that adds room or gives it back. Its owner, if it finds no
-	// room, knows that there is none. System calls are made with it, so it is not a mutex; mu is
-	// locked inside it.
+	// change is a token of the goroutine that adds room or gives it back. If its owner finds no
+	// room, none is being added or given back. System calls are made with it, so it is not a mutex;
+	// mu is locked inside it.
 	change chan struct{}
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
 		segments []*segment
 		used     int64                // allocated
-		free     int64                // backed, and not allocated
+		free     int64                // backed, and not allocated; see the package comment
 		idle     int64                // the minimum of free since trimIdle looked
 		entries  map[uint64]*keptFile // what persists, by key
-		stays    int64                // of used, what was found and not taken
+		stays    int64                // of used, the bytes of found files
 		closed   bool
 		ended    bool // or about to end
 		warnings []diag.Warning

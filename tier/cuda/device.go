@@ -39,7 +39,7 @@ type gpu struct {
 		streams map[*stream]struct{}
 		pins    []share
 		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
-		lent    int                      // how many need the memory beside the device; with it, while Close leaves the rest to them
+		lent    int                      // how many need the memory besides the device; with it, while Close leaves the rest to them
 		rest    *cuda.Rest               // what the last of them gives up
 		peers   map[*gpu]peerState       // what is known of them; those that may write here are in it, too
 	}
@@ -91,8 +91,8 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err := x.getMemory(); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
 	}
-	// To load the kernel may wait for work that is under way, of which there is none yet. Where it
-	// fails the first digest says why.
+	// Loading the kernel may wait for work in progress, of which there is none yet. If it fails,
+	// the first digest returns the error.
 	_ = dev.PrepareDigest()
 	return x, nil
 }
@@ -308,8 +308,8 @@ func wrapped(dev tier.Device) (*gpu, error) {
 	return d, nil
 }
 
-// OnLost implements tier.Losable: for a context that was ended by an error. That is noticed when
-// the driver says so, of a call or of work.
+// OnLost implements tier.Losable: for a context that was ended by an error, which the driver
+// returns from a call or from work.
 func (d *gpu) OnLost(f func(why error)) (cancel func()) { return d.loss.OnLost(f) }
 
 // suspect is called with each error that may mean a loss, and reports whether it does. Some work

@@ -1,6 +1,6 @@
 // Package cuda makes NVIDIA GPUs devices of the engine. It binds the driver at run time, so a
 // program needs no toolkit and no build flags, and also runs where there is no GPU: Load returns an
-// error that says what is missing.
+// error that names what is missing.
 //
 //	Driver    NVIDIA's driver library, loaded
 //	  │ Open
@@ -56,8 +56,9 @@
 // cannot come. Subscribers of the loss (OnLost) are called before any caller gets such an error.
 // The device can still be closed.
 //
-// Errors of the driver are wrapped and say call, code and name. No driver or no device to work with
-// is an error that matches tier.ErrNotSupported and says what was looked for.
+// Errors of the driver are wrapped and contain the call, the code and its name. Without a driver,
+// or without a device to work with, the error matches tier.ErrNotSupported and names what was
+// looked for.
 //
 // The opener of a device closes it. Its mutex has the rank Device, the last in the order, and is
 // not held while the driver is called.
@@ -130,7 +131,7 @@ type Config struct {
 	// device is opened, less a sixteenth for what the driver and others need.
 	Memory int64
 	// OnePiece takes all memory when the device is opened, and hands it out without the driver, as
-	// it is done where DeviceInfo.Pools is false. What is free may be in several pieces, none of
+	// it is done where DeviceInfo.Pools is false. The free room may be in several pieces, none of
 	// which is long enough. Otherwise the driver is asked for each piece, in the order of a stream,
 	// and what is not in use can be given back to others.
 	OnePiece bool

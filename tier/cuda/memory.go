@@ -61,7 +61,7 @@ func (t *table) all() (list []*allocation) {
 	return list
 }
 
-// errRefused is that there is no room although the device's books say that there is.
+// errRefused means that there is no room although the device's books have some.
 var errRefused = errors.New("no room")
 
 // Alloc implements tier.Device.

@@ -15,8 +15,8 @@ const probeSize = 64 << 10
 
 var errAltered = errors.New("other bytes arrived than were copied")
 
-// CheckPeers copies a pattern between each two devices of which the driver says that they
-// reach each other, both ways, and compares what arrives. It calls wrong with the indices of each
+// CheckPeers copies a pattern between each two devices that reach each other according to the
+// driver, both ways, and compares what arrives. It calls wrong with the indices of each
 // pair in which it does not, and why. From then on copies between the two are
 // tier.ErrNotSupported, both ways, so that they are made through host memory. Devices that are none
 // of this package, or do not wrap one, are left out, as are those that are lost. Some of the memory

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stream is a stream of the GPU's. What is not fixed is guarded by the device's lock.
+// stream is a stream of the GPU's. The device's lock guards the fields that change.
 type stream struct {
 	dev     *gpu
 	handle  cuda.Stream
@@ -28,7 +28,7 @@ type stream struct {
 	busy   bool         // work that takes time was put on it since the last event
 	open   int          // events that are not reached yet
 	due    due          // since the last event
-	deps   []tier.Event // what events to come depend on beside the GPU's own work
+	deps   []tier.Event // what events to come depend on besides the GPU's own work
 
 	scratch tier.Addr // granule bytes of the device's; 0 without
 
@@ -354,7 +354,7 @@ func again(f func() error) (err error) {
 	return err
 }
 
-// pending is what an event completes beside the GPU's work.
+// pending is what an event completes besides the GPU's work.
 type pending struct {
 	due
 	failed error        // of the stream, known when the event was recorded
@@ -519,8 +519,8 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 	return nil
 }
 
-// waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and says
-// so in the stream's word.
+// waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and writes
+// that to the stream's word.
 func (s *stream) waitForeign(e tier.Event) error {
 	d := s.dev
 	if !d.driver.lib.HasValues() {

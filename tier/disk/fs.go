@@ -27,11 +27,11 @@ import (
 type FS interface {
 	// Stat describes what path names.
 	Stat(path string) (fs.FileInfo, error)
-	// Usage says how much room the file system of dir has.
+	// Usage returns how much room the file system of dir has.
 	Usage(dir string) (Usage, error)
 	// OpenAnonymous makes a file in dir that has no name, mode 0600, and is gone
 	// when it is closed. An error that matches errors.ErrUnsupported, or is
-	// EISDIR, says that the file system cannot; EINVAL, that it cannot with
+	// EISDIR, means that the file system cannot; EINVAL, that it cannot with
 	// direct I/O.
 	OpenAnonymous(dir string, direct bool) (File, error)
 	// Create makes a file that was not there, mode 0600.
@@ -64,7 +64,7 @@ var ErrLocked = errors.New("locked by another")
 // File is a segment's file. ReadAt, WriteAt, Allocate and Punch may be called
 // concurrently.
 type File interface {
-	// ReadAt and WriteAt may do less than asked for and say so, with or without an
+	// ReadAt and WriteAt may transfer fewer bytes and return that number, with or without an
 	// error.
 	ReadAt(p []byte, off int64) (int, error)
 	WriteAt(p []byte, off int64) (int, error)
@@ -214,8 +214,8 @@ func newFile(f *os.File, direct bool) *osFile {
 	return file
 }
 
-// fallbackAlignment is what direct I/O is given where the system does not say what
-// it needs: enough for every disk of today.
+// fallbackAlignment is the alignment for direct I/O where the system does not report
+// one: enough for every disk of today.
 const fallbackAlignment = tier.Page
 
 func (f *osFile) Direct() bool                     { return f.direct }

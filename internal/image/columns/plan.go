@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// Plan is what is read of a disk image, where in memory it comes to lie, and the descriptor that it
-// has there.
+// Plan is the parts of a disk image that are read, their places in memory, and the descriptor that
+// they have there.
 //
 //	image   │chunk│chunk│chunk│chunk│chunk│chunk│chunk│chunk│
 //	           a a a a a             b b b           c
@@ -32,7 +32,7 @@ type Plan struct {
 	mends []mend
 }
 
-// Bound is an offset that must be known to plan. It lies in one chunk of the image.
+// Bound is an offset that must be known to plan. It is in one chunk of the image.
 type Bound struct {
 	At    int64 // in the image
 	width int64 // 4 or 8 bytes

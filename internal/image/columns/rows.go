@@ -21,13 +21,15 @@ import (
 //
 //	memory  │ whole buffers │ blocks │ window       │
 //
-// Columns that cannot be cut by rows are read whole with the first window, and stay. So are dictionaries
-// in the body, which are short: they come to the Go heap, because arrays that are copied share them. Of
-// each other buffer the window has the bytes of its rows, without gaps. An image
-// is read by the blocks of its checksums, so that most windows begin in a block in which the one
-// before has ended. The memory has that block of each buffer, as it is in the image, and each block is
-// read about once. If the blocks would take more than three quarters of the memory, they are left out,
-// and a window reads its first blocks again.
+// Columns that cannot be cut by rows are read whole with the first window, and stay in the memory.
+// So are dictionaries in the body, which are short: they are read to the Go heap, because arrays
+// that are copied share them. Of each other buffer the window has the bytes of its rows, without
+// gaps.
+//
+// An image is read by the blocks of its checksums, and most windows begin in the block in which the
+// one before has ended. The memory keeps that block of each buffer as it is in the image, so each
+// block is read about once. If the blocks would take more than three quarters of the memory, they
+// are not kept, and a window reads its first blocks again.
 //
 // A Rows is not safe for concurrent use.
 type Rows struct {
@@ -46,7 +48,7 @@ type Rows struct {
 	next     int64    // the first row of the next window
 }
 
-// buffer is one of the image, and what the memory has of it.
+// buffer is a buffer of the image, and the part of it in the memory.
 type buffer struct {
 	part
 	whole   bool    // it is not cut by rows
@@ -69,7 +71,7 @@ type Piece struct {
 	of  *buffer
 }
 
-// FromHeld takes what the memory has of the piece already. It reports whether that was all.
+// FromHeld copies the part of the piece that is in the kept block. It reports whether that was all.
 func (p *Piece) FromHeld() bool {
 	if b := p.of; p.Off >= b.from && p.Off < b.from+int64(len(b.block)) {
 		n := copy(p.To, b.block[p.Off-b.from:])

@@ -340,11 +340,11 @@ func (s *simulation) evict(from int, need int64, reason string) {
 		}
 		t := decide.Space{
 			ID: sp.ID, Place: i, Room: sp.Limit - sp.Used - sp.Waiting + s.leaving(i),
-			Charge: func(bytes int64) int64 { return bytes },
-			Calm:   sp.Trigger - 1 - sp.Used + s.leaving(i), Victims: s.victims(i),
+			Charge:       func(bytes int64) int64 { return bytes },
+			BelowTrigger: sp.Trigger - 1 - sp.Used + s.leaving(i), Victims: s.victims(i),
 		}
 		if sp.ID.Kind == s.spaces[len(s.spaces)-1].ID.Kind {
-			t.Calm, t.Victims = math.MaxInt64, nil
+			t.BelowTrigger, t.Victims = math.MaxInt64, nil
 		}
 		state = append(state, t)
 	}

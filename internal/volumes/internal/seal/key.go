@@ -33,10 +33,10 @@ const (
 	madeKey = 32
 )
 
-// Salt is what a key was derived with, beside the user's.
+// Salt is the salt that a key was derived with from the user's key.
 type Salt = [SaltSize]byte
 
-// Seal is what opens sealed bytes beside the key and the bytes themselves.
+// Seal is what is needed to open sealed bytes in addition to the key and the bytes.
 type Seal struct {
 	Nonce uint64
 	Tag   [TagSize]byte
