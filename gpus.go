@@ -279,7 +279,7 @@ func (e *Engine) watchGPUs(ctx context.Context) {
 			if ok {
 				s.SetForeign(n)
 			}
-			s.Pool().(*devpool.Memory).Retry()
+			e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
 		}
 	})
 }

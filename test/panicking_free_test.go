@@ -137,6 +137,83 @@ func testRoomOfAFree(t *testing.T, refused bool) {
 	}
 }
 
+// errPanics is a decorated device that refuses one Free, when it is armed. Then Err of the stream
+// panics once. The stream is the device's first, which the frees are on.
+type errPanics struct {
+	tier.Device
+	armed, panics, made *atomic.Bool
+}
+
+func (d errPanics) Unwrap() tier.Device { return d.Device }
+
+func (d errPanics) NewStream() (tier.Stream, error) {
+	s, err := d.Device.NewStream()
+	if err != nil || !d.made.CompareAndSwap(false, true) {
+		return s, err
+	}
+	return errPanicsStream{s, d.panics}, nil
+}
+
+// bare returns the stream that the device under d knows.
+func (d errPanics) bare(s tier.Stream) tier.Stream {
+	if w, ok := s.(errPanicsStream); ok {
+		return w.Stream
+	}
+	return s
+}
+
+func (d errPanics) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
+	return d.Device.Alloc(d.bare(s), size)
+}
+
+func (d errPanics) Record(s tier.Stream) (tier.Event, error) { return d.Device.Record(d.bare(s)) }
+
+func (d errPanics) Free(s tier.Stream, a tier.Addr) error {
+	if d.armed.CompareAndSwap(true, false) {
+		d.panics.Store(true)
+		return errors.New("refused")
+	}
+	return d.Device.Free(d.bare(s), a)
+}
+
+type errPanicsStream struct {
+	tier.Stream
+	panics *atomic.Bool
+}
+
+func (s errPanicsStream) Err() error {
+	if s.panics.CompareAndSwap(true, false) {
+		panic("in Err")
+	}
+	return s.Stream.Err()
+}
+
+// TestRoomOfARefusedFreeOnABadStream: a panic of a stream when the free is tried again is logged, and a
+// waiter for these very bytes is served.
+func TestRoomOfARefusedFreeOnABadStream(t *testing.T) {
+	var armed, panics, made atomic.Bool
+	log := new(syncBuffer)
+	eng, err := callbackEngine(t, func(c *spillway.Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, nil))
+		c.GPUs[0].Wrap = func(d tier.Device) (tier.Device, error) { return errPanics{d, &armed, &panics, &made}, nil }
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := reservation.AnyInTier(tier.GPU)
+	freeBadly(t, eng, &armed)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).Limit()/tier.Page*tier.Page)
+	if err := errors.Join(err, all.Release()); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+	if !strings.Contains(log.String(), `panic="in Err"`) {
+		t.Errorf("the log has %q", log)
+	}
+}
+
 // TestWaiterForAFreeThatPanics: who waits for bytes whose free panics then is refused at once, as
 // one that comes later is.
 func TestWaiterForAFreeThatPanics(t *testing.T) {

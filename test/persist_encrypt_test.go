@@ -43,6 +43,7 @@ var persistSuite = map[string]func(*testing.T){
 	"TestDictionaryThatNoBatchListsIsRemoved": TestDictionaryThatNoBatchListsIsRemoved,
 	"TestKilledProcessIsAdopted":              TestKilledProcessIsAdopted,
 	"TestPersistedBatchesStayUntilAdopted":    TestPersistedBatchesStayUntilAdopted,
+	"TestPersistedOfAnotherEngine":            TestPersistedOfAnotherEngine,
 	"TestFailedOpenLeavesWhatPersists":        TestFailedOpenLeavesWhatPersists,
 	"TestAdoptedBatchKeepsItsRecord":          TestAdoptedBatchKeepsItsRecord,
 	"TestAdoptedBytesAreTheBatchs":            TestAdoptedBytesAreTheBatchs,

@@ -713,3 +713,31 @@ func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 }
+
+// TestPersistedOfAnotherEngine: an engine neither adopts nor forgets what another one has listed, while
+// that is open and afterwards.
+func TestPersistedOfAnotherEngine(t *testing.T) {
+	t.Parallel()
+	persistNeedsLinux(t)
+	dir := crashed(t, 3)
+	first, other := persistentEngine(t, dir), persistentEngine(t, crashed(t, 1))
+	listed := append(first.Persisted(), spillway.Persisted{})
+	refused := func() {
+		t.Helper()
+		for _, k := range listed {
+			if err := other.ForgetPersisted(k); !errors.Is(err, tier.ErrReleased) {
+				t.Errorf("batch %d forgotten: %v", k.ID, err)
+			}
+			if _, err := other.Adopt(t.Context(), k); !errors.Is(err, tier.ErrReleased) {
+				t.Errorf("batch %d adopted: %v", k.ID, err)
+			}
+		}
+	}
+	refused()
+	if n := len(first.Persisted()); n != 3 {
+		t.Errorf("%d of 3 are left", n)
+	}
+	closePersistent(t, first)
+	refused()
+	closePersistent(t, other)
+}

@@ -245,15 +245,17 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 	}
 	counted := make(map[any]bool)
 	keep := func(by Holder, memory any, bytes int64) {
-		if counted[memory] {
-			bytes = 0
-		}
-		counted[memory] = true
-		eachShared(memory, func(b *Buffer) {
-			if !counted[b] {
-				counted[b] = true
-				bytes += b.charge
+		s.subscribers.Panics.Do("a payload", func() { // also of a program's type that Go cannot compare
+			if counted[memory] {
+				bytes = 0
 			}
+			counted[memory] = true
+			eachShared(memory, func(b *Buffer) {
+				if !counted[b] {
+					counted[b] = true
+					bytes += b.charge
+				}
+			})
 		})
 		add(by, 1, bytes)
 	}

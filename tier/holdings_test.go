@@ -166,3 +166,16 @@ func TestHoldersOfBuffers(t *testing.T) {
 		t.Errorf("the leaks are %+v", leaks)
 	}
 }
+
+// TestHoldersOfMemoryThatGoCannotCompare: a program's own payload of such a type counts like any other.
+func TestHoldersOfMemoryThatGoCannotCompare(t *testing.T) {
+	s := newSpace(t, 1<<20, &fakePool{})
+	b := draw(t, s, 100)
+	all := holdings(t, s, func(add func(tier.Holder, any, int64)) {
+		add(tier.Holder{What: "batch"}, []int{1}, b.Charge())
+	})
+	if len(all.Batches) != 1 || all.Batches[0].Bytes != b.Charge() || all.Batches[0].Count != 1 {
+		t.Errorf("%+v", all)
+	}
+	ok(t, b.Release())
+}

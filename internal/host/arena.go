@@ -522,8 +522,8 @@ func (a *Arena) Shrink(mem tier.Memory, size int64) {
 	if size = round(size); m.slab != nil || m.own != nil || size >= m.size {
 		return
 	}
-	rest := &memory{size: round(m.size) - size} // both are whole pages, and charged together as m was
-	pieces, extents := m.pieces, m.extents
+	rest := &memory{size: round(m.size) - size}
+	before, pieces, extents := a.Charge(m.size), m.pieces, m.extents
 	m.size, m.pieces, m.extents = size, nil, nil
 	for i, p := range pieces {
 		keep := min(p.Len, max(0, size-p.Off))
@@ -536,7 +536,8 @@ func (a *Arena) Shrink(mem tier.Memory, size int64) {
 		}
 	}
 	a.mu.Lock()
-	a.mu.refs++ // that of rest
+	a.mu.refs++                                                // that of rest, which free ends with its charge
+	a.mu.used += a.Charge(size) + a.Charge(rest.size) - before // a place was charged if there was no slab for it
 	a.mu.Unlock()
 	a.free(rest)
 }

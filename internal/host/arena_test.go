@@ -153,6 +153,18 @@ func TestShrinkCounts(t *testing.T) {
 		t.Errorf("%d bytes are used, %d before a place in a slab was to be cut", used, before)
 	}
 	free(a, m, small)
+	var pages []tier.HostMemory
+	for range 64 {
+		pages = append(pages, alloc(t, a, tier.Page))
+	}
+	free(a, pages[0], pages[2])
+	whole := alloc(t, a, tier.Page+100, tier.Page) // pages, because there is no room for a slab
+	a.Shrink(whole, tier.Page)
+	if used := a.Stats().Used; used != 63*tier.Page {
+		t.Errorf("%d bytes are used by 63 pages", used)
+	}
+	adds(t, a)
+	free(a, append(pages[3:], pages[1], whole)...)
 	if used := a.Stats().Used; used != 0 {
 		t.Errorf("%d bytes are used at the end", used)
 	}

@@ -224,6 +224,7 @@ func TestExtensionIsReadAsItWasWritten(t *testing.T) {
 		"no base":   func(k *Entry) { k.Dictionaries = nil },
 		"two bases": func(k *Entry) { k.Dictionaries = []uint64{7, 8} },
 		"a batch":   func(k *Entry) { k.ID = 3 },
+		"a buffer":  func(k *Entry) { k.Descriptor.From = k.Descriptor.From[1:] },
 		"negative":  func(k *Entry) { k.Descriptor.From[1] = -8 },
 		"huge":      func(k *Entry) { k.Descriptor.From[1] = 1 << 62 },
 	} {
@@ -288,8 +289,16 @@ func TestEntryFitsTogether(t *testing.T) {
 		"no runs":                    func(k *Entry) { k.Packed = true },
 		"a frame that is too long":   func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor); k.Runs[0].Frames[0]++ },
 		"a frame without bytes":      func(k *Entry) { k.Packed, k.Runs = true, fullRuns(k.Descriptor); k.Runs[0].Frames[0] = 0 },
-		"a buffer beyond the body":   func(k *Entry) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
-		"a buffer before it":         func(k *Entry) { k.Descriptor.Buffers[1].Offset = -8 },
+		"a frame too few": func(k *Entry) {
+			k.Packed, k.Runs = true, fullRuns(k.Descriptor)
+			k.Runs[0].Frames = k.Runs[0].Frames[1:]
+		},
+		"a frame too many": func(k *Entry) {
+			k.Packed, k.Runs = true, fullRuns(k.Descriptor)
+			k.Runs[0].Frames = append(k.Runs[0].Frames, 1)
+		},
+		"a buffer beyond the body": func(k *Entry) { k.Descriptor.Buffers[1].Length = k.Descriptor.Body + 1 },
+		"a buffer before it":       func(k *Entry) { k.Descriptor.Buffers[1].Offset = -8 },
 		"a dictionary that is not named": func(k *Entry) {
 			k.Descriptor.Nodes[0] = payload.Node{Length: int64(len(k.Dictionaries)), Nulls: payload.Outside}
 		},

@@ -16,7 +16,10 @@ import (
 )
 
 // Key names a batch that was found.
-type Key struct{ found *found }
+type Key struct {
+	in    *Found
+	found *found
+}
 
 // Batch is a batch that an earlier engine left.
 type Batch struct {
@@ -194,7 +197,7 @@ func (f *Found) begin(key Key) (*found, error) {
 	switch {
 	case f.closed:
 		return nil, tier.ErrClosed
-	case b == nil || b.taken || b.gone:
+	case key.in != f || b.taken || b.gone: // another engine's, or of nothing that was found
 		return nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
 	}
 	b.taken = true
@@ -342,7 +345,7 @@ func (f *Found) List() []Batch {
 	var out []Batch
 	for _, b := range f.all {
 		if !b.taken && !b.isDictionary() {
-			out = append(out, Batch{Key: Key{b}, Entry: b.entry, Bytes: b.Room, Space: b.space.ID(), Err: b.err})
+			out = append(out, Batch{Key: Key{f, b}, Entry: b.entry, Bytes: b.Room, Space: b.space.ID(), Err: b.err})
 		}
 	}
 	return out
