@@ -133,18 +133,24 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 		again, err := q.end(err)
 		switch {
-		case err == nil:
-			return h, nil
-		case again:
-			continue
-		case errors.Is(err, errViaHost):
+		case !errors.Is(err, errViaHost):
+		case mv.prefetches && now.Space.Kind < tier.Host:
+			return nil, fmt.Errorf("moving batch %d ahead from %s by way of host memory, which is slower: %w",
+				now.ID, now.Space, tier.ErrNotSupported)
+		default:
 			there := move{
 				b: b, to: reservation.AnyInTier(tier.Host), as: batch.PlainImage,
 				reason: mv.reason, evicts: mv.evicts, prefetches: mv.prefetches,
 			}
-			if _, err := m.run(ctx, &there); err != nil {
-				return nil, err
+			if _, err = m.run(ctx, &there); err == nil {
+				err = errStale
 			}
+		}
+		switch {
+		case err == nil:
+			return h, nil
+		case again:
+			continue
 		case errors.Is(err, errStale):
 		case errors.Is(err, errGone): // the caller's reservation is too small
 			s := r.Space()

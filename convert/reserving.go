@@ -14,8 +14,7 @@ import (
 )
 
 // takes is the room that a payload needs. It depends on the space: in returns the bytes for one.
-// Dictionaries that the space already has need none, and the buffers of a scattered image are rounded
-// one by one.
+// Dictionaries that the space already has need none.
 type takes struct {
 	body  int64                  // bytes of the image's body
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
