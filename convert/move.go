@@ -289,7 +289,8 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 
 // route returns the form that src gets in a space, and whether it must become an image in host memory
 // first. as is the type; "" means the best one: that of the program's payload which src is, or was made
-// of, if there is a converter to it, or else an image in the encoding that Builtin.Encoding chooses.
+// of, if there is a converter to it, or else an image: in the encoding that Builtin.Encoding chooses, if
+// there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
 	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
 	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
@@ -304,6 +305,9 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 	}
 	if as == "" {
 		as = m.cfg.Builtin.Encoding(src, to).Type()
+		if !g.has(from, Form{as, to.Kind()}) { // the program may have unregistered it
+			as = batch.PlainImage
+		}
 	}
 	form = Form{as, to.Kind()}
 	return form, !isImage && form != host && !g.has(from, form) && g.has(from, host)

@@ -143,3 +143,26 @@ func TestNotAheadByWayOfHost(t *testing.T) {
 		t.Errorf("the batch is a %s in %s", now.Form, now.Space)
 	}
 }
+
+// TestPlainWithoutAConverterToCompressed: where the program has taken the converter to compressed images
+// away, batches come to disk as they are.
+func TestPlainWithoutAConverterToCompressed(t *testing.T) {
+	m := newMachine(t, machineConfig{codec: CodecZstd})
+	for _, from := range []Form{ImageIn(tier.Host), {batch.CompressedImage, tier.Host}} {
+		if err := m.registry.Unregister(from, Form{batch.CompressedImage, tier.Disk}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := m.put(t, numbered(1, 72_000), tier.Host)
+	for range 2 {
+		m.move(t, b, tier.Disk)
+		if got := m.form(t, b); got != batch.PlainImage {
+			t.Errorf("it is a %s", got)
+		}
+		m.whole(t, b, tier.Disk)
+		m.move(t, b, tier.Host)
+		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
