@@ -208,7 +208,11 @@ func (m *Mover) attempt(
 		return nil, errStale // another caller brought it while this one waited
 	}
 	form, viaHost := m.route(src, to, mv.as)
-	if viaHost && !slices.Contains(mv.b.Copies(), to.ID()) {
+	switch {
+	case viaHost && to.Kind() == tier.Host:
+		mv.as = form.Type // the image there is not the end of the way
+		return nil, errViaHost
+	case viaHost && !slices.Contains(mv.b.Copies(), to.ID()):
 		return nil, errViaHost
 	}
 	if exec.IsEnabled() {
@@ -298,10 +302,8 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 	if isImage {
 		own.Type = img.Program()
 	}
-	if as == "" && own.Type != "" {
-		if direct := g.has(from, own); direct || isImage && g.has(host, own) {
-			return own, !direct
-		}
+	if as == "" && own.Type != "" && (g.has(from, own) || isImage && g.has(host, own)) {
+		as = own.Type
 	}
 	if as == "" {
 		as = m.cfg.Builtin.Encoding(src, to).Type()
@@ -310,7 +312,8 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 		}
 	}
 	form = Form{as, to.Kind()}
-	return form, !isImage && form != host && !g.has(from, form) && g.has(from, host)
+	viaHost = form != host && !g.has(from, form) && g.has(from, host) && (!isImage || form == own && g.has(host, own))
+	return form, viaHost
 }
 
 // convert makes a payload of a form out of src, drawn from r.

@@ -3,12 +3,14 @@ package convert
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -163,6 +165,55 @@ func TestPlainWithoutAConverterToCompressed(t *testing.T) {
 		m.move(t, b, tier.Host)
 		if err := m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestOwnTypeInHostAgain: a payload in host memory whose converters are to and from an image there gets
+// its type again when it comes back from disk, however it is asked for.
+func TestOwnTypeInHostAgain(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	var calls atomic.Int64
+	toOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		d := src.(*batch.Image).Descriptor()
+		buf, err := r.Alloc(d.Body)
+		if err != nil {
+			return nil, err
+		}
+		body := make([]byte, d.Body)
+		err = image.Gather(body, src.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents(), 0)
+		scramble(body)
+		err = errors.Join(err, image.Scatter(buf.Memory().(tier.HostMemory).Extents(), 0, body))
+		return told{&scrambled{d, buf}}, err
+	}
+	err := errors.Join(m.registry.Register(Form{inMind, tier.Host}, ImageIn(tier.Host), unscramble(&calls)),
+		m.registry.Register(ImageIn(tier.Host), Form{inMind, tier.Host}, toOwn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := m.scrambled(t, numbered(7, 9000), tier.Host, true)
+	toHost := reservation.AnyInTier(tier.Host)
+	for name, back := range map[string]func() error{
+		"Move":   func() error { return m.mover.Move(t.Context(), b, toHost) },
+		"MoveAs": func() error { return m.mover.MoveAs(t.Context(), b, toHost, inMind) },
+		"Ahead":  func() error { return m.mover.Inside().Ahead(t.Context(), b, toHost) },
+		"Acquire": func() error {
+			h, err := m.mover.Acquire(t.Context(), b, toHost)
+			if err != nil {
+				return err
+			}
+			return h.Close()
+		},
+	} {
+		m.move(t, b, tier.Disk)
+		if err := back(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if now := b.Info(); now.Form != inMind || now.Space.Kind != tier.Host {
+			t.Errorf("%s: it is a %s in %s", name, now.Form, now.Space)
+		}
+		if err := m.same(t.Context(), b); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
