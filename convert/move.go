@@ -133,18 +133,24 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 		again, err := q.end(err)
 		switch {
-		case err == nil:
-			return h, nil
-		case again:
-			continue
-		case errors.Is(err, errViaHost):
+		case !errors.Is(err, errViaHost):
+		case mv.prefetches && now.Space.Kind < tier.Host:
+			return nil, fmt.Errorf("moving batch %d ahead from %s by way of host memory, which is slower: %w",
+				now.ID, now.Space, tier.ErrNotSupported)
+		default:
 			there := move{
 				b: b, to: reservation.AnyInTier(tier.Host), as: batch.PlainImage,
 				reason: mv.reason, evicts: mv.evicts, prefetches: mv.prefetches,
 			}
-			if _, err := m.run(ctx, &there); err != nil {
-				return nil, err
+			if _, err = m.run(ctx, &there); err == nil {
+				err = errStale
 			}
+		}
+		switch {
+		case err == nil:
+			return h, nil
+		case again:
+			continue
 		case errors.Is(err, errStale):
 		case errors.Is(err, errGone): // the caller's reservation is too small
 			s := r.Space()
@@ -202,7 +208,11 @@ func (m *Mover) attempt(
 		return nil, errStale // another caller brought it while this one waited
 	}
 	form, viaHost := m.route(src, to, mv.as)
-	if viaHost && !slices.Contains(mv.b.Copies(), to.ID()) {
+	switch {
+	case viaHost && to.Kind() == tier.Host:
+		mv.as = form.Type // the image there is not the end of the way
+		return nil, errViaHost
+	case viaHost && !slices.Contains(mv.b.Copies(), to.ID()):
 		return nil, errViaHost
 	}
 	if exec.IsEnabled() {
@@ -283,7 +293,8 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 
 // route returns the form that src gets in a space, and whether it must become an image in host memory
 // first. as is the type; "" means the best one: that of the program's payload which src is, or was made
-// of, if there is a converter to it, or else an image in the encoding that Builtin.Encoding chooses.
+// of, if there is a converter to it, or else an image: in the encoding that Builtin.Encoding chooses, if
+// there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
 	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
 	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
@@ -291,16 +302,18 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 	if isImage {
 		own.Type = img.Program()
 	}
-	if as == "" && own.Type != "" {
-		if direct := g.has(from, own); direct || isImage && g.has(host, own) {
-			return own, !direct
-		}
+	if as == "" && own.Type != "" && (g.has(from, own) || isImage && g.has(host, own)) {
+		as = own.Type
 	}
 	if as == "" {
 		as = m.cfg.Builtin.Encoding(src, to).Type()
+		if !g.has(from, Form{as, to.Kind()}) { // the program may have unregistered it
+			as = batch.PlainImage
+		}
 	}
 	form = Form{as, to.Kind()}
-	return form, !isImage && form != host && !g.has(from, form) && g.has(from, host)
+	viaHost = form != host && !g.has(from, form) && g.has(from, host) && (!isImage || form == own && g.has(host, own))
+	return form, viaHost
 }
 
 // convert makes a payload of a form out of src, drawn from r.

@@ -174,8 +174,10 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 // It never waits for room there, only for others that move the batch or hold it elsewhere. Too little
 // in r is a *reservation.ExceededError (unless r's policy helps). If the room is in pieces, even after
 // reservation.Config.Clear, the error is a *tier.NoSpaceError. It does not wait for more while r is
-// held, because others may wait for r's room. r must stay unreleased until AcquireIn returns. If
-// ctx names no owner, the handle is that of r's owner.
+// held, because others may wait for r's room. Only a batch that moves by way of host memory (see Move)
+// waits for room, as a request of r's owner does: a *reservation.DeadlockError ends the wait if nobody
+// can free any. r must stay unreleased until AcquireIn returns. If ctx names no owner, the handle is
+// that of r's owner.
 func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
 	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true})
 }
@@ -269,7 +271,7 @@ func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason 
 // but the transfer, and takes only room that nobody needs: the space must stay below its stop mark,
 // have no waiters, and the monitor must not have evicted from it in the last 100 ms. Otherwise, and
 // where there is no room, the error is a *tier.NoSpaceError. A batch in a space where it persists
-// is tier.ErrNotSupported.
+// is tier.ErrNotSupported, and so is one on a GPU that would go to another by way of host memory.
 func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonAhead, prefetches: true})
 	return err
