@@ -96,6 +96,9 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	for _, f := range remove {
 		f()
 	}
+	if err := ctx.Err(); err != nil && !t.Failed() { // to the workers it is as if they had given up
+		t.Errorf("the workers have stalled: %v", err)
+	}
 	if t.Failed() {
 		_ = eng.Close() // what is wrong has been reported
 		return
@@ -104,9 +107,10 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	repo.CloseInput()
 	for p := range randomPartitions {
 		for repo.Len(p) > 0 {
-			// A disk that has failed is tried again only now and then.
-			if err := run.read(ctx, p, 1<<30); err != nil && (!errors.Is(err, tier.ErrNoSpace) || ctx.Err() != nil) {
-				t.Fatal(err)
+			// A disk that has failed is tried again only now and then. Once ctx has ended all reads fail.
+			err := run.read(ctx, p, 1<<30)
+			if ended := ctx.Err(); ended != nil || err != nil && !errors.Is(err, tier.ErrNoSpace) {
+				t.Fatalf("%d batches of partition %d are left: %v", repo.Len(p), p, errors.Join(err, ended))
 			}
 		}
 	}
