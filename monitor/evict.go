@@ -350,6 +350,11 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 		}
 		m.index.mu.Lock()
 		sp.Refused = s.edges[t.place].refused(now, used)
+		for _, from := range below { // what t has no piece for is the same wherever it comes from
+			if n := from.edges[t.place].refused(now, used); n > everything && (sp.Refused == 0 || n < sp.Refused) {
+				sp.Refused = n
+			}
+		}
 		m.index.mu.Unlock()
 		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
 		state[i] = sp

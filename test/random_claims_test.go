@@ -96,6 +96,9 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	for _, f := range remove {
 		f()
 	}
+	if err := ctx.Err(); err != nil && !t.Failed() { // to the workers it is as if they had given up
+		t.Errorf("the workers have stalled: %v", err)
+	}
 	if t.Failed() {
 		_ = eng.Close() // what is wrong has been reported
 		return
@@ -104,9 +107,10 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	repo.CloseInput()
 	for p := range randomPartitions {
 		for repo.Len(p) > 0 {
-			// A disk that has failed is tried again only now and then.
-			if err := run.read(ctx, p, 1<<30); err != nil && (!errors.Is(err, tier.ErrNoSpace) || ctx.Err() != nil) {
-				t.Fatal(err)
+			// A disk that has failed is tried again only now and then. Once ctx has ended all reads fail.
+			err := run.read(ctx, p, 1<<30)
+			if ended := ctx.Err(); ended != nil || err != nil && !errors.Is(err, tier.ErrNoSpace) {
+				t.Fatalf("%d batches of partition %d are left: %v", repo.Len(p), p, errors.Join(err, ended))
 			}
 		}
 	}
@@ -222,27 +226,36 @@ func (r *randomRun) write(ctx context.Context, rng *rand.Rand, partition int) (e
 
 // read consumes batches as records.
 func (r *randomRun) read(ctx context.Context, partition, limit int) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	if r.repo.Len(partition) == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { // others may take the last one, and a Reader waits for more
+		often := time.NewTicker(50 * time.Millisecond)
+		defer often.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-often.C:
+				if r.repo.Len(partition) == 0 {
+					cancel()
+				}
+			case <-ctx.Done():
+			}
+		}
+	})
 	rd, err := r.repo.Reader(ctx, partition)
+	if err != nil && ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer rd.Release()
 	for ; limit > 0 && r.repo.Len(partition) > 0; limit-- {
-		waits := context.AfterFunc(ctx, func() {})
-		done := time.AfterFunc(50*time.Millisecond, func() { // others may have taken the last one
-			if r.repo.Len(partition) == 0 {
-				cancel()
-			}
-		})
-		next := rd.Next()
-		waits()
-		done.Stop()
-		if !next {
+		if !rd.Next() {
 			if ctx.Err() != nil {
 				return nil
 			}
