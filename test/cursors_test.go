@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
@@ -260,9 +261,22 @@ func cursorFault(
 	}
 	defer files.Add(rule)()
 	failed := false
+	var words *array.String // of the first record, as a copy of its rows has them
 	for _, want := range records {
 		for row := int64(0); row < want.NumRows(); {
+			var uses sync.WaitGroup
+			uses.Go(func() {
+				if words != nil && len(words.Value(0)) != 2 {
+					t.Errorf("%s of read %d: a word is %q", fault, skip, words.Value(0))
+				}
+			})
 			rec, err := cursor.Next(ctx)
+			uses.Wait()
+			if err == nil && words == nil {
+				words = rec.Column(int(rec.NumCols()) - 1).(*array.Dictionary).Dictionary().(*array.String)
+				words.Retain()
+				defer words.Release()
+			}
 			if err != nil {
 				corrupt, isCorrupt := errors.AsType[*convert.CorruptError](err)
 				switch {
@@ -457,6 +471,67 @@ func TestRowsOfACursorInUse(t *testing.T) {
 	}
 	rd.Release()
 	closeClean(t, eng)
+}
+
+// TestWriterCopyOfTypes: after Writer.Copy a cursor reads on, whatever the type of its rows. They come
+// out as they went in.
+func TestWriterCopyOfTypes(t *testing.T) {
+	t.Parallel()
+	for _, dt := range arrowgen.Types() {
+		if hard(dt) {
+			continue
+		}
+		t.Run(dt.String(), func(t *testing.T) {
+			t.Parallel()
+			eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
+			source := arrowgen.New(7).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, dt), 2_000)
+			if err := repo.Put(t.Context(), 0, source, in(tier.Disk)); err != nil {
+				t.Fatal(err)
+			}
+			repo.CloseInput()
+			out, err := eng.Plan("out")
+			if err != nil {
+				t.Fatal(err)
+			}
+			copies, err := out.Repository("out", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := copies.Writer(t.Context(), 0, source.Schema(), 2*mib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := cursorsOf(t, repo, []int{0}, 16<<10)[0]
+			for {
+				rec, err := c.Next(t.Context())
+				if err == nil {
+					err = errors.Join(w.Append(t.Context(), rec, 0, rec.NumRows()), w.Copy(t.Context()))
+				}
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(w.Flush(t.Context()), w.Close(), c.Close()); err != nil {
+				t.Fatal(err)
+			}
+			copies.CloseInput()
+			rd, err := copies.Reader(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !rd.Next() {
+				t.Fatal(rd.Err())
+			}
+			if err := equal.Records(source, rd.RecordBatch()); err != nil {
+				t.Error(err)
+			}
+			rd.Release()
+			closeClean(t, eng)
+		})
+	}
 }
 
 // TestCursorsRefuse lists what Cursors cannot be made of.
