@@ -534,6 +534,43 @@ func TestWriterCopyOfTypes(t *testing.T) {
 	}
 }
 
+// TestCursorOfNoBytes: a batch that has rows but no bytes is read from each tier.
+func TestCursorOfNoBytes(t *testing.T) {
+	eng, _ := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
+	for i, fields := range [][]arrow.Field{nil, {{Name: "a", Type: arrow.Null, Nullable: true}}} {
+		plan, err := eng.Plan(fmt.Sprint(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("rows", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := arrowgen.New(1).Record(arrow.NewSchema(fields, nil), 100)
+		for _, k := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
+			if err := repo.Put(t.Context(), 0, rec, in(k)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		repo.CloseInput()
+		c := cursorsOf(t, repo, []int{0}, tier.Page)[0]
+		for range 3 {
+			if got, err := c.Next(t.Context()); err != nil {
+				t.Error(err)
+			} else if err := equal.Records(rec, got); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := c.Next(t.Context()); err != io.EOF {
+			t.Errorf("after the last row: %v", err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	closeClean(t, eng)
+}
+
 // TestCursorsRefuse lists what Cursors cannot be made of.
 func TestCursorsRefuse(t *testing.T) {
 	eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
