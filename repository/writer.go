@@ -11,6 +11,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
@@ -178,12 +179,8 @@ func ownViews(d arrow.ArrayData, mem memory.Allocator) {
 	for _, child := range d.Children() {
 		ownViews(child, mem)
 	}
-	dt := d.DataType()
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		dt = e.StorageType()
-	}
 	old := d.Buffers()
-	if _, ok := dt.(arrow.BinaryViewDataType); !ok || len(old) == 2 {
+	if _, ok := shape.Storage(d.DataType()).(arrow.BinaryViewDataType); !ok || len(old) == 2 {
 		return
 	}
 	var long []*arrow.ViewHeader // those that have their bytes in a buffer
