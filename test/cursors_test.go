@@ -746,8 +746,8 @@ func TestCursorsAtOnce(t *testing.T) {
 	closeClean(t, eng)
 }
 
-// TestCursorKeepsItsRow: a converter gives a batch another form while a cursor reads it, and then an
-// image that the cursor has no room for. Once it has an image that fits, the cursor goes on with the same row.
+// TestCursorKeepsItsRow: a converter gives a batch another form while a cursor reads it, and then an image
+// that the cursor has no room for. With an image that fits, the cursor goes on with the same row.
 func TestCursorKeepsItsRow(t *testing.T) {
 	eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
 	small, large := viewsIn(2_000, 0), viewsIn(2_000, 256<<10)
