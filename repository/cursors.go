@@ -224,10 +224,13 @@ func (c *Cursor) window(ctx context.Context, h *batch.Handle, d *batch.Descripto
 			from = c.rows.Row()
 		}
 		rows, err := columns.NewRows(d, from, int64(len(c.share)), space.ID())
-		if err = errors.Join(err, c.dropRows()); err != nil {
+		if err != nil {
 			return nil, err
 		}
-		rows.Memory, c.rows = c.share, rows
+		err = c.dropRows()
+		if rows.Memory, c.rows = c.share, rows; err != nil {
+			return nil, err
+		}
 	}
 	if d.Rows == 0 {
 		return nil, nil

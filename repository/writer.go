@@ -7,7 +7,11 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
+	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/tier"
@@ -137,7 +141,7 @@ func (w *Writer) copy(ctx context.Context, first int) {
 		for j, rec := range records {
 			pieces[j] = rec.Column(i)
 		}
-		column, err := array.Concatenate(pieces, w.work.Allocator())
+		column, err := concatenate(pieces, w.work.Allocator())
 		if err != nil {
 			w.err = fmt.Errorf("repository %s: gathering column %d: %w", w.r.key, i, err)
 			return
@@ -154,6 +158,65 @@ func (w *Writer) copy(ctx context.Context, first int) {
 	}
 	w.gathered = append(w.gathered[:first], array.NewRecordBatch(w.schema, columns, rows))
 	w.copies = first + 1
+}
+
+// concatenate is array.Concatenate, whose array has the bytes of its views in common with the pieces. It
+// copies those, too. Only dictionaries are shared.
+func concatenate(pieces []arrow.Array, mem memory.Allocator) (_ arrow.Array, err error) {
+	defer guard.Error(&err, "concatenating") // views may be wrong
+	whole, err := array.Concatenate(pieces, mem)
+	if err != nil {
+		return nil, err
+	}
+	defer whole.Release()
+	ownViews(whole.Data(), mem)
+	return array.MakeFromData(whole.Data()), nil
+}
+
+// ownViews gives the views of d, which array.Concatenate has made, buffers of their own, with no more
+// than they need.
+func ownViews(d arrow.ArrayData, mem memory.Allocator) {
+	for _, child := range d.Children() {
+		ownViews(child, mem)
+	}
+	old := d.Buffers()
+	if _, ok := shape.Storage(d.DataType()).(arrow.BinaryViewDataType); !ok || len(old) == 2 {
+		return
+	}
+	var long []*arrow.ViewHeader // those that have their bytes in a buffer
+	var sizes []int              // of the buffers, as far as offsets reach
+	views := arrow.ViewHeaderTraits.CastFromBytes(old[1].Bytes())[d.Offset():][:d.Len()]
+	for i := range views {
+		v := &views[i]
+		switch n := v.Len(); {
+		case old[0] != nil && bitutil.BitIsNotSet(old[0].Bytes(), d.Offset()+i):
+			*v = arrow.ViewHeader{} // a null
+		case v.IsInline():
+		case len(sizes) == 0 || sizes[len(sizes)-1] > math.MaxInt32-n:
+			long, sizes = append(long, v), append(sizes, n)
+		default:
+			long = append(long, v)
+			sizes[len(sizes)-1] += n
+		}
+	}
+	buffers := old[:2:2]
+	for _, n := range sizes {
+		b := memory.NewResizableBuffer(mem)
+		defer b.Release() // d has a reference of its own
+		b.Resize(n)
+		buffers = append(buffers, b)
+	}
+	k, at := 0, 0
+	for _, v := range long {
+		if at == sizes[k] {
+			k, at = k+1, 0
+		}
+		from, n := old[2+v.BufferIndex()].Bytes()[v.BufferOffset():], v.Len()
+		copy(buffers[2+k].Bytes()[at:], from[:n])
+		v.SetIndexOffset(int32(k), int32(at))
+		at += n
+	}
+	d.(*array.Data).Reset(d.DataType(), d.Len(), buffers, nil, d.NullN(), d.Offset())
 }
 
 // bytesOf returns about how many bytes the rows of arrays have, without dictionaries, which are

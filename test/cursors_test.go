@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
@@ -260,9 +262,22 @@ func cursorFault(
 	}
 	defer files.Add(rule)()
 	failed := false
+	var words *array.String // of the first record, as a copy of its rows has them
 	for _, want := range records {
 		for row := int64(0); row < want.NumRows(); {
+			var uses sync.WaitGroup
+			uses.Go(func() {
+				if words != nil && len(words.Value(0)) != 2 {
+					t.Errorf("%s of read %d: a word is %q", fault, skip, words.Value(0))
+				}
+			})
 			rec, err := cursor.Next(ctx)
+			uses.Wait()
+			if err == nil && words == nil {
+				words = rec.Column(int(rec.NumCols()) - 1).(*array.Dictionary).Dictionary().(*array.String)
+				words.Retain()
+				defer words.Release()
+			}
 			if err != nil {
 				corrupt, isCorrupt := errors.AsType[*convert.CorruptError](err)
 				switch {
@@ -459,6 +474,104 @@ func TestRowsOfACursorInUse(t *testing.T) {
 	closeClean(t, eng)
 }
 
+// TestWriterCopyOfTypes: after Writer.Copy a cursor reads on, whatever the type of its rows. They come
+// out as they went in.
+func TestWriterCopyOfTypes(t *testing.T) {
+	t.Parallel()
+	for _, dt := range arrowgen.Types() {
+		if hard(dt) {
+			continue
+		}
+		t.Run(dt.String(), func(t *testing.T) {
+			t.Parallel()
+			eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
+			source := arrowgen.New(7).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64, dt), 2_000)
+			if err := repo.Put(t.Context(), 0, source, in(tier.Disk)); err != nil {
+				t.Fatal(err)
+			}
+			repo.CloseInput()
+			out, err := eng.Plan("out")
+			if err != nil {
+				t.Fatal(err)
+			}
+			copies, err := out.Repository("out", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := copies.Writer(t.Context(), 0, source.Schema(), 2*mib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := cursorsOf(t, repo, []int{0}, 16<<10)[0]
+			for {
+				rec, err := c.Next(t.Context())
+				if err == nil {
+					err = errors.Join(w.Append(t.Context(), rec, 0, rec.NumRows()), w.Copy(t.Context()))
+				}
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(w.Flush(t.Context()), w.Close(), c.Close()); err != nil {
+				t.Fatal(err)
+			}
+			copies.CloseInput()
+			rd, err := copies.Reader(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !rd.Next() {
+				t.Fatal(rd.Err())
+			}
+			if err := equal.Records(source, rd.RecordBatch()); err != nil {
+				t.Error(err)
+			}
+			rd.Release()
+			closeClean(t, eng)
+		})
+	}
+}
+
+// TestCursorOfNoBytes: a batch that has rows but no bytes is read from each tier.
+func TestCursorOfNoBytes(t *testing.T) {
+	eng, _ := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
+	for i, fields := range [][]arrow.Field{nil, {{Name: "a", Type: arrow.Null, Nullable: true}}} {
+		plan, err := eng.Plan(fmt.Sprint(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		repo, err := plan.Repository("rows", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec := arrowgen.New(1).Record(arrow.NewSchema(fields, nil), 100)
+		for _, k := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
+			if err := repo.Put(t.Context(), 0, rec, in(k)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		repo.CloseInput()
+		c := cursorsOf(t, repo, []int{0}, tier.Page)[0]
+		for range 3 {
+			if got, err := c.Next(t.Context()); err != nil {
+				t.Error(err)
+			} else if err := equal.Records(rec, got); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := c.Next(t.Context()); err != io.EOF {
+			t.Errorf("after the last row: %v", err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	closeClean(t, eng)
+}
+
 // TestCursorsRefuse lists what Cursors cannot be made of.
 func TestCursorsRefuse(t *testing.T) {
 	eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
@@ -631,4 +744,91 @@ func TestCursorsAtOnce(t *testing.T) {
 	cancel()
 	others.Wait()
 	closeClean(t, eng)
+}
+
+// TestCursorKeepsItsRow: a converter gives a batch another form while a cursor reads it, and then an image
+// that the cursor has no room for. With an image that fits, the cursor goes on with the same row.
+func TestCursorKeepsItsRow(t *testing.T) {
+	eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
+	small, large := viewsIn(2_000, 0), viewsIn(2_000, 256<<10)
+	next := large
+	back := func(ctx context.Context, _ batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10) // as much as the image will need
+		if err != nil {
+			return nil, err
+		}
+		buf, err := r.Alloc(512 << 10)
+		return &asIs{next, buf}, errors.Join(err, r.Release())
+	}
+	image := func(ctx context.Context, src batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10)
+		if err != nil {
+			return nil, err
+		}
+		p, err := imageOf(ctx, src, r)
+		return p, errors.Join(err, r.Release())
+	}
+	err := errors.Join(eng.Registry().Register(asIsIn(tier.Host), convert.ImageIn(tier.Host), image),
+		eng.Registry().Register(convert.ImageIn(tier.Host), asIsIn(tier.Host), back),
+		repo.Put(t.Context(), 0, small, in(tier.Host)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo.CloseInput()
+	b, _ := repo.Peek(0)
+	c := cursorsOf(t, repo, []int{0}, 16<<10)[0]
+	row := int64(0)
+	for row < small.NumRows() {
+		rec, err := c.Next(t.Context())
+		if next == small && errors.Is(err, reservation.ErrExceeded) {
+			t.Fatal(err)
+		}
+		if next == large && row > 0 {
+			if !errors.Is(err, reservation.ErrExceeded) || !strings.Contains(err.Error(), "a cursor needs more") {
+				t.Fatalf("an image that is too large: %v", err)
+			}
+			next = small
+			err = eng.Mover().MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), "as-is")
+			if err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := equal.Records(small.NewSlice(row, row+rec.NumRows()), rec); err != nil {
+			t.Fatalf("rows from %d on: %v", row, err)
+		}
+		if row += rec.NumRows(); next == large {
+			if err := eng.Mover().MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), "as-is"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := c.Next(t.Context()); err != io.EOF {
+		t.Errorf("after the last row: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	closeClean(t, eng)
+}
+
+// viewsIn returns rows of a number and a view, in a buffer that has some more bytes than the views use.
+func viewsIn(rows, more int) arrow.RecordBatch {
+	number, views := array.NewInt64Builder(memory.DefaultAllocator), array.NewStringViewBuilder(memory.DefaultAllocator)
+	views.SetBlockSize(uint(more + mib))
+	for i := range rows {
+		number.Append(int64(i))
+		views.Append(fmt.Sprintf("row %06d", i%100))
+	}
+	views.Append("a view that is not inline")
+	views.Append(strings.Repeat("!", more+13))
+	all := views.NewArray()
+	views.Release()
+	column := array.NewSlice(all, 2, int64(rows+2)) // the last row has the buffer
+	return array.NewRecordBatch(arrow.NewSchema([]arrow.Field{
+		{Name: "number", Type: arrow.PrimitiveTypes.Int64}, {Name: "view", Type: arrow.BinaryTypes.StringView},
+	}, nil), []arrow.Array{number.NewArray(), column}, int64(rows))
 }

@@ -190,6 +190,9 @@ func (b *Builtin) readPieces(ctx context.Context, img *batch.Image, to *tier.Spa
 			rest, size = append(rest, p), size+int64(len(p.To))
 		}
 	}
+	if len(rest) == 0 { // an image without bytes also has no memory
+		return nil
+	}
 	var devices []*deviceMemory
 	if m, ok := src.Source.(*deviceMemory); ok {
 		devices = append(devices, m)

@@ -175,7 +175,6 @@ func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder)
 	defer func() {
 		if err != nil {
 			l.End()
-			r.hasWhole = false
 			for i := range r.buffers {
 				r.buffers[i].block = nil
 			}
