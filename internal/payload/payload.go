@@ -66,8 +66,10 @@ var Absent = Span{Offset: -1}
 // A dictionary that is an image of its own has a descriptor of its own, whose
 // schema is one field of the dictionary's type. The pointer to it is the
 // dictionary's identity: it is the same in all batches that share the dictionary.
+//
+// In JSON, in the files of persisted batches, it lacks its schema, dictionaries and metadata.
 type Descriptor struct {
-	Schema  *arrow.Schema
+	Schema  *arrow.Schema `json:"-"`
 	Rows    int64
 	Nodes   []Node // one for each array
 	Buffers []Span // one for each buffer of each array
@@ -81,7 +83,7 @@ type Descriptor struct {
 
 	// Dictionaries are the images that nodes Outside refer to by their place
 	// here; each may have dictionaries itself. Nil if there are none.
-	Dictionaries []*Descriptor
+	Dictionaries []*Descriptor `json:"-"`
 	// From is nil but in a dictionary that extends another one, its base: the only one of
 	// Dictionaries. Of buffer i, the first From[i] bytes are the base's (which may in turn have
 	// them from its own base), and the rest is in Buffers[i]; a multiple of 8. Rows and Nodes are
@@ -89,7 +91,7 @@ type Descriptor struct {
 	// record, exports it by cdevice, or copies the parts.
 	From []int64
 	// Metadata is the record's own, besides its schema's; nil if it has none.
-	Metadata *arrow.Metadata
+	Metadata *arrow.Metadata `json:"-"`
 }
 
 // SumBlock returns how many bytes of the body one checksum covers.

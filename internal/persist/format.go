@@ -110,7 +110,6 @@ func (e *Entry) meta(schema []byte) []byte {
 			m.Metadata[i] = [2][]byte{[]byte(d.Metadata.Keys()[i]), []byte(d.Metadata.Values()[i])}
 		}
 	}
-	d.Schema, d.Dictionaries, d.Metadata = nil, nil, nil
 	p, _ := json.Marshal(&m) // numbers, bytes and slices of them
 	return p
 }
@@ -155,7 +154,6 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	}
 	d := &m.Descriptor
 	e := &Entry{Descriptor: d, Dictionaries: m.Dictionaries, Packed: m.Packed, Runs: m.Runs}
-	d.Dictionaries, d.Metadata = nil, nil
 	if m.Metadata != nil {
 		var keys, values []string
 		for _, pair := range m.Metadata {
