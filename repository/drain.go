@@ -100,7 +100,11 @@ type stream struct {
 func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 	mover := s.r.m.cfg.Mover
 	if mover == nil {
-		return nil, nil, fmt.Errorf("repository %s: draining and reading need a mover: %w", s.r.key, tier.ErrNotSupported)
+		return nil, nil, fmt.Errorf(
+			"repository %s: draining and reading need a mover: %w",
+			s.r.key,
+			tier.ErrNotSupported,
+		)
 	}
 	s.taker.noWait = false // which is not for streams
 	var c *Claim

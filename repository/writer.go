@@ -50,7 +50,11 @@ func (r *Repository) Writer(
 	ctx context.Context, partition int, schema *arrow.Schema, bytes int64, opts ...PutOption,
 ) (*Writer, error) {
 	if schema == nil || bytes < 1 {
-		return nil, fmt.Errorf("repository %s: a writer needs a schema and at least 1 byte a batch, got %d", r.key, bytes)
+		return nil, fmt.Errorf(
+			"repository %s: a writer needs a schema and at least 1 byte a batch, got %d",
+			r.key,
+			bytes,
+		)
 	}
 	if r.m.cfg.Reservations == nil {
 		return nil, fmt.Errorf("repository %s: a writer needs reservations: %w", r.key, tier.ErrNotSupported)

@@ -142,7 +142,15 @@ func (c *Calls) CopyOnDevice(s Stream, dst, src Ptr, n int64) error {
 // CopyPeer copies n bytes between the devices of two contexts, through the host if they
 // cannot reach each other.
 func (c *Calls) CopyPeer(s Stream, dst Ptr, dstContext Context, src Ptr, srcContext Context, n int64) error {
-	return c.lib.call(&c.lib.sym.copyPeer, uintptr(dst), uintptr(dstContext), uintptr(src), uintptr(srcContext), uintptr(n), uintptr(s))
+	return c.lib.call(
+		&c.lib.sym.copyPeer,
+		uintptr(dst),
+		uintptr(dstContext),
+		uintptr(src),
+		uintptr(srcContext),
+		uintptr(n),
+		uintptr(s),
+	)
 }
 
 // Fill sets n bytes to value.

@@ -116,7 +116,8 @@ func (c *Calls) CopyBatch(s Stream, copies []Copy) error {
 	}
 	dst, src, size := make([]uint64, n), make([]uint64, n), make([]uintptr, n)
 	for i, p := range copies {
-		if p.HostDst != 0 && !c.lib.pinned.hold(p.HostDst, p.Size) || p.HostSrc != 0 && !c.lib.pinned.hold(p.HostSrc, p.Size) {
+		if p.HostDst != 0 && !c.lib.pinned.hold(p.HostDst, p.Size) ||
+			p.HostSrc != 0 && !c.lib.pinned.hold(p.HostSrc, p.Size) {
 			return ErrNotPinned
 		}
 		dst[i], src[i], size[i] = uint64(p.Dst)|uint64(p.HostDst), uint64(p.Src)|uint64(p.HostSrc), uintptr(p.Size)
@@ -124,18 +125,41 @@ func (c *Calls) CopyBatch(s Stream, copies []Copy) error {
 	const inStreamOrder = 1
 	attributes, first := copyAttributes{order: inStreamOrder}, uintptr(0)
 	if e := &c.lib.sym.copyBatch2; e.fn != 0 {
-		return c.lib.call(e, uintptr(unsafe.Pointer(&dst[0])), uintptr(unsafe.Pointer(&src[0])), uintptr(unsafe.Pointer(&size[0])), uintptr(n),
-			uintptr(unsafe.Pointer(&attributes)), uintptr(unsafe.Pointer(&first)), 1, uintptr(s))
+		return c.lib.call(
+			e,
+			uintptr(unsafe.Pointer(&dst[0])),
+			uintptr(unsafe.Pointer(&src[0])),
+			uintptr(unsafe.Pointer(&size[0])),
+			uintptr(n),
+			uintptr(unsafe.Pointer(&attributes)),
+			uintptr(unsafe.Pointer(&first)),
+			1,
+			uintptr(s),
+		)
 	}
 	var wrong uintptr // which copy; the error says enough
-	return c.lib.call(&c.lib.sym.copyBatch, uintptr(unsafe.Pointer(&dst[0])), uintptr(unsafe.Pointer(&src[0])), uintptr(unsafe.Pointer(&size[0])), uintptr(n),
-		uintptr(unsafe.Pointer(&attributes)), uintptr(unsafe.Pointer(&first)), 1, uintptr(unsafe.Pointer(&wrong)), uintptr(s))
+	return c.lib.call(
+		&c.lib.sym.copyBatch,
+		uintptr(unsafe.Pointer(&dst[0])),
+		uintptr(unsafe.Pointer(&src[0])),
+		uintptr(unsafe.Pointer(&size[0])),
+		uintptr(n),
+		uintptr(unsafe.Pointer(&attributes)),
+		uintptr(unsafe.Pointer(&first)),
+		1,
+		uintptr(unsafe.Pointer(&wrong)),
+		uintptr(s),
+	)
 }
 
 // LoadModule loads PTX or a binary. PTX must end in a zero byte.
 func (c *Calls) LoadModule(image []byte) (Module, error) {
 	if len(image) == 0 || image[len(image)-1] != 0 {
-		return 0, &Error{Call: c.lib.sym.moduleLoad.name, Code: ErrInvalidValue, Name: "the image does not end in a zero byte"}
+		return 0, &Error{
+			Call: c.lib.sym.moduleLoad.name,
+			Code: ErrInvalidValue,
+			Name: "the image does not end in a zero byte",
+		}
 	}
 	var m Module
 	err := c.lib.call(&c.lib.sym.moduleLoad, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
@@ -151,7 +175,12 @@ func (c *Calls) UnloadModule(m Module) error {
 func (c *Calls) Function(m Module, name string) (Function, error) {
 	text := append([]byte(name), 0)
 	var f Function
-	err := c.lib.call(&c.lib.sym.moduleFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
+	err := c.lib.call(
+		&c.lib.sym.moduleFunction,
+		uintptr(unsafe.Pointer(&f)),
+		uintptr(m),
+		uintptr(unsafe.Pointer(&text[0])),
+	)
 	return f, err
 }
 

@@ -96,7 +96,11 @@ func (c *Calls) Ordinal() (int, error) {
 			return i, err
 		}
 	}
-	return 0, &Error{Call: c.lib.sym.ctxDevice.name, Code: ErrInvalidDevice, Name: "the context's device is none that the driver shows"}
+	return 0, &Error{
+		Call: c.lib.sym.ctxDevice.name,
+		Code: ErrInvalidDevice,
+		Name: "the context's device is none that the driver shows",
+	}
 }
 
 // Attribute asks a device.

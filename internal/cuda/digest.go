@@ -62,7 +62,8 @@ func (c *Calls) Digest(s Stream, src Ptr, size, first int64, out Ptr) error {
 		return err
 	}
 	// A driver that loads lazily may find out only now.
-	return kernelError(c.Launch(s, k.function, digestGrid(size, k.multiprocessors), uint64(src), uint64(size), uint64(first), uint64(out)))
+	grid := digestGrid(size, k.multiprocessors)
+	return kernelError(c.Launch(s, k.function, grid, uint64(src), uint64(size), uint64(first), uint64(out)))
 }
 
 // kernel is what has come of loading the kernel.

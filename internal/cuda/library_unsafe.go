@@ -58,10 +58,21 @@ func (l *Library) bind(from dynlib.Library) error {
 	}
 	switch {
 	case l.sym.init.fn == 0 || l.sym.driverGetVersion.fn == 0:
-		return &LoadError{Path: l.path, Reason: ErrNotDriver, Detail: "it has no functions " + strings.Join(missing[:min(2, len(missing))], " and ")}
+		return &LoadError{
+			Path:   l.path,
+			Reason: ErrNotDriver,
+			Detail: "it has no functions " + strings.Join(missing[:min(2, len(missing))], " and "),
+		}
 	case len(missing) > 0:
-		return &LoadError{Path: l.path, Reason: ErrDriverTooOld,
-			Detail: fmt.Sprintf("it lacks %s; one for CUDA %s or newer is needed", strings.Join(missing, ", "), versionString(minVersion))}
+		return &LoadError{
+			Path:   l.path,
+			Reason: ErrDriverTooOld,
+			Detail: fmt.Sprintf(
+				"it lacks %s; one for CUDA %s or newer is needed",
+				strings.Join(missing, ", "),
+				versionString(minVersion),
+			),
+		}
 	}
 	return nil
 }
@@ -74,8 +85,15 @@ func (l *Library) start() error {
 	}
 	l.version = int(version)
 	if l.version < minVersion {
-		return &LoadError{Path: l.path, Reason: ErrDriverTooOld,
-			Detail: fmt.Sprintf("it is for CUDA %s; %s or newer is needed", versionString(l.version), versionString(minVersion))}
+		return &LoadError{
+			Path:   l.path,
+			Reason: ErrDriverTooOld,
+			Detail: fmt.Sprintf(
+				"it is for CUDA %s; %s or newer is needed",
+				versionString(l.version),
+				versionString(minVersion),
+			),
+		}
 	}
 	if err := l.call(&l.sym.init, 0); err != nil {
 		return &LoadError{Path: l.path, Reason: ErrDriverRefused, Cause: err}

@@ -38,7 +38,11 @@ func (c *Calls) NewPool(maxSize int64) (Pool, error) {
 	if err != nil {
 		return 0, err
 	}
-	properties := poolProperties{allocation: allocationPinned, location: location{locationDevice, dev}, maxSize: uintptr(maxSize)}
+	properties := poolProperties{
+		allocation: allocationPinned,
+		location:   location{locationDevice, dev},
+		maxSize:    uintptr(maxSize),
+	}
 	var p Pool
 	err = c.lib.call(&c.lib.sym.poolCreate, uintptr(unsafe.Pointer(&p)), uintptr(unsafe.Pointer(&properties)))
 	return p, err

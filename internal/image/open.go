@@ -59,7 +59,10 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 			data.Retain()
 			return data, nil
 		}
-		desc, extents, err := InOnePiece(dict, func(d *batch.Descriptor) [][]byte { return dictionaries[at.Of(all, d)] })
+		desc, extents, err := InOnePiece(
+			dict,
+			func(d *batch.Descriptor) [][]byte { return dictionaries[at.Of(all, d)] },
+		)
 		if err != nil {
 			return nil, err
 		}

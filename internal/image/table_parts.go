@@ -48,7 +48,10 @@ func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
 		d, s := &dst[0], &src[0]
 		begin, end := max(d.Off, s.Off), min(d.Off+d.N, s.Off+s.N)
 		if n := end - begin; n > 0 {
-			copies = append(copies, tier.Region{Dst: d.Addr + tier.Addr(begin-d.Off), Src: s.Addr + tier.Addr(begin-s.Off), Size: n})
+			copies = append(
+				copies,
+				tier.Region{Dst: d.Addr + tier.Addr(begin-d.Off), Src: s.Addr + tier.Addr(begin-s.Off), Size: n},
+			)
 			bytes += n
 		}
 		if d.Off+d.N <= end {

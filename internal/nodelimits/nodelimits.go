@@ -147,7 +147,8 @@ func read(path string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || st.Uid != 0 || info.Mode()&0o022 != 0 {
+	if st, ok := info.Sys().(*syscall.Stat_t); !ok || !info.Mode().IsRegular() || st.Uid != 0 ||
+		info.Mode()&0o022 != 0 {
 		return nil, fmt.Errorf("%s is not a file that only root can write to", path)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))

@@ -109,7 +109,13 @@ const (
 // NodeAffinity returns the NUMA nodes whose memory is nearest: bit k of word i is node 64i+k.
 func (l *Library) NodeAffinity(d Device) ([]uint64, error) {
 	return fill(askedNodes, func(w []uint64) error {
-		return l.call("nvmlDeviceGetMemoryAffinity", uintptr(d), uintptr(len(w)), uintptr(unsafe.Pointer(&w[0])), scopeNode)
+		return l.call(
+			"nvmlDeviceGetMemoryAffinity",
+			uintptr(d),
+			uintptr(len(w)),
+			uintptr(unsafe.Pointer(&w[0])),
+			scopeNode,
+		)
 	})
 }
 
@@ -142,7 +148,12 @@ func (l *Library) LinkKind(d Device, link int) (LinkKind, error) {
 // MIG reports whether the GPU is divided into instances.
 func (l *Library) MIG(d Device) (bool, error) {
 	var current, pending uint32
-	err := l.call("nvmlDeviceGetMigMode", uintptr(d), uintptr(unsafe.Pointer(&current)), uintptr(unsafe.Pointer(&pending)))
+	err := l.call(
+		"nvmlDeviceGetMigMode",
+		uintptr(d),
+		uintptr(unsafe.Pointer(&current)),
+		uintptr(unsafe.Pointer(&pending)),
+	)
 	return current == migEnabled, err
 }
 

@@ -275,7 +275,10 @@ func (v *Volume) checkReserve(n int64) error {
 	case v.cfg.Reserve == 0 && u.Free < n:
 		return &shortError{fmt.Errorf("%w: %d bytes are free", syscall.ENOSPC, u.Free), n}
 	case u.Free-v.cfg.Reserve < n:
-		return &shortError{fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve), n}
+		return &shortError{
+			fmt.Errorf("%w: %d bytes are free and %d are to stay free", errReserve, u.Free, v.cfg.Reserve),
+			n,
+		}
 	}
 	return nil
 }
@@ -287,7 +290,11 @@ func (v *Volume) allocate(f disk.File, off, n int64) error {
 	err := f.Allocate(off, n)
 	if errors.Is(err, errors.ErrUnsupported) {
 		v.noAllocate.Store(true)
-		v.warn(causes.Sparse, "%s cannot reserve room: files are sparse, and a full disk is noticed when it is written", v.system)
+		v.warn(
+			causes.Sparse,
+			"%s cannot reserve room: files are sparse, and a full disk is noticed when it is written",
+			v.system,
+		)
 		return nil
 	}
 	return bare(err)

@@ -189,7 +189,8 @@ func (d *ownDir) remove() (gone bool, err error) {
 // hiddenFile reports whether a file is one that was removed while it was open: FUSE, NFS and
 // SMB give it another name until it is closed. A server that died may leave it for good.
 func hiddenFile(name string) bool {
-	return strings.HasPrefix(name, ".fuse_hidden") || strings.HasPrefix(name, ".nfs") || strings.HasPrefix(name, ".__smb")
+	return strings.HasPrefix(name, ".fuse_hidden") || strings.HasPrefix(name, ".nfs") ||
+		strings.HasPrefix(name, ".__smb")
 }
 
 // longestPause is the longest pause of removeDir, after which it gives up: all together they are a
@@ -202,7 +203,8 @@ const longestPause = 512 * time.Millisecond
 func removeDir(fsys disk.FS, path string) error {
 	for pause := time.Millisecond; ; pause *= 2 {
 		err := ignoreMissing(fsys.Remove(path))
-		if !errors.Is(err, fs.ErrExist) || pause > longestPause || !removeHidden(fsys, path) { // fs.ErrExist is ENOTEMPTY, too
+		if !errors.Is(err, fs.ErrExist) || pause > longestPause ||
+			!removeHidden(fsys, path) { // fs.ErrExist is ENOTEMPTY, too
 			return err
 		}
 		time.Sleep(pause)

@@ -82,7 +82,12 @@ func (v *Volume) takeOver(path string) error {
 		err = v.checkFormat(path)
 	}
 	if err == nil && files.bytes > v.cfg.Capacity {
-		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w", files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
+		err = fmt.Errorf(
+			"it has %d bytes, and the volume's capacity is %d: %w",
+			files.bytes,
+			v.cfg.Capacity,
+			tier.ErrNoSpace,
+		)
 	}
 	last := uint64(time.Now().UnixNano())
 	if err == nil {
@@ -139,7 +144,14 @@ func (v *Volume) addFound(path string, key uint64, length int64) (order uint64, 
 	if h.key != nil {
 		e.sealed = v.sealer.OldExtent(h.key, h.blocks)
 	}
-	e.kept = &keptFile{number: h.File, memory: e, turn: make(chan struct{}, 1), tail: h.tail, state: isFound, persisted: p}
+	e.kept = &keptFile{
+		number:    h.File,
+		memory:    e,
+		turn:      make(chan struct{}, 1),
+		tail:      h.tail,
+		state:     isFound,
+		persisted: p,
+	}
 	e.kept.key.Store(key)
 	e.kept.named.Store(true)
 	v.mu.used += p.Room

@@ -137,7 +137,13 @@ func readFound(
 		return Persisted{Key: key, File: path, Size: length, Room: round(length), Err: err}, new(keptHeader), err
 	}
 	return Persisted{
-		Key: key, File: path, Meta: h.meta, Place: h.place, Size: h.Size, Room: round(h.Size) + h.tail.Room, order: h.Order,
+		Key:   key,
+		File:  path,
+		Meta:  h.meta,
+		Place: h.place,
+		Size:  h.Size,
+		Room:  round(h.Size) + h.tail.Room,
+		order: h.Order,
 	}, h, nil
 }
 

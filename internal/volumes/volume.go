@@ -179,7 +179,10 @@ func (v *Volume) open() (err error) {
 func (v *Volume) checkRoom() error {
 	u, err := v.cfg.FS.Usage(v.dir)
 	if errors.Is(err, errors.ErrUnsupported) {
-		v.warn(causes.System, "the free space of the file system is not known here: a full disk is noticed when it is written")
+		v.warn(
+			causes.System,
+			"the free space of the file system is not known here: a full disk is noticed when it is written",
+		)
 		return nil
 	}
 	if err != nil {

@@ -81,7 +81,13 @@ type borrowError struct {
 }
 
 func (e *borrowError) Error() string {
-	return fmt.Sprintf("cuda: borrowing %d bytes at address %#x: of byte %d: %v", e.Size, uint64(e.Addr), uint64(e.At-e.Addr), e.Cause)
+	return fmt.Sprintf(
+		"cuda: borrowing %d bytes at address %#x: of byte %d: %v",
+		e.Size,
+		uint64(e.Addr),
+		uint64(e.At-e.Addr),
+		e.Cause,
+	)
 }
 
 // Unwrap returns the cause.

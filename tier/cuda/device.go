@@ -106,7 +106,11 @@ func checkContext(dev *cuda.Device, ordinal int) error {
 	}
 	if of != ordinal {
 		// The device would count on one GPU's memory and take the other's.
-		return fmt.Errorf("cuda: device %d: the context is of another GPU, device %d: set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d", ordinal, of)
+		return fmt.Errorf(
+			"cuda: device %d: the context is of another GPU, device %d: set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d",
+			ordinal,
+			of,
+		)
 	}
 	return nil
 }
@@ -140,7 +144,14 @@ func (d *gpu) driverMemory() (free, total int64, err error) {
 // Info implements tier.Device.
 func (d *gpu) Info() tier.DeviceInfo {
 	i := d.dev.Info()
-	return tier.DeviceInfo{Name: i.Name, Backend: "cuda", UUID: i.UUID, PCI: i.PCI, Node: d.cfg.Node, Driver: "CUDA " + d.driver.Version()}
+	return tier.DeviceInfo{
+		Name:    i.Name,
+		Backend: "cuda",
+		UUID:    i.UUID,
+		PCI:     i.PCI,
+		Node:    d.cfg.Node,
+		Driver:  "CUDA " + d.driver.Version(),
+	}
 }
 
 // Ordinal returns the GPU's number among those that the driver shows.

@@ -151,7 +151,11 @@ func (c Config) validate() error {
 	case c.Node < -1:
 		return fmt.Errorf("cuda: NUMA node %d: want -1 for unknown, or a node", c.Node)
 	case c.Memory < 0 || c.Memory > 0 && c.Memory < granule:
-		return fmt.Errorf("cuda: a device memory of %d bytes: want 0 for what is free, or at least %d", c.Memory, granule)
+		return fmt.Errorf(
+			"cuda: a device memory of %d bytes: want 0 for what is free, or at least %d",
+			c.Memory,
+			granule,
+		)
 	}
 	return nil
 }

@@ -51,7 +51,13 @@ func (t *table) hold(addr tier.Addr, n int64) error {
 		return fmt.Errorf("cuda: address %#x is not inside an allocation", uint64(addr))
 	}
 	if off := int64(addr - a.addr); n > a.size-off {
-		return fmt.Errorf("cuda: %d bytes at address %#x leave the allocation of %d bytes that starts %d before", n, uint64(addr), a.size, off)
+		return fmt.Errorf(
+			"cuda: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+			n,
+			uint64(addr),
+			a.size,
+			off,
+		)
 	}
 	return nil
 }
@@ -233,7 +239,11 @@ func newPool(dev *cuda.Device) (*pool, error) {
 		if err = c.SetPoolNumber(p.pool, cuda.PoolReleaseThreshold, math.MaxInt64); err != nil {
 			return errors.Join(err, c.DestroyPool(p.pool))
 		}
-		_ = c.SetPoolFlag(p.pool, cuda.PoolReuseMakesWait, false) // refused, there are such waits; all else is as it was
+		_ = c.SetPoolFlag(
+			p.pool,
+			cuda.PoolReuseMakesWait,
+			false,
+		) // refused, there are such waits; all else is as it was
 		return nil
 	})
 }

@@ -58,7 +58,14 @@ func (d *gpu) reach(peer *gpu) error {
 		return nil
 	case peerWrong:
 		from, to := d.dev.Info(), peer.dev.Info()
-		return fmt.Errorf("cuda: %s (%s) and %s (%s) do not copy to each other: %w", from.Name, from.PCI, to.Name, to.PCI, tier.ErrNotSupported)
+		return fmt.Errorf(
+			"cuda: %s (%s) and %s (%s) do not copy to each other: %w",
+			from.Name,
+			from.PCI,
+			to.Name,
+			to.PCI,
+			tier.ErrNotSupported,
+		)
 	}
 	if !d.driver.lib.Same(peer.driver.lib) {
 		return fmt.Errorf("cuda: the devices belong to different drivers: %w", tier.ErrNotSupported)
@@ -103,7 +110,14 @@ func (d *gpu) enable(peer *gpu) error {
 		return err
 	}
 	if !can {
-		return fmt.Errorf("cuda: %s (%s) cannot reach the memory of %s (%s): %w", from.Name, from.PCI, to.Name, to.PCI, tier.ErrNotSupported)
+		return fmt.Errorf(
+			"cuda: %s (%s) cannot reach the memory of %s (%s): %w",
+			from.Name,
+			from.PCI,
+			to.Name,
+			to.PCI,
+			tier.ErrNotSupported,
+		)
 	}
 	err = d.dev.Here(func(c *cuda.Calls) error { return c.EnablePeer(peer.dev.Context()) })
 	if err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) {

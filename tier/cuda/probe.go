@@ -31,7 +31,8 @@ func CheckPeers(devices []tier.Device, wrong func(from, to int, why error)) {
 				continue
 			}
 			same, err := from.probe(to)
-			if errors.Is(err, tier.ErrNotSupported) || from.loss.Err() != nil || to.loss.Err() != nil || err == nil && same {
+			if errors.Is(err, tier.ErrNotSupported) || from.loss.Err() != nil || to.loss.Err() != nil ||
+				err == nil && same {
 				continue
 			}
 			from.distrust(to)

@@ -78,7 +78,12 @@ func (g *staging) get(n int64) ([]byte, error) {
 	var at uintptr
 	err := g.dev.dev.Here(func(c *cuda.Calls) (err error) { at, err = c.AllocHost(size); return err })
 	if err != nil {
-		return nil, fmt.Errorf("cuda: pinning %d bytes for copies of memory that is not pinned: %w: %w", size, tier.ErrNoSpace, err)
+		return nil, fmt.Errorf(
+			"cuda: pinning %d bytes for copies of memory that is not pinned: %w: %w",
+			size,
+			tier.ErrNoSpace,
+			err,
+		)
 	}
 	b := &block{mem: cuda.HostBytes(at, size), k: k}
 	g.mu.Lock()
@@ -92,7 +97,11 @@ func (g *staging) get(n int64) ([]byte, error) {
 
 // placeLocked returns where the block that begins at addr is, or would be.
 func (g *staging) placeLocked(addr uintptr) (int, bool) {
-	return slices.BinarySearchFunc(g.mu.blocks, addr, func(b *block, addr uintptr) int { return cmp.Compare(b.addr(), addr) })
+	return slices.BinarySearchFunc(
+		g.mu.blocks,
+		addr,
+		func(b *block, addr uintptr) int { return cmp.Compare(b.addr(), addr) },
+	)
 }
 
 func (g *staging) reuse(k int) []byte {
@@ -160,7 +169,9 @@ func (g *staging) put(chunk []byte) {
 		// frees.
 		g.dev.waits.Go(func() { // ends with the driver's calls; the device's Close waits for it
 			labels.GPU.Set()
-			_ = g.dev.dev.Surely(func(c *cuda.Calls) error { return free(c, surplus) }) // refused, it goes with the context
+			_ = g.dev.dev.Surely(
+				func(c *cuda.Calls) error { return free(c, surplus) },
+			) // refused, it goes with the context
 		})
 	}
 }

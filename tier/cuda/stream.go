@@ -524,7 +524,10 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 func (s *stream) waitForeign(e tier.Event) error {
 	d := s.dev
 	if !d.driver.lib.HasValues() {
-		return fmt.Errorf("cuda: the driver cannot make a stream wait for an event of another backend: %w", tier.ErrNotSupported)
+		return fmt.Errorf(
+			"cuda: the driver cannot make a stream wait for an event of another backend: %w",
+			tier.ErrNotSupported,
+		)
 	}
 	if s.word == nil { // the stream is the caller's alone
 		word, err := d.bounce.word()
@@ -545,7 +548,11 @@ func (s *stream) waitForeign(e tier.Event) error {
 		return c.WaitValue(s.handle, p, n)
 	})
 	if errors.Is(err, cuda.ErrNotSupported) {
-		return fmt.Errorf("cuda: the GPU cannot wait for an event of another backend: %w: %w", tier.ErrNotSupported, err)
+		return fmt.Errorf(
+			"cuda: the GPU cannot wait for an event of another backend: %w: %w",
+			tier.ErrNotSupported,
+			err,
+		)
 	}
 	if err != nil {
 		return err

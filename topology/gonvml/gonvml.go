@@ -200,7 +200,13 @@ func (l *library) ComputeInstance(d nvml.Device) (int, error) {
 
 func pci(info gonvml.PciInfo) nvml.PCI {
 	return nvml.PCI{
-		Address: dynlib.Text(info.BusId[:]), Domain: info.Domain, Bus: info.Bus, Device: info.Device, DeviceID: info.PciDeviceId,
+		Address: dynlib.Text(
+			info.BusId[:],
+		),
+		Domain:   info.Domain,
+		Bus:      info.Bus,
+		Device:   info.Device,
+		DeviceID: info.PciDeviceId,
 	}
 }
 
