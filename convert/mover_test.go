@@ -344,8 +344,8 @@ func (d dull) Digest(_ tier.Stream, _ tier.Addr, _, _ int64, out *tier.Digest) e
 	return fmt.Errorf("no compiler: %w", tier.ErrNotSupported)
 }
 
-// What a device cannot compute is copied back through pinned chunks, and Digest says so. Dictionaries
-// always are.
+// TestDigestWithoutAComputer: Digest copies the bytes back through pinned chunks, and reports that it
+// did, if the device cannot compute digests. It always copies dictionaries back.
 func TestDigestWithoutAComputer(t *testing.T) {
 	var asked atomic.Int64
 	words, off := array.NewStringBuilder(memory.DefaultAllocator), array.NewUint32Builder(memory.DefaultAllocator)

@@ -60,7 +60,7 @@ func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 	m.cfg.Events(e)
 }
 
-// What was reported of a space that is stuck.
+// These bits describe the last report of a stuck space.
 const (
 	stuckAtAll   = 1 << iota
 	stuckForRoom // a request waits; else only the pressure is too high

@@ -240,7 +240,8 @@ func TestMergeOfManyRuns(t *testing.T) {
 // Cursors for all of them has what one needs, and so how many can be merged at a time.
 func TestMergeInTwoPasses(t *testing.T) {
 	if testseed.Raced {
-		t.Skip("compares each row, which takes long, on one goroutine: TestCursorsAtOnce is for the race detector")
+		t.Skip("needs a build without the race detector: one goroutine compares each row, which takes long " +
+			"with it; TestCursorsAtOnce reads cursors on several goroutines")
 	}
 	const each = 900 // rows
 	part := cursorPart()

@@ -158,8 +158,8 @@ func shared(a, b []string) int {
 	return n
 }
 
-// linksBetween counts the NVLinks between a and b: those that end at the other, by the list of the
-// end that knows of more, and those of both to the same switches.
+// linksBetween counts the NVLinks between a and b: the direct ones, of which the longer of the two
+// devices' lists counts, and those of both devices to the same switches.
 func linksBetween(a, b device) int {
 	var toA, toB, switched int
 	for _, l := range a.links {

@@ -292,7 +292,8 @@ func TestMarksEverywhere(t *testing.T) {
 	all.Wait()
 }
 
-// What a function of Here panics with is its caller's, and the device goes on.
+// TestPanic: a panic of a function passed to Here reaches the caller of Here, and the device stays
+// usable.
 func TestPanic(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	func() {

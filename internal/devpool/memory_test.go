@@ -257,7 +257,7 @@ func TestDevicePoolCloseWaitsForTheDevice(t *testing.T) {
 		if !reclaimed {
 			t.Error("Close did not wait for the memory")
 		}
-		// What is handed out goes back when it is freed.
+		// A freed region returns to the device.
 		freed := false
 		p.Free(after, func() { freed = true })
 		if !freed {

@@ -39,7 +39,7 @@ type gpu struct {
 		streams map[*stream]struct{}
 		pins    []share
 		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
-		lent    int                      // how many need the memory besides the device; with it, while Close leaves the rest to them
+		lent    int                      // users of the memory besides the device; Close leaves the rest to them
 		rest    *cuda.Rest               // what the last of them gives up
 		peers   map[*gpu]peerState       // what is known of them; those that may write here are in it, too
 	}
@@ -107,7 +107,8 @@ func checkContext(dev *cuda.Device, ordinal int) error {
 	if of != ordinal {
 		// The device would count on one GPU's memory and take the other's.
 		return fmt.Errorf(
-			"cuda: device %d: the context is of another GPU, device %d: set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d",
+			"cuda: device %d: the context is of another GPU, device %d: "+
+				"set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d",
 			ordinal,
 			of,
 		)

@@ -231,7 +231,7 @@ func testPoolShrink(t *testing.T, p *pool) {
 		Shrink(m tier.Memory, size int64)
 	})
 	if !ok {
-		t.Skip("needs a pool with a method Shrink")
+		t.Skip("needs a pool that can shrink a memory: one with the method Shrink(tier.Memory, int64)")
 	}
 	held := p.fill()
 	for i, size := range []int64{sixteenth, sixteenth - 1, 5*tier.Page + 1, 1} {
