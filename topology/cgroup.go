@@ -63,7 +63,7 @@ func (t *tree) cgroups() (b bounds) {
 	files = []string{"cpu.max", "cpu.cfs_quota_us"}
 	b.quota, b.quotaSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
 		if path.Base(file) == "cpu.cfs_quota_us" { // version 1 has the period in another file
-			period, _ := t.want(path.Join(path.Dir(file), "cpu.cfs_period_us"))
+			period, _ := t.want(path.Dir(file), "cpu.cfs_period_us")
 			text = strings.TrimSpace(text + " " + period)
 		}
 		return procfs.Quota(text)
@@ -97,7 +97,7 @@ func (t *tree) nearestSet(dirs []string, files ...string) (set Set, source strin
 	for _, dir := range dirs {
 		for _, name := range files {
 			file := path.Join(dir, name)
-			if s, ok := parsed(t, file, t.want, parseSet); ok && len(s) > 0 {
+			if s, ok := t.set(file); ok && len(s) > 0 {
 				return s, file
 			}
 		}

@@ -42,7 +42,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	devices := map[string]string{}
 	verbs, _ := t.list(rdmaVerbs)
 	for _, name := range verbs {
-		card, _ := t.want(path.Join(rdmaVerbs, name, "ibdev"))
+		card, _ := t.want(rdmaVerbs, name, "ibdev")
 		device := path.Join("/dev/infiniband", name)
 		if f, err := t.openFile(device, os.O_RDWR); err == nil {
 			_ = f.Close() // nothing was written
@@ -104,14 +104,14 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 			continue
 		}
 		p := Port{Number: number, Interfaces: []string{}, Addresses: []string{}}
-		if state, ok := t.need(path.Join(file, "state")); ok { // as "4: ACTIVE"
+		if state, ok := t.need(file, "state"); ok { // as "4: ACTIVE"
 			_, word, _ := strings.Cut(state, ":")
 			if p.State = procfs.Label(word); p.State == "" {
 				t.warnf(path.Join(file, "state"), "%s is not a state", procfs.Quote(state))
 			}
 		}
-		layer, _ := t.want(path.Join(file, "link_layer"))
-		rate, _ := t.want(path.Join(file, "rate"))
+		layer, _ := t.want(file, "link_layer")
+		rate, _ := t.want(file, "rate")
 		p.LinkLayer, p.Rate = procfs.Label(layer), procfs.Label(rate)
 		ports = append(ports, p)
 	}
@@ -120,12 +120,12 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 	}
 
 	// The network interfaces of the card, and those made of them.
-	ifaces, _ := t.list(path.Join(bus, "net"))
+	ifaces, _ := t.list(bus, "net")
 	for _, name := range ifaces {
 		file := path.Join(bus, "net", name)
 		i := 0
 		if len(ports) != 1 { // cards with one port have a number of their own sometimes
-			number, ok := parsed(t, path.Join(file, "dev_port"), t.want, procfs.Count)
+			number, ok := t.count(file, "dev_port")
 			i = slices.IndexFunc(ports, func(p Port) bool { return int64(p.Number) == number+1 })
 			if !ok || i < 0 {
 				t.warnf(file, "it is not known of which port the interface is")

@@ -55,7 +55,7 @@ func (t *tree) cpu(sets ...Set) CPU {
 	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
-	online, ok := parsed(t, onlineCPUs, t.want, parseSet)
+	online, ok := t.set(onlineCPUs)
 	if !ok || len(online) == 0 {
 		online = listed
 		t.warnf(onlineCPUs, "no list of CPUs: %d are in %s", len(listed), systemCPUs)
@@ -122,7 +122,7 @@ func (t *tree) nodeIDs() Set {
 		return nil
 	}
 	online := path.Join(systemNodes, "online")
-	ids, ok := parsed(t, online, t.want, parseSet)
+	ids, ok := t.set(online)
 	if ok && len(ids) > 0 && len(ids) <= maxNodes {
 		return ids
 	}

@@ -88,22 +88,6 @@ func TestPathsByTree(t *testing.T) {
 	}
 }
 
-func TestPathOrder(t *testing.T) {
-	order := []topology.Path{topology.Self, "NV12", "NV2", topology.PIX, topology.PXB, topology.PHB, topology.NODE, topology.SYS, topology.UnknownPath}
-	for i, p := range order {
-		for j, q := range order {
-			if c := p.Compare(q); (c < 0) != (i < j) || (c > 0) != (i > j) {
-				t.Errorf("%q compared with %q: %d", p, q, c)
-			}
-		}
-	}
-	for p, want := range map[topology.Path]int{"NV12": 12, "NV": 0, "NVx": 0, "NV-1": 0, "NV0": 0, topology.PIX: 0, "": 0} {
-		if p.NVLinks() != want {
-			t.Errorf("%q is over %d NVLinks", p, p.NVLinks())
-		}
-	}
-}
-
 // TestNICLevels: a pair that meets a stricter level meets the looser ones.
 func TestNICLevels(t *testing.T) {
 	for machine, want := range map[string][3]int{"dgx-a100": {12, 10, 4}, "mig": {1, 1, 1}, "vm": {}, "workstation": {}} {

@@ -75,14 +75,6 @@ type Options struct {
 	// Addresses returns the IP addresses of a network interface. Nil means those of the system if
 	// Root is "/", and those in /proc/net below Root otherwise.
 	Addresses func(iface string) ([]netip.Addr, error)
-
-	// Statfs returns the total bytes of the file system that a directory is
-	// on and those that an unprivileged process can still take. The path is
-	// absolute as seen from Root, without links, and there. Nil means the
-	// system call if Root is "/", and "not known" otherwise: a recorded tree
-	// says nothing of the file systems that its machine had. Only DiskOf
-	// uses it.
-	Statfs func(path string) (total, free int64, err error)
 }
 
 // Topology is what a machine has. The slices are never nil, so that they are
