@@ -27,13 +27,17 @@ type Location struct {
 	Node       int            `json:"node"`        // of all the disks, or Unknown
 	Warnings   []diag.Warning `json:"warnings"`
 
-	memory bool // the result of InMemory
+	below bool // what it is stacked on is in memory
 }
 
 // InMemory reports whether the file system keeps its files in memory, so that they count as memory
 // of the process that writes them. It follows overlays and loop devices. In a container that does
 // not see the directory that its overlay writes to, it returns false even if that is in memory.
-func (l Location) InMemory() bool { return l.memory }
+func (l Location) InMemory() bool { return l.below || inMemory(l.FileSystem) }
+
+func inMemory(fileSystem string) bool {
+	return fileSystem == "tmpfs" || fileSystem == "ramfs" || fileSystem == "devtmpfs"
+}
 
 // DiskOf returns what the directory dir is on. It need not exist: what is missing is taken to be
 // made in what exists. DiskOf follows partitions, LUKS, LVM, RAID and loop devices, and overlays as
@@ -76,7 +80,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	}
 	if m, ok := procfs.MountOf(t.mounts(), l.Dir); ok {
 		l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.Point, m.FileSystem, m.Source, m.ReadOnly
-		l.Disks, l.memory = t.disksUnder(m)
+		l.Disks, l.below = t.disksUnder(m)
 	} else {
 		t.warnf(l.Dir, "it is not known what is mounted there")
 	}
@@ -108,11 +112,11 @@ func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 	disks = []Disk{}
 	for range maxFollowed {
 		var file, why string
-		switch m.FileSystem {
-		case "tmpfs", "ramfs", "devtmpfs":
+		switch {
+		case inMemory(m.FileSystem):
 			t.warnf(m.Point, "%s is memory, not a disk", m.FileSystem)
 			return disks, true
-		case "overlay":
+		case m.FileSystem == "overlay":
 			for _, o := range m.Options {
 				if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
 					file, why = dir, "an overlay writes to it"
