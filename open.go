@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -45,7 +46,7 @@ func (e *Engine) openSpaces(ctx context.Context) error {
 	}
 	var opened []*volumes.Volume
 	for i, d := range e.cfg.Disks {
-		v, err := e.openDisk(ctx, i, d)
+		v, err := e.openDisk(i, d)
 		if err != nil {
 			return fmt.Errorf("spillway: disk:%d: %w", i, err)
 		}
@@ -62,9 +63,15 @@ func (e *Engine) configure() (err error) {
 		return errors.New("the topology has no NUMA node: want one of topology.Discover")
 	}
 	e.machine = newMachine(e.topo)
+	if dir := e.limits.settings.Ledger; dir != "" {
+		if e.machine.held, err = leases.Holders(dir); err != nil { // which joining the ledger returns, if it lasts
+			e.machine.held = nil
+			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", "error", err)
+		}
+	}
 	var gpus []topology.GPU
 	if e.cfg.GPUs == nil {
-		gpus = e.shownByDriver()
+		gpus = e.loadDriver().gpus
 	}
 	e.cfg, err = e.machine.configured(e.cfg, gpus)
 	return err
@@ -174,7 +181,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 	case g.Open != nil:
 		dev, err = deviceOf("GPUConfig.Open", func() (tier.Device, error) { return g.Open(ctx, g.Memory.Bytes) })
 	case gpu != nil:
-		dev, err = e.driver.Open(cuda.Config{Ordinal: gpu.Ordinal, Node: e.nodeOfGPU(*gpu), Memory: g.Memory.Bytes})
+		dev, err = e.driver.Open(cuda.Config{Ordinal: gpu.Index, Node: gpu.Node, Memory: g.Memory.Bytes})
 	default: // spread over the nodes, as GPUs are on real machines
 		memory, nodes := e.machine.simulatedBytes(&e.cfg, g), e.machine.nodes
 		dev, err = sim.New(sim.Config{Memory: memory, Node: nodes[i%len(nodes)], Touch: true})
@@ -265,10 +272,10 @@ func nodeOr(configured *int, other int) int {
 	return other
 }
 
-func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) (*volumes.Volume, error) {
+func (e *Engine) openDisk(i int, d DiskConfig) (*volumes.Volume, error) {
 	capacity := d.Capacity.Bytes
 	if capacity == 0 {
-		free, err := e.freeFor(ctx, i)
+		free, err := e.freeFor(i)
 		if err != nil {
 			return nil, err
 		}
@@ -307,33 +314,27 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) (*volumes.Vo
 // freeFor returns how many bytes disk i may count as free. Disks on one file system, which are those
 // whose directories have the same device, share the bytes that are left without the capacities in
 // bytes of other disks there.
-func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
+func (e *Engine) freeFor(i int) (free int64, err error) {
 	defer guard.Error(&err, "DiskConfig.FS")
-	d := e.cfg.Disks[i]
-	if d.FS != nil { // the topology knows only the machine's own file systems
-		u, err := d.FS.Usage(d.Dir)
-		if err != nil {
-			return 0, err
+	on := func(d DiskConfig) disk.FS {
+		if d.FS != nil {
+			return d.FS
 		}
-		free = u.Free
-	} else {
-		where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
-		if err != nil {
-			return 0, err
-		}
-		free = where.FreeBytes
+		return disk.OS()
 	}
 	device := func(d DiskConfig) (id uint64, known bool) {
-		files := d.FS
-		if files == nil {
-			files = disk.OS()
-		}
-		info, err := files.Stat(d.Dir)
+		info, err := on(d).Stat(d.Dir)
 		if err != nil {
 			return 0, false // to open the disk will fail
 		}
 		return fsinfo.Device(info)
 	}
+	d := e.cfg.Disks[i]
+	usage, err := on(d).Usage(d.Dir)
+	if err != nil {
+		return 0, err
+	}
+	free = usage.Free
 	mine, known := device(d)
 	sharers := int64(1)
 	for j, other := range e.cfg.Disks {
