@@ -125,23 +125,22 @@ func (x Explanation) String() string {
 		fmt.Fprintf(&b, "; a copy is in %s", id)
 	}
 	for _, w := range x.Ways {
-		fmt.Fprintf(&b, "; a move to %s would ", w.To)
-		if !w.Room {
-			b.WriteString("have to wait for room")
-			if w.Copy || w.Took > 0 {
-				b.WriteString(", and then ")
-			}
-		}
+		how := ""
 		switch {
 		case w.Copy:
-			b.WriteString("move no bytes")
+			how = "move no bytes"
 		case w.Took > 0:
-			fmt.Fprintf(&b, "take about %v", w.Took.Round(time.Microsecond))
-		case w.Room:
-			b.WriteString("not have to wait; its speed is not known yet")
-		default:
-			b.WriteString("; its speed is not known yet")
+			how = fmt.Sprintf("take about %v", w.Took.Round(time.Microsecond))
 		}
+		switch {
+		case how == "" && w.Room:
+			how = "not have to wait; its speed is not known yet"
+		case how == "":
+			how = "have to wait for room; its speed is not known yet"
+		case !w.Room:
+			how = "have to wait for room, and then " + how
+		}
+		fmt.Fprintf(&b, "; a move to %s would %s", w.To, how)
 	}
 	return b.String()
 }
