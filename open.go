@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
@@ -331,6 +333,9 @@ func (e *Engine) freeFor(i int) (free int64, err error) {
 	}
 	d := e.cfg.Disks[i]
 	usage, err := on(d).Usage(d.Dir)
+	if d.FS == nil && errors.Is(err, fs.ErrNotExist) {
+		return math.MaxInt64, nil // to open the disk will fail, with advice
+	}
 	if err != nil {
 		return 0, err
 	}
