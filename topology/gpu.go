@@ -100,9 +100,8 @@ func (t *tree) busGPUs() []GPU {
 			gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
 		}
 	}
-	slices.SortFunc(gpus, func(a, b GPU) int { // 10000:00:00.0 is behind 2000:00:00.0
-		return cmp.Or(foreign(a)-foreign(b), len(a.PCIAddress)-len(b.PCIAddress), strings.Compare(a.PCIAddress,
-			b.PCIAddress))
+	slices.SortFunc(gpus, func(a, b GPU) int {
+		return cmp.Or(foreign(a)-foreign(b), byNumber(a.PCIAddress, b.PCIAddress))
 	})
 	for i := range gpus {
 		gpus[i].Index = i

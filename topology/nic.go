@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"os"
@@ -58,11 +59,6 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		}
 		n := NIC{Name: procfs.Label(name), Bus: []string{}, Node: t.nowhere(), Device: devices[name]}
 		bus := busAbove(dir)
-		if bus == "" { // the class may hold the devices themselves
-			if target, err := t.resolve(path.Join(dir, "device")); err == nil {
-				bus = busAbove(target)
-			}
-		}
 		if bus != "" {
 			n.PCIAddress, n.Bus, n.Node = path.Base(bus), busPath(bus), t.nodeOf(bus)
 		} else {
@@ -78,14 +74,8 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	return nics
 }
 
-// byNumber puts mlx5_2 before mlx5_10.
-func byNumber(a, b string) int {
-	const digits = "0123456789"
-	if strings.TrimRight(a, digits) == strings.TrimRight(b, digits) && len(a) != len(b) {
-		return len(a) - len(b)
-	}
-	return strings.Compare(a, b)
-}
+// byNumber puts mlx5_2 before mlx5_10, and 2000:00:00.0 before 10000:00:00.0.
+func byNumber(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) }
 
 // ports reads the ports of the RDMA device in dir, whose card is in bus.
 func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, error)) []Port {
