@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/tabular"
 )
 
 // Path describes what lies between two devices, in the words of nvidia-smi topo -m.
@@ -171,7 +173,7 @@ func isHostBridge(name string) bool {
 // String prints the matrix as nvidia-smi topo -m does: a row and a column for each device, and a
 // legend of the words in it.
 func (m Matrix) String() string {
-	lines := rows{append([]string{""}, m.Devices...)}
+	lines := tabular.Rows{append([]string{""}, m.Devices...)}
 	found := map[Path]bool{}
 	for i, name := range m.Devices {
 		cells := []string{name}
@@ -191,7 +193,7 @@ func (m Matrix) String() string {
 		}
 	}
 	var b strings.Builder
-	lines.write(&b, "Paths")
+	section(&b, "Paths", lines)
 	if len(words) > 0 {
 		b.WriteString("  (" + strings.Join(words, ", ") + ")\n")
 	}
