@@ -215,16 +215,6 @@ func (in *taskInputs) announce() {
 	}
 }
 
-// withdraw takes back the tasks.
-func (in *taskInputs) withdraw() {
-	for i, pending := range in.pending {
-		if pending {
-			_ = in.batches[i].CancelTask() // or it was used up or dropped meanwhile
-		}
-	}
-	in.pending = nil
-}
-
 // bytes returns how large the inputs are as images, wherever they are and however small they are
 // there. The output of the task does not depend on that.
 func (in *taskInputs) bytes() (n int64) {
@@ -265,9 +255,14 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	return nil
 }
 
-// end ends the claims, and then lets go of the batches.
+// end takes back the tasks of announce, ends the claims, and then lets go of the batches.
 func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {
-	in.withdraw()
+	for i, pending := range in.pending {
+		if pending {
+			_ = in.batches[i].CancelTask() // or it was used up or dropped meanwhile
+		}
+	}
+	in.pending = nil
 	var errs []error
 	for _, c := range claims {
 		errs = append(errs, how(c))

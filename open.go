@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
@@ -15,8 +16,10 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -34,49 +37,64 @@ const (
 	defaultDiskShare  = 0.5       // of the bytes that are free, without the reserve
 )
 
-func (e *Engine) openSpaces(ctx context.Context) error {
-	for _, step := range [...]func() error{
-		e.readLimits, e.configure, e.chooseGPUs,
-		// Refuse sizes that the machine does not have, for the GPUs that turned out to be simulated.
-		func() error { return e.machine.together(&e.cfg, e.simulated) },
-		func() error { return e.openGPUs(ctx) },
-		e.openHost,
-	} {
-		if err := step(); err != nil {
-			return fmt.Errorf("spillway: %w", err)
-		}
-	}
-	var opened []*volumes.Volume
-	for i, d := range e.cfg.Disks {
-		v, err := e.openDisk(i, d)
+// openSpaces fills in the configuration as Configure does, but with the GPUs that the driver shows to
+// this process, and opens all spaces.
+func (e *Engine) openSpaces(ctx context.Context) (err error) {
+	defer func() {
 		if err != nil {
-			return fmt.Errorf("spillway: disk:%d: %w", i, err)
+			err = fmt.Errorf("spillway: %w", err)
 		}
-		opened = append(opened, v)
-	}
-	volumes.WarnOfOthers(opened...)
-	e.warnOfMemory()
-	return nil
-}
-
-// configure does what Configure does, with the GPUs that the driver shows to this process.
-func (e *Engine) configure() (err error) {
+	}()
 	if len(e.topo.Nodes) == 0 {
 		return errors.New("the topology has no NUMA node: want one of topology.Discover")
 	}
 	e.machine = newMachine(e.topo)
-	if dir := e.limits.settings.Ledger; dir != "" {
-		if e.machine.held, err = leases.Holders(dir); err != nil { // which joining the ledger returns, if it lasts
+	settings := &e.limits.settings
+	if q := e.cfg.Limits.Quota; q != nil {
+		*settings = *q
+	} else if lookup, err := nodelimits.Lookup(os.LookupEnv); err != nil {
+		return err
+	} else if *settings, err = quota.FromEnv(lookup); err != nil {
+		return err
+	}
+	if settings.Ledger != "" {
+		var failed error // joining the ledger returns it, too, if it lasts
+		if e.machine.held, failed = leases.Holders(settings.Ledger); failed != nil {
 			e.machine.held = nil
-			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", "error", err)
+			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", "error", failed)
 		}
 	}
 	var gpus []topology.GPU
 	if e.cfg.GPUs == nil {
 		gpus = e.loadDriver().gpus
 	}
-	e.cfg, err = e.machine.configured(e.cfg, gpus)
-	return err
+	if e.cfg, err = e.machine.configured(e.cfg, gpus); err != nil {
+		return err
+	}
+	if err := e.chooseGPUs(); err != nil {
+		return err
+	}
+	// Refuse sizes that the machine does not have, for the GPUs that turned out to be simulated.
+	if err := e.machine.together(&e.cfg, e.simulated); err != nil {
+		return err
+	}
+	if err := e.openGPUs(ctx); err != nil {
+		return err
+	}
+	if err := e.openHost(); err != nil {
+		return err
+	}
+	var opened []*volumes.Volume
+	for i, d := range e.cfg.Disks {
+		v, err := e.openDisk(i, d)
+		if err != nil {
+			return fmt.Errorf("disk:%d: %w", i, err)
+		}
+		opened = append(opened, v)
+	}
+	volumes.WarnOfOthers(opened...)
+	e.warnOfMemory()
+	return nil
 }
 
 // openGPUs opens all devices and then the spaces on them: a limit may be a share of what they have
@@ -154,7 +172,14 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	if err != nil {
 		return err
 	}
-	e.warnFor(id, func() []diag.Warning { return lossOf(space) })
+	e.warnFor(id, func() []diag.Warning {
+		lost, ok := errors.AsType[*tier.LostError](space.Lost())
+		if !ok {
+			return nil
+		}
+		return []diag.Warning{causes.Warn(causes.GPULost, "the GPU is lost, with %d bytes in use there: %v: "+
+			"what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
+	})
 	streams, err := devpool.NewStreams(dev, defaultStreams)
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package spillway
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -110,17 +109,6 @@ func (e *Engine) logWarning(w diag.Warning) {
 	// The text is the message, and not an attribute. So a log that keeps each message once keeps
 	// all.
 	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
-}
-
-// lossOf warns of a space that is lost with its device.
-func lossOf(space *tier.Space) []diag.Warning {
-	var lost *tier.LostError
-	if !errors.As(space.Lost(), &lost) {
-		return nil
-	}
-	return []diag.Warning{causes.Warn(causes.GPULost,
-		"the GPU is lost, with %d bytes in use there: %v: "+
-			"what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
 // costs are what an engine loses by something that the topology does not know.
