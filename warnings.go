@@ -42,10 +42,7 @@ func (e *Engine) Warnings() []diag.Warning {
 type warned struct {
 	machine []diag.Warning
 	sources []warner
-
-	// mu is never held while anything else is called.
-	mu     sync.Mutex
-	logged map[diag.Warning]bool
+	logged  sync.Map // of true, by warning
 }
 
 // warner is what a space's memory warns of.
@@ -81,14 +78,7 @@ func (e *Engine) logWarnings() {
 // once. Facts that every start on such a machine meets, and that nobody can change, are at debug
 // level.
 func (e *Engine) logWarning(w diag.Warning) {
-	e.warned.mu.Lock()
-	logged := e.warned.logged[w]
-	if e.warned.logged == nil {
-		e.warned.logged = make(map[diag.Warning]bool)
-	}
-	e.warned.logged[w] = true
-	e.warned.mu.Unlock()
-	if logged {
+	if _, logged := e.warned.logged.LoadOrStore(w, true); logged {
 		return
 	}
 	level := slog.LevelWarn
