@@ -76,18 +76,12 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		}
 		return w
 	}
-	var slower []Way
+	faster := func(s *tier.Space) bool { return s.Lost() == nil && s.Kind() < now.Space.Kind }
+	isFastest := !slices.ContainsFunc(e.spaces, faster)
 	for _, s := range e.spaces {
-		switch {
-		case s.ID() == now.Space || s.Lost() != nil:
-		case s.Kind() < now.Space.Kind:
+		if faster(s) || isFastest && s.ID() != now.Space && s.Lost() == nil {
 			x.Ways = append(x.Ways, way(s))
-		default:
-			slower = append(slower, way(s))
 		}
-	}
-	if x.Ways == nil {
-		x.Ways = slower
 	}
 	return x
 }
