@@ -90,10 +90,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 		ctx = task
 		defer end.End()
 	}
-	in := &taskInputs{mover: e.mover, owner: owner, to: cmp.Or(t.In, e.cfg.Limits.Admission.Strategy)}
-	if in.to == nil {
-		in.to = nearestGPU{in}
-	}
+	in := &taskInputs{mover: e.mover, owner: owner}
 	var ending error
 	done := false
 	defer func() { // also after a panic
@@ -117,6 +114,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
 		}
 	}
+	in.to = cmp.Or(t.In, e.cfg.Limits.Admission.Strategy, nearestGPU(in.batches))
 	in.announce()
 	if in.ahead = len(in.batches); t.ReadAhead != 0 {
 		in.ahead = min(in.ahead, max(0, t.ReadAhead))
@@ -191,24 +189,16 @@ type taskInputs struct {
 	skipped []*batch.Batch // but for these; for aheadOfTasks alone
 }
 
-// nearestGPU is any GPU: the nearest to the largest input that is in slower memory first.
-type nearestGPU struct{ in *taskInputs }
-
-func (n nearestGPU) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
-	var from tier.ID
-	largest := int64(-1)
-	for _, b := range n.in.batches {
+// nearestGPU is any GPU: the nearest to the largest of the batches that is in slower memory first.
+func nearestGPU(batches []*batch.Batch) reservation.Strategy {
+	to, largest := reservation.AnyInTier(tier.GPU), int64(-1)
+	for _, b := range batches {
 		if now := b.Cut(); now.Space.Kind > tier.GPU && now.Bytes > largest {
-			from, largest = now.Space, now.Bytes
+			to, largest = reservation.ToUpgrade(now.Space, tier.GPU), now.Bytes
 		}
 	}
-	if largest < 0 {
-		return reservation.AnyInTier(tier.GPU).Candidates(spaces, dst)
-	}
-	return reservation.ToUpgrade(from, tier.GPU).Candidates(spaces, dst)
+	return to
 }
-
-func (n nearestGPU) String() string { return reservation.AnyInTier(tier.GPU).String() }
 
 // announce creates tasks for the batches: while the task waits, its inputs have their place in the
 // queue, for the monitor to see, whatever it waits for. They have them until the end, so that one
@@ -223,16 +213,6 @@ func (in *taskInputs) announce() {
 			in.pending[i] = b.TryCreateTask() == nil
 		}
 	}
-}
-
-// withdraw takes back the tasks.
-func (in *taskInputs) withdraw() {
-	for i, pending := range in.pending {
-		if pending {
-			_ = in.batches[i].CancelTask() // or it was used up or dropped meanwhile
-		}
-	}
-	in.pending = nil
 }
 
 // bytes returns how large the inputs are as images, wherever they are and however small they are
@@ -275,9 +255,14 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	return nil
 }
 
-// end ends the claims, and then lets go of the batches.
+// end takes back the tasks of announce, ends the claims, and then lets go of the batches.
 func (in *taskInputs) end(claims []*repository.Claim, how func(*repository.Claim) error) error {
-	in.withdraw()
+	for i, pending := range in.pending {
+		if pending {
+			_ = in.batches[i].CancelTask() // or it was used up or dropped meanwhile
+		}
+	}
+	in.pending = nil
 	var errs []error
 	for _, c := range claims {
 		errs = append(errs, how(c))

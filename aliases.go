@@ -1,8 +1,6 @@
 package spillway
 
 import (
-	"context"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/diag"
@@ -13,7 +11,6 @@ import (
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/topology"
 )
 
 // The names below are those of other packages that a program needs to embed an engine: what it puts
@@ -32,8 +29,6 @@ type (
 	Kind = tier.Kind
 	// SpaceID names a space, as gpu:0.
 	SpaceID = tier.ID
-	// Space is one memory of a tier, with its books.
-	Space = tier.Space
 	// Fractions are the marks of a tier: how much is given out, and when batches move down.
 	Fractions = tier.Fractions
 	// Amount says how large something is: a number of bytes, or a share of what there is.
@@ -46,12 +41,7 @@ func Bytes(n int64) Amount { return Amount{Bytes: n} }
 // Share is an Amount of a share above 0, up to 1, of what there is.
 func Share(of float64) Amount { return Amount{Share: of} }
 
-// ParseAmount reads an Amount such as 512MiB or 25%.
-func ParseAmount(s string) (Amount, error) { return tier.ParseAmount(s) }
-
 type (
-	// Topology is what a machine has, for Configure.
-	Topology = topology.Topology
 	// Warning is something that the machine refuses or hides, with a remedy.
 	Warning = diag.Warning
 	// QuotaSettings are what Limits.Quota asks for.
@@ -59,11 +49,6 @@ type (
 	// Budget limits what is taken on all GPUs of the engines that have it in Limits.Budgets.
 	Budget = budget.Budget
 )
-
-// Discover returns the topology of this machine.
-func Discover(ctx context.Context) (*Topology, error) {
-	return topology.Discover(ctx, topology.Options{})
-}
 
 // NewBudget returns a budget of so many bytes, above 0. Errors call it by its name.
 func NewBudget(limit int64, name string) (*Budget, error) {

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/gpuid"
+	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -34,7 +34,14 @@ func Configure(top *topology.Topology, cfg Config) (Config, error) {
 	if err := cfg.Validate(); err != nil {
 		return Config{}, err
 	}
-	cfg, err := newMachine(top).configured(cfg, shown(top.GPUs))
+	m, isNil, gpus := newMachine(top), cfg.GPUs == nil, shown(top.GPUs)
+	cfg, err := m.configured(cfg, gpus)
+	if err == nil {
+		err = m.together(&cfg, func(i int) bool {
+			g := cfg.GPUs[i]
+			return isNil && len(gpus) == 0 || g.Backend == Sim && g.Device == nil && g.Open == nil
+		})
+	}
 	if err != nil {
 		return Config{}, fmt.Errorf("spillway: configure: %w", err)
 	}
@@ -44,9 +51,10 @@ func Configure(top *topology.Topology, cfg Config) (Config, error) {
 // machine is what a configuration is made for.
 type machine struct {
 	top    *topology.Topology
-	memory int64 // that the process may use, in bytes
-	known  bool  // the machine reports memory; else it is a guess
-	nodes  []int // whose memory it may use
+	memory int64           // that the process may use, in bytes
+	known  bool            // the machine reports memory; else it is a guess
+	nodes  []int           // whose memory it may use
+	held   []leases.Holder // of GPUs, in the node's ledger; Configure does not look there
 }
 
 func newMachine(top *topology.Topology) machine {
@@ -70,15 +78,10 @@ func newMachine(top *topology.Topology) machine {
 
 // configured returns cfg, which is valid, as Configure does, with spaces on the GPUs given.
 func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err error) {
-	simulated := func(i int) bool {
-		g := cfg.GPUs[i]
-		return g.Backend == Sim && g.Device == nil && g.Open == nil
-	}
 	if cfg.GPUs == nil {
 		if cfg.GPUs, err = m.gpus(cfg, gpus); err != nil {
 			return Config{}, err
 		}
-		simulated = func(int) bool { return len(gpus) == 0 }
 	}
 	if cfg.Hosts == nil {
 		cfg.Hosts, err = m.hosts(cfg)
@@ -93,13 +96,7 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 	}
 	cfg.Topology = m.top
 	cfg.GPUMemory, cfg.MostGPUs, cfg.HostMemory, cfg.HostPerGPU = Amount{}, 0, Amount{}, false
-	if err := cfg.check(); err != nil { // what was a share may be too little
-		return Config{}, err
-	}
-	if err := m.together(&cfg, simulated); err != nil {
-		return Config{}, err
-	}
-	return cfg, nil
+	return cfg, cfg.check() // what was a share may be too little
 }
 
 // together refuses sizes that fit one by one, but not all into the memory of the process. Arenas
@@ -175,11 +172,14 @@ func shown(all []topology.GPU) []topology.GPU {
 // gpus makes a space on each of the GPUs, or on those of which the fewest bytes are in use; on a
 // simulated one if there are none.
 func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err error) {
-	inUse := func(g topology.GPU) load {
-		return load{bytes: usedOn([]topology.GPU{g}, idOf(g), g.PCIAddress), name: idOf(g)}
+	size, chosen := cfg.GPUMemory, m.byLoad(all)
+	if n := cfg.MostGPUs; n > 0 {
+		chosen = chosen[:min(n, len(chosen))]
 	}
-	size := cfg.GPUMemory
-	for _, g := range leastLoaded(all, cfg.MostGPUs, inUse) {
+	for _, g := range all {
+		if !slices.ContainsFunc(chosen, func(c topology.GPU) bool { return c.Index == g.Index }) {
+			continue
+		}
 		total := g.MemoryBytes
 		if g.MIGEnabled && len(g.MIG) > 0 {
 			total = g.MIG[0].MemoryBytes // CUDA works on one instance, the first
@@ -255,32 +255,32 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	case isDefault:
 		total = m.memory / defaultHostShare
 	}
-	if cfg.HostPerGPU {
-		for i, g := range cfg.GPUs {
-			part := total / int64(len(cfg.GPUs))
-			hosts = append(hosts, HostConfig{Node: m.top.MemoryNode(m.nodeOf(i, g)), GPUs: []int{i},
-				Memory: wholePages(part)})
-		}
-	} else {
-		sum := uint64(0) // or the largest number, if it is more
-		for _, id := range m.nodes {
-			sum += min(uint64(m.memoryOn(id)), math.MaxUint64-sum)
-		}
-		for _, id := range m.nodes {
-			part := uint64(total) / uint64(len(m.nodes))
-			if sum > 0 {
-				high, low := bits.Mul64(uint64(total), uint64(m.memoryOn(id)))
-				part, _ = bits.Div64(high, low, sum) // no more than total
-			}
-			hosts = append(hosts, HostConfig{Node: id, Memory: wholePages(int64(part))})
-		}
-	}
-	on := map[int]int64{}
-	for _, h := range hosts {
+	var weights []uint64
+	on := map[int]int64{} // spaces of each node
+	add := func(h HostConfig, weight int64) {
+		hosts, weights = append(hosts, h), append(weights, uint64(weight))
 		on[h.Node]++
 	}
+	if cfg.HostPerGPU {
+		for i, g := range cfg.GPUs {
+			add(HostConfig{Node: m.top.MemoryNode(m.nodeOf(i, g)), GPUs: []int{i}}, 1)
+		}
+	} else {
+		for _, id := range m.nodes {
+			add(HostConfig{Node: id}, m.memoryOn(id))
+		}
+	}
+	sum := uint64(0) // or the largest number, if it is more
+	for _, w := range weights {
+		sum += min(w, math.MaxUint64-sum)
+	}
 	for i := range hosts {
-		h := &hosts[i]
+		h, part := &hosts[i], uint64(total)/uint64(len(hosts))
+		if sum > 0 {
+			high, low := bits.Mul64(uint64(total), weights[i])
+			part, _ = bits.Div64(high, low, sum) // no more than total
+		}
+		h.Memory = wholePages(int64(part))
 		switch has := m.memoryOn(h.Node); {
 		case has == 0: // of no node in particular, or not known
 		case isDefault:
@@ -305,32 +305,10 @@ func (m machine) nodeOf(i int, g GPUConfig) int {
 	if g.Device != nil {
 		return g.Device.Info().Node
 	}
-	if found, ok := lookUp(m.top.GPUs, g.ID, g.ID); ok {
-		return nodeOf(found)
-	}
-	var named []topology.GPU // by the beginning of their UUID, or that of an instance
-	for _, t := range m.top.GPUs {
-		begins := func(m topology.MIGInstance) bool { return gpuid.BeginsUUID(g.ID, m.UUID) }
-		if gpuid.BeginsUUID(g.ID, t.UUID) || slices.ContainsFunc(t.MIG, begins) {
-			named = append(named, t)
-		}
-	}
-	if len(named) == 1 {
-		return nodeOf(named[0])
+	if meant := meantBy(m.top.GPUs, g.ID); len(meant) == 1 {
+		return nodeOf(meant[0])
 	}
 	return m.nodes[i%len(m.nodes)] // as a simulated one
-}
-
-// lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
-func lookUp(gpus []topology.GPU, uuid, address string) (topology.GPU, bool) {
-	i := slices.IndexFunc(gpus, func(g topology.GPU) bool {
-		return gpuid.SameUUID(g.UUID, uuid) || gpuid.SameAddress(g.PCIAddress, address) ||
-			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return gpuid.SameUUID(m.UUID, uuid) })
-	})
-	if i < 0 {
-		return topology.GPU{}, false
-	}
-	return gpus[i], true
 }
 
 func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }

@@ -28,7 +28,6 @@ import (
 	"github.com/spillway-db/spillway/reservation/arrowmem"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -44,7 +43,7 @@ type Engine struct {
 	streams map[tier.ID]*devpool.Streams
 	staging map[int]*host.Staging // by NUMA node
 	driver  *driver               // nil: nothing has asked for it
-	gpus    []*cuda.DeviceInfo    // of the driver, by GPU space; nil: it has none
+	gpus    []*topology.GPU       // of the driver, by GPU space; nil: it has none
 	devices []tier.Device         // the engine's own, to be closed
 	bare    []tier.Device         // of the GPU spaces, as GPUConfig.Wrap returned them
 	wrapped []tier.Device         // those under the budgets
@@ -65,8 +64,7 @@ type Engine struct {
 	ahead        aheadOfTasks
 	overflow     arrowmem.HeapCounter // of all Works
 
-	panics      guard.Log // of functions of the configuration
-	batchPanics guard.Log // of the batches' payloads and observers
+	panics guard.Log // of functions of the configuration, and of the batches' payloads and observers
 
 	stop     context.CancelCauseFunc
 	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
@@ -97,7 +95,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.ahead = aheadOfTasks{e: e, poke: make(chan struct{}, 1)}
 	e.cfg.Logger = guard.Logger(cfg.Logger) // it is called from everywhere
-	e.panics.Logger, e.batchPanics.Logger = e.cfg.Logger, e.cfg.Logger
+	e.panics.Logger = e.cfg.Logger
 	if cfg.Events != nil { // all parts of the engine call it
 		e.cfg.Events = func(ev Event) {
 			if ev.At.IsZero() {
@@ -270,7 +268,7 @@ func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 // Engine returns what gets the events of batches, and the log of panics of their observers and
 // payloads.
 func (o observer) Engine() (emit func(Event), panics *guard.Log) {
-	return o.e.cfg.Events, &o.e.batchPanics
+	return o.e.cfg.Events, &o.e.panics
 }
 
 func (o observer) Knows(b *batch.Batch) bool { return o.e.monitor.Knows(b) }

@@ -76,18 +76,12 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		}
 		return w
 	}
-	var slower []Way
+	faster := func(s *tier.Space) bool { return s.Lost() == nil && s.Kind() < now.Space.Kind }
+	isFastest := !slices.ContainsFunc(e.spaces, faster)
 	for _, s := range e.spaces {
-		switch {
-		case s.ID() == now.Space || s.Lost() != nil:
-		case s.Kind() < now.Space.Kind:
+		if faster(s) || isFastest && s.ID() != now.Space && s.Lost() == nil {
 			x.Ways = append(x.Ways, way(s))
-		default:
-			slower = append(slower, way(s))
 		}
-	}
-	if x.Ways == nil {
-		x.Ways = slower
 	}
 	return x
 }
@@ -125,23 +119,22 @@ func (x Explanation) String() string {
 		fmt.Fprintf(&b, "; a copy is in %s", id)
 	}
 	for _, w := range x.Ways {
-		fmt.Fprintf(&b, "; a move to %s would ", w.To)
-		if !w.Room {
-			b.WriteString("have to wait for room")
-			if w.Copy || w.Took > 0 {
-				b.WriteString(", and then ")
-			}
-		}
+		how := ""
 		switch {
 		case w.Copy:
-			b.WriteString("move no bytes")
+			how = "move no bytes"
 		case w.Took > 0:
-			fmt.Fprintf(&b, "take about %v", w.Took.Round(time.Microsecond))
-		case w.Room:
-			b.WriteString("not have to wait; its speed is not known yet")
-		default:
-			b.WriteString("; its speed is not known yet")
+			how = fmt.Sprintf("take about %v", w.Took.Round(time.Microsecond))
 		}
+		switch {
+		case how == "" && w.Room:
+			how = "not have to wait; its speed is not known yet"
+		case how == "":
+			how = "have to wait for room; its speed is not known yet"
+		case !w.Room:
+			how = "have to wait for room, and then " + how
+		}
+		fmt.Fprintf(&b, "; a move to %s would %s", w.To, how)
 	}
 	return b.String()
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/host"
-	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
@@ -39,47 +37,50 @@ func (e *AmbiguousGPUError) Error() string {
 // driver is NVIDIA's, with the GPUs that it shows to the process.
 type driver struct {
 	*cuda.Driver
-	gpus []cuda.DeviceInfo
-	err  error // why there is none
+	gpus []topology.GPU // Index is the driver's ordinal
+	err  error          // why there is none
 }
 
-// loadDriver loads the driver, once.
+// loadDriver loads the driver, once. What the topology has of a GPU is added: its node, and the
+// bytes that are in use there.
 func (e *Engine) loadDriver() *driver {
-	if e.driver == nil {
-		d := &driver{}
-		if d.Driver, d.err = cuda.Load(e.cfg.CUDALibrary); d.err == nil {
-			d.gpus, d.err = d.Devices()
+	if e.driver != nil {
+		return e.driver
+	}
+	e.driver = &driver{}
+	var shown []cuda.DeviceInfo
+	if e.driver.Driver, e.driver.err = cuda.Load(e.cfg.CUDALibrary); e.driver.err == nil {
+		shown, e.driver.err = e.driver.Devices()
+	}
+	for _, info := range shown {
+		g := topology.GPU{
+			Index: info.Ordinal, UUID: info.UUID, PCIAddress: info.PCI, MemoryBytes: info.Memory, FreeBytes: info.Memory,
+			Node: topology.Unknown, MemoryNode: topology.Unknown,
 		}
-		e.driver = d
+		if known, ok := lookUp(e.topo.GPUs, info.UUID, info.PCI); ok {
+			used := known.MemoryBytes - known.FreeBytes
+			for _, m := range known.MIG {
+				if gpuid.SameUUID(m.UUID, info.UUID) {
+					used = m.MemoryBytes - m.FreeBytes
+				}
+			}
+			g.Node, g.FreeBytes = nodeOf(known), g.MemoryBytes-max(0, used)
+		}
+		e.driver.gpus = append(e.driver.gpus, g)
 	}
 	return e.driver
-}
-
-// shownByDriver returns the GPUs that the driver shows, Config.MostGPUs at most, with their
-// properties in the topology. If there is no driver, chooseGPUs warns of that.
-func (e *Engine) shownByDriver() (gpus []topology.GPU) {
-	for _, g := range leastLoaded(e.loadDriver().gpus, e.cfg.MostGPUs, e.loads()) {
-		node := e.nodeOfGPU(g)
-		gpus = append(gpus, topology.GPU{
-			Index: g.Ordinal, UUID: g.UUID, PCIAddress: g.PCI, MemoryBytes: g.Memory, Node: node, MemoryNode: node,
-		})
-	}
-	return gpus
 }
 
 // chooseGPUs decides which GPU of the driver serves each space, before anything is opened. Spaces with
 // an ID come first: the others have what is left, the least loaded first. A simulated GPU replaces one
 // that is not to be had, unless the configuration wants no other.
 func (e *Engine) chooseGPUs() error {
-	e.gpus = make([]*cuda.DeviceInfo, len(e.cfg.GPUs))
+	e.gpus = make([]*topology.GPU, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
 	made := func(g GPUConfig) bool { return g.Device != nil || g.Open != nil }
-	var left []cuda.DeviceInfo
+	var left []topology.GPU
 	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return !made(g) && g.Backend != Sim }) {
-		all := e.loadDriver().gpus
-		for _, i := range byLoad(all, e.loads()) {
-			left = append(left, all[i])
-		}
+		left = e.machine.byLoad(e.loadDriver().gpus)
 	}
 	for _, named := range []bool{true, false} {
 		for i := range e.cfg.GPUs {
@@ -100,7 +101,7 @@ func (e *Engine) chooseGPUs() error {
 				gpu := left[at]
 				e.gpus[i], left = &gpu, slices.Delete(left, at, at+1)
 				if g.Memory.Share != 0 {
-					n, _ := g.Memory.Of(gpu.Memory) // if that is less than a byte, a page
+					n, _ := g.Memory.Of(gpu.MemoryBytes) // if that is less than a byte, a page
 					g.Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
 				}
 			case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
@@ -120,34 +121,56 @@ func (e *Engine) chooseGPUs() error {
 // errSimulated is why a space is simulated that is meant to be.
 var errSimulated = errors.New("it was asked for")
 
-// pick returns which of the GPUs that are left has an ID, of all that there are: a UUID, a PCI
-// address, or the beginning of one UUID only. Without an ID it is the first.
-func pick(all, left []cuda.DeviceInfo, id string) (int, error) {
+// pick returns which of the GPUs that are left has an ID, of all that there are. Without an ID it is
+// the first.
+func pick(all, left []topology.GPU, id string) (int, error) {
 	if id == "" {
 		if len(left) == 0 {
 			return 0, fmt.Errorf("the CUDA driver shows no GPU that is not another space's: %w", tier.ErrNotSupported)
 		}
 		return 0, nil
 	}
-	named := func(g cuda.DeviceInfo) bool { return gpuid.SameUUID(id, g.UUID) || gpuid.SameAddress(id, g.PCI) }
-	found := slices.IndexFunc(all, named)
-	if found < 0 {
-		var begin []string
-		for i, g := range all {
-			if gpuid.BeginsUUID(id, g.UUID) {
-				begin, found = append(begin, g.UUID), i
-			}
+	meant := meantBy(all, id)
+	if len(meant) > 1 {
+		err := &AmbiguousGPUError{ID: id}
+		for _, g := range meant {
+			err.UUIDs = append(err.UUIDs, g.UUID)
 		}
-		if len(begin) > 1 {
-			return 0, &AmbiguousGPUError{ID: id, UUIDs: begin}
-		}
+		return 0, err
 	}
 	for i, g := range left {
-		if found >= 0 && g.Ordinal == all[found].Ordinal {
+		if len(meant) == 1 && g.Index == meant[0].Index {
 			return i, nil
 		}
 	}
 	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
+}
+
+// lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
+func lookUp(gpus []topology.GPU, uuid, address string) (topology.GPU, bool) {
+	i := slices.IndexFunc(gpus, func(g topology.GPU) bool {
+		return gpuid.SameUUID(g.UUID, uuid) || gpuid.SameAddress(g.PCIAddress, address) ||
+			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return gpuid.SameUUID(m.UUID, uuid) })
+	})
+	if i < 0 {
+		return topology.GPU{}, false
+	}
+	return gpus[i], true
+}
+
+// meantBy returns the GPUs that an ID may mean: the one with that UUID or PCI address, or else all whose
+// UUID, or an instance's, begins with it.
+func meantBy(gpus []topology.GPU, id string) (meant []topology.GPU) {
+	if g, ok := lookUp(gpus, id, id); ok {
+		return []topology.GPU{g}
+	}
+	for _, g := range gpus {
+		begins := func(m topology.MIGInstance) bool { return gpuid.BeginsUUID(id, m.UUID) }
+		if gpuid.BeginsUUID(id, g.UUID) || slices.ContainsFunc(g.MIG, begins) {
+			meant = append(meant, g)
+		}
+	}
+	return meant
 }
 
 // simulated reports whether the engine makes a simulated GPU for the space.
@@ -156,86 +179,30 @@ func (e *Engine) simulated(i int) bool {
 	return g.Device == nil && g.Open == nil && e.gpus[i] == nil
 }
 
-// nodeOfGPU returns the NUMA node that a GPU is on, as far as it is known.
-func (e *Engine) nodeOfGPU(gpu cuda.DeviceInfo) int {
-	if g, ok := lookUp(e.topo.GPUs, gpu.UUID, gpu.PCI); ok {
-		return nodeOf(g)
+// byLoad returns GPUs that may replace each other, the least loaded first: by bytes that are in use, or
+// promised by the node's ledger if that is more, by holders there, by id. So processes that start one
+// after the other do not all take the first.
+func (m machine) byLoad(gpus []topology.GPU) []topology.GPU {
+	load := func(g topology.GPU) (bytes int64, holders int) {
+		for _, h := range m.held {
+			if gpuid.SameUUID(h.Device, idOf(g)) {
+				bytes += h.Live
+				holders++
+			}
+		}
+		used := g.MemoryBytes - g.FreeBytes
+		if g.MIGEnabled && len(g.MIG) > 0 {
+			used = g.MIG[0].MemoryBytes - g.MIG[0].FreeBytes
+		}
+		return max(bytes, used), holders
 	}
-	return topology.Unknown
-}
-
-// load is how much of a GPU is in use, or promised by the node's ledger if that is more.
-type load struct {
-	bytes   int64
-	holders int // processes
-	name    string
-}
-
-// byLoad returns the indexes of GPUs that may replace each other, the least loaded first: by bytes,
-// by holders, by name. So processes that start one after the other do not all take the first.
-func byLoad[T any](gpus []T, of func(T) load) []int {
-	order, loads := make([]int, len(gpus)), make([]load, len(gpus))
-	for i, g := range gpus {
-		order[i], loads[i] = i, of(g)
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		x, y := loads[a], loads[b]
-		return cmp.Or(cmp.Compare(x.bytes, y.bytes), x.holders-y.holders, cmp.Compare(x.name, y.name))
+	gpus = slices.Clone(gpus)
+	slices.SortStableFunc(gpus, func(a, b topology.GPU) int {
+		ofA, holdersA := load(a)
+		ofB, holdersB := load(b)
+		return cmp.Or(cmp.Compare(ofA, ofB), holdersA-holdersB, cmp.Compare(idOf(a), idOf(b)))
 	})
-	return order
-}
-
-// leastLoaded returns the n least loaded GPUs in the order given, or all if n is 0.
-func leastLoaded[T any](gpus []T, n int, of func(T) load) []T {
-	if n <= 0 || n >= len(gpus) {
-		return gpus
-	}
-	order := byLoad(gpus, of)[:n]
-	slices.Sort(order)
-	least := make([]T, n)
-	for i, at := range order {
-		least[i] = gpus[at]
-	}
-	return least
-}
-
-// loads returns the loads of the driver's GPUs, by the topology and by the node's ledger.
-func (e *Engine) loads() func(cuda.DeviceInfo) load {
-	var held []leases.Holder
-	if dir := e.limits.settings.Ledger; dir != "" {
-		var err error
-		if held, err = leases.Holders(dir); err != nil { // which joining the ledger returns, if it lasts
-			held = nil
-			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", slog.Any("error", err))
-		}
-	}
-	return func(g cuda.DeviceInfo) load {
-		l := load{name: cmp.Or(g.UUID, g.PCI)} // as the ledger has it, see limited
-		for _, h := range held {
-			if gpuid.SameUUID(h.Device, l.name) {
-				l.bytes += h.Live
-				l.holders++
-			}
-		}
-		l.bytes = max(l.bytes, usedOn(e.topo.GPUs, g.UUID, g.PCI))
-		return l
-	}
-}
-
-// usedOn returns how many bytes of a GPU, or of its instance, all processes use; 0 if that is not
-// known.
-func usedOn(gpus []topology.GPU, uuid, pci string) int64 {
-	for _, g := range gpus {
-		for _, m := range g.MIG {
-			if gpuid.SameUUID(m.UUID, uuid) {
-				return max(0, m.MemoryBytes-m.FreeBytes)
-			}
-		}
-		if gpuid.SameUUID(g.UUID, uuid) || gpuid.SameAddress(g.PCIAddress, pci) {
-			return max(0, g.MemoryBytes-g.FreeBytes)
-		}
-	}
-	return 0
+	return gpus
 }
 
 // pin has the GPUs' drivers pin the memory of a host space. Without that everything works, but

@@ -39,16 +39,12 @@ func (e *Engine) heldBy(err error) error {
 	if err == nil || !admission.OutOfMemory(err) {
 		return err
 	}
-	var attempts *admission.AttemptsError
-	var exceeded *reservation.ExceededError
-	var full *tier.NoSpaceError
-	id := tier.ID{}
-	switch {
-	case errors.As(err, &attempts):
+	var id tier.ID
+	if attempts, ok := errors.AsType[*admission.AttemptsError](err); ok {
 		id = attempts.Space
-	case errors.As(err, &exceeded):
+	} else if exceeded, ok := errors.AsType[*reservation.ExceededError](err); ok {
 		id = exceeded.Space
-	case errors.As(err, &full):
+	} else if full, ok := errors.AsType[*tier.NoSpaceError](err); ok {
 		id = full.Space
 	}
 	held, ok := e.Holders(id)

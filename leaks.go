@@ -1,11 +1,8 @@
 package spillway
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/books"
@@ -18,84 +15,79 @@ import (
 // its holders, as far as they are known; a build with -tags invariants adds stacks.
 type LeakError struct{ Leaks []tier.Leak }
 
-// maxLeaksListed bounds how many leaks a message lists one by one.
+// maxLeaksListed bounds how many leaks of an error, and holders of a leak, a message lists one by one.
 const maxLeaksListed = 16
 
 func (e *LeakError) Error() string {
-	type sum struct{ promised, other, handles, records int64 }
-	sums := make(map[tier.ID]*sum)
-	for _, l := range e.Leaks {
-		s := sums[l.Space]
-		if s == nil {
-			s = new(sum)
-			sums[l.Space] = s
-		}
-		if l.Promise {
-			s.promised += l.Bytes
-			continue
-		}
-		s.other += l.Bytes
-		for _, h := range l.Holders {
-			switch h.Kind {
-			case books.Handle:
-				s.handles++
-			case books.Record:
-				s.records++
+	var spaces []string
+	var details strings.Builder
+	listed, more := 0, 0
+	for left := e.Leaks; len(left) > 0; { // one space after the other
+		id := left[0].Space
+		var promised, other, handles, records int64
+		for len(left) > 0 && left[0].Space == id {
+			l := left[0]
+			left = left[1:]
+			if l.Promise {
+				promised += l.Bytes
+			} else {
+				other += l.Bytes
+			}
+			var holders []string
+			for i, h := range l.Holders {
+				switch {
+				case l.Promise:
+				case h.Kind == books.Handle:
+					handles++
+				case h.Kind == books.Record:
+					records++
+				}
+				text := h.String()
+				if h.Stack != "" {
+					text += ", taken at\n" + h.Stack
+				}
+				if i < maxLeaksListed {
+					holders = append(holders, text)
+				}
+			}
+			switch n := len(l.Holders) - len(holders); {
+			case len(holders) == 0:
+				continue
+			case listed == maxLeaksListed:
+				more++
+				continue
+			case n > 0:
+				holders = append(holders, fmt.Sprintf("and %d more", n))
+			}
+			listed++
+			fmt.Fprintf(&details, "\n%d bytes in %s: %s", l.Bytes, id, strings.Join(holders, ", "))
+			if l.Stack != "" {
+				fmt.Fprintf(&details, ", taken at\n%s", l.Stack)
 			}
 		}
-	}
-	byID := func(a, b tier.ID) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Ordinal-b.Ordinal) }
-	var spaces []string
-	for _, id := range slices.SortedFunc(maps.Keys(sums), byID) {
-		s := sums[id]
 		var parts, by []string
-		if s.handles > 0 {
-			by = append(by, count(s.handles, "open handle"))
+		if handles > 0 {
+			by = append(by, count(handles, "open handle"))
 		}
-		if s.records > 0 {
-			by = append(by, count(s.records, "open record"))
+		if records > 0 {
+			by = append(by, count(records, "open record"))
 		}
-		if s.other > 0 {
-			part := count(s.other, "byte") + " of buffers"
+		if other > 0 {
+			part := count(other, "byte") + " of buffers"
 			if len(by) > 0 {
 				part += " (kept by " + strings.Join(by, " and ") + ")"
 			}
 			parts = append(parts, part)
 		}
-		if s.promised > 0 {
-			parts = append(parts, count(s.promised, "byte")+" of reservations")
+		if promised > 0 {
+			parts = append(parts, count(promised, "byte")+" of reservations")
 		}
 		spaces = append(spaces, fmt.Sprintf("in %s %s", id, strings.Join(parts, " and ")))
 	}
-	var b strings.Builder
-	b.WriteString("spillway: not released at Close: " + strings.Join(spaces, "; "))
-	for i, l := range e.Leaks {
-		if i == maxLeaksListed {
-			fmt.Fprintf(&b, "\nand %d more", len(e.Leaks)-i)
-			break
-		}
-		if len(l.Holders) == 0 {
-			continue
-		}
-		fmt.Fprintf(&b, "\n%d bytes in %s: ", l.Bytes, l.Space)
-		for j, h := range l.Holders {
-			if j > 0 {
-				b.WriteString(", ")
-			}
-			if j == maxLeaksListed {
-				fmt.Fprintf(&b, "and %d more", len(l.Holders)-j)
-				break
-			}
-			b.WriteString(h.String())
-			if h.Stack != "" {
-				fmt.Fprintf(&b, ", taken at\n%s", h.Stack)
-			}
-		}
-		if l.Stack != "" {
-			fmt.Fprintf(&b, ", taken at\n%s", l.Stack)
-		}
+	if more > 0 {
+		fmt.Fprintf(&details, "\nand %d more", more)
 	}
-	return b.String()
+	return "spillway: not released at Close: " + strings.Join(spaces, "; ") + details.String()
 }
 
 // count returns "1 buffer" or "3 buffers".

@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -96,19 +94,6 @@ type limits struct {
 	leases   []*leases.Lease
 }
 
-// readLimits reads the settings of the quota from the configuration or from the environment.
-func (e *Engine) readLimits() error {
-	if e.cfg.Limits.Quota != nil {
-		e.limits.settings = *e.cfg.Limits.Quota
-		return nil
-	}
-	lookup, err := nodelimits.Lookup(os.LookupEnv)
-	if err == nil {
-		e.limits.settings, err = quota.FromEnv(lookup)
-	}
-	return err
-}
-
 // physical is what a device counts as having.
 func (l *limits) physical(dev tier.Device) int64 {
 	_, total := dev.MemInfo()
@@ -118,11 +103,39 @@ func (l *limits) physical(dev tier.Device) int64 {
 	return total
 }
 
-// setLimit makes the quota once the memory of all GPUs is known, and watches it.
+// setLimit makes the engine's own quota, if the settings limit the GPUs, once the memory of all is known.
+// It watches that quota, or the one that engines share.
 func (e *Engine) setLimit() (err error) {
-	l := &e.limits
+	l, s := &e.limits, &e.limits.settings
 	if l.quota = e.cfg.Limits.SharedQuota; l.quota == nil && len(e.bare) > 0 {
-		if l.quota, err = e.ownQuota(); err != nil {
+		physical, advertised := int64(0), int64(0)
+		for _, dev := range e.bare {
+			p := l.physical(dev)
+			a, err := leases.Advertised(p, s.Ratio)
+			if err != nil {
+				return err
+			}
+			if physical += p; a > 1<<62-advertised {
+				return fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(e.bare))
+			}
+			advertised += a
+		}
+		limit, err := s.Limit.Of(physical)
+		name := cmp.Or(s.Source, "Limits.Quota")
+		switch {
+		case err != nil:
+			return fmt.Errorf("quota: %s: %w", s.Source, err)
+		case s.Ratio != nil && limit > advertised:
+			return fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
+				Budget:    "what is advertised of the GPUs, for " + name + ",",
+				Requested: limit, Remaining: advertised, Limit: advertised,
+			})
+		case limit == 0 && advertised < physical: // some of each GPU is to stay free
+			limit, name = advertised, "what is advertised of the GPUs"
+		case limit == 0:
+			return nil
+		}
+		if l.quota, err = quota.New(quota.Config{Limit: limit, Name: name}); err != nil {
 			return err
 		}
 	}
@@ -135,39 +148,6 @@ func (e *Engine) setLimit() (err error) {
 	}
 	l.unwatch = l.quota.OnOver(func(o quota.Over) { e.quotaExceeded(only, o) })
 	return nil
-}
-
-// ownQuota returns the engine's own quota if the settings limit the GPUs, and else nil.
-func (e *Engine) ownQuota() (*quota.Quota, error) {
-	s := &e.limits.settings
-	physical, advertised := int64(0), int64(0)
-	for _, dev := range e.bare {
-		p := e.limits.physical(dev)
-		a, err := leases.Advertised(p, s.Ratio)
-		if err != nil {
-			return nil, err
-		}
-		if physical += p; a > 1<<62-advertised {
-			return nil, fmt.Errorf("quota: what is advertised of %d GPUs is above the largest size", len(e.bare))
-		}
-		advertised += a
-	}
-	limit, err := s.Limit.Of(physical)
-	name := cmp.Or(s.Source, "Limits.Quota")
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("quota: %s: %w", s.Source, err)
-	case limit == 0 && advertised < physical: // some of each GPU is to stay free
-		limit, name = advertised, "what is advertised of the GPUs"
-	case limit == 0:
-		return nil, nil
-	case s.Ratio != nil && limit > advertised:
-		return nil, fmt.Errorf("quota: %w", &tier.OutOfBudgetError{
-			Budget:    "what is advertised of the GPUs, for " + name + ",",
-			Requested: limit, Remaining: advertised, Limit: advertised,
-		})
-	}
-	return quota.New(quota.Config{Limit: limit, Name: name})
 }
 
 // limited returns the device of space i under all quotas that there are for it.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
+	"os"
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
@@ -12,8 +15,11 @@ import (
 	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
+	"github.com/spillway-db/spillway/internal/leases"
+	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -31,43 +37,64 @@ const (
 	defaultDiskShare  = 0.5       // of the bytes that are free, without the reserve
 )
 
-func (e *Engine) openSpaces(ctx context.Context) error {
-	for _, step := range [...]func() error{
-		e.readLimits, e.configure, e.chooseGPUs,
-		// Refuse sizes that the machine does not have, for the GPUs that turned out to be simulated.
-		func() error { return e.machine.together(&e.cfg, e.simulated) },
-		func() error { return e.openGPUs(ctx) },
-		e.openHost,
-	} {
-		if err := step(); err != nil {
-			return fmt.Errorf("spillway: %w", err)
+// openSpaces fills in the configuration as Configure does, but with the GPUs that the driver shows to
+// this process, and opens all spaces.
+func (e *Engine) openSpaces(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("spillway: %w", err)
 		}
+	}()
+	if len(e.topo.Nodes) == 0 {
+		return errors.New("the topology has no NUMA node: want one of topology.Discover")
+	}
+	e.machine = newMachine(e.topo)
+	settings := &e.limits.settings
+	if q := e.cfg.Limits.Quota; q != nil {
+		*settings = *q
+	} else if lookup, err := nodelimits.Lookup(os.LookupEnv); err != nil {
+		return err
+	} else if *settings, err = quota.FromEnv(lookup); err != nil {
+		return err
+	}
+	if settings.Ledger != "" {
+		var failed error // joining the ledger returns it, too, if it lasts
+		if e.machine.held, failed = leases.Holders(settings.Ledger); failed != nil {
+			e.machine.held = nil
+			e.cfg.Logger.Debug("spillway: the ledger does not report the load of GPUs", "error", failed)
+		}
+	}
+	var gpus []topology.GPU
+	if e.cfg.GPUs == nil {
+		gpus = e.loadDriver().gpus
+	}
+	if e.cfg, err = e.machine.configured(e.cfg, gpus); err != nil {
+		return err
+	}
+	if err := e.chooseGPUs(); err != nil {
+		return err
+	}
+	// Refuse sizes that the machine does not have, for the GPUs that turned out to be simulated.
+	if err := e.machine.together(&e.cfg, e.simulated); err != nil {
+		return err
+	}
+	if err := e.openGPUs(ctx); err != nil {
+		return err
+	}
+	if err := e.openHost(); err != nil {
+		return err
 	}
 	var opened []*volumes.Volume
 	for i, d := range e.cfg.Disks {
-		v, err := e.openDisk(ctx, i, d)
+		v, err := e.openDisk(i, d)
 		if err != nil {
-			return fmt.Errorf("spillway: disk:%d: %w", i, err)
+			return fmt.Errorf("disk:%d: %w", i, err)
 		}
 		opened = append(opened, v)
 	}
 	volumes.WarnOfOthers(opened...)
 	e.warnOfMemory()
 	return nil
-}
-
-// configure does what Configure does, with the GPUs that the driver shows to this process.
-func (e *Engine) configure() (err error) {
-	if len(e.topo.Nodes) == 0 {
-		return errors.New("the topology has no NUMA node: want one of topology.Discover")
-	}
-	e.machine = newMachine(e.topo)
-	var gpus []topology.GPU
-	if e.cfg.GPUs == nil {
-		gpus = e.shownByDriver()
-	}
-	e.cfg, err = e.machine.configured(e.cfg, gpus)
-	return err
 }
 
 // openGPUs opens all devices and then the spaces on them: a limit may be a share of what they have
@@ -145,7 +172,14 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 	if err != nil {
 		return err
 	}
-	e.warnFor(id, func() []diag.Warning { return lossOf(space) })
+	e.warnFor(id, func() []diag.Warning {
+		lost, ok := errors.AsType[*tier.LostError](space.Lost())
+		if !ok {
+			return nil
+		}
+		return []diag.Warning{causes.Warn(causes.GPULost, "the GPU is lost, with %d bytes in use there: %v: "+
+			"what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
+	})
 	streams, err := devpool.NewStreams(dev, defaultStreams)
 	if err != nil {
 		return err
@@ -174,7 +208,7 @@ func (e *Engine) openDevice(ctx context.Context, i int, g GPUConfig) (dev tier.D
 	case g.Open != nil:
 		dev, err = deviceOf("GPUConfig.Open", func() (tier.Device, error) { return g.Open(ctx, g.Memory.Bytes) })
 	case gpu != nil:
-		dev, err = e.driver.Open(cuda.Config{Ordinal: gpu.Ordinal, Node: e.nodeOfGPU(*gpu), Memory: g.Memory.Bytes})
+		dev, err = e.driver.Open(cuda.Config{Ordinal: gpu.Index, Node: gpu.Node, Memory: g.Memory.Bytes})
 	default: // spread over the nodes, as GPUs are on real machines
 		memory, nodes := e.machine.simulatedBytes(&e.cfg, g), e.machine.nodes
 		dev, err = sim.New(sim.Config{Memory: memory, Node: nodes[i%len(nodes)], Touch: true})
@@ -265,10 +299,10 @@ func nodeOr(configured *int, other int) int {
 	return other
 }
 
-func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) (*volumes.Volume, error) {
+func (e *Engine) openDisk(i int, d DiskConfig) (*volumes.Volume, error) {
 	capacity := d.Capacity.Bytes
 	if capacity == 0 {
-		free, err := e.freeFor(ctx, i)
+		free, err := e.freeFor(i)
 		if err != nil {
 			return nil, err
 		}
@@ -307,33 +341,30 @@ func (e *Engine) openDisk(ctx context.Context, i int, d DiskConfig) (*volumes.Vo
 // freeFor returns how many bytes disk i may count as free. Disks on one file system, which are those
 // whose directories have the same device, share the bytes that are left without the capacities in
 // bytes of other disks there.
-func (e *Engine) freeFor(ctx context.Context, i int) (free int64, err error) {
+func (e *Engine) freeFor(i int) (free int64, err error) {
 	defer guard.Error(&err, "DiskConfig.FS")
-	d := e.cfg.Disks[i]
-	if d.FS != nil { // the topology knows only the machine's own file systems
-		u, err := d.FS.Usage(d.Dir)
-		if err != nil {
-			return 0, err
+	on := func(d DiskConfig) disk.FS {
+		if d.FS != nil {
+			return d.FS
 		}
-		free = u.Free
-	} else {
-		where, err := topology.DiskOf(ctx, d.Dir, topology.Options{})
-		if err != nil {
-			return 0, err
-		}
-		free = where.FreeBytes
+		return disk.OS()
 	}
 	device := func(d DiskConfig) (id uint64, known bool) {
-		files := d.FS
-		if files == nil {
-			files = disk.OS()
-		}
-		info, err := files.Stat(d.Dir)
+		info, err := on(d).Stat(d.Dir)
 		if err != nil {
 			return 0, false // to open the disk will fail
 		}
 		return fsinfo.Device(info)
 	}
+	d := e.cfg.Disks[i]
+	usage, err := on(d).Usage(d.Dir)
+	if d.FS == nil && errors.Is(err, fs.ErrNotExist) {
+		return math.MaxInt64, nil // to open the disk will fail, with advice
+	}
+	if err != nil {
+		return 0, err
+	}
+	free = usage.Free
 	mine, known := device(d)
 	sharers := int64(1)
 	for j, other := range e.cfg.Disks {

@@ -59,28 +59,22 @@ func (p *Plan) Close() ([]repository.Leftover, error) {
 
 // Plan returns a new plan. The name of an open plan is an error.
 func (e *Engine) Plan(name string) (*Plan, error) {
-	p, err := e.newPlan(name)
-	if err == nil {
-		e.recorder.NamePlan(p.number, name)
-	}
-	return p, err
-}
-
-func (e *Engine) newPlan(name string) (*Plan, error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil, fmt.Errorf("spillway: plan %q: %w", name, tier.ErrClosed)
-	}
-	if _, ok := e.plans[name]; ok {
+	if e.closed || e.plans[name] != nil {
+		defer e.mu.Unlock()
+		if e.closed {
+			return nil, fmt.Errorf("spillway: plan %q: %w", name, tier.ErrClosed)
+		}
 		return nil, fmt.Errorf("spillway: a plan %q is open already", name)
 	}
 	e.plan++
-	manager := repository.NewManager(name, e.plan, repository.Config{
+	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name)}
+	p.manager = repository.NewManager(name, p.number, repository.Config{
 		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
 		Reservations: e.reservations, Heap: &e.overflow,
 	})
-	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: manager}
 	e.plans[name] = p
+	e.mu.Unlock()
+	e.recorder.NamePlan(p.number, name)
 	return p, nil
 }

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
+	"github.com/spillway-db/spillway/internal/tabular"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/reservation"
@@ -97,55 +97,47 @@ func (e *Engine) Spaces() []*tier.Space { return e.reservations.Spaces().All() }
 // String returns the figures as tables, for people. Sizes are rounded.
 func (s Stats) String() string {
 	var b strings.Builder
-	var rows [][]string
-	row := func(cells ...any) {
-		line := make([]string, len(cells))
-		for i, c := range cells {
-			line[i] = fmt.Sprint(c)
+	table := func(rows tabular.Rows) {
+		if len(rows) > 1 {
+			rows.Write(&b, "")
+			b.WriteByte('\n')
 		}
-		rows = append(rows, line)
 	}
-	next := func(cells ...any) {
-		writeTable(&b, rows)
-		rows = nil
-		row(cells...)
-	}
-	next("space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign")
+	spaces := tabular.Rows{{"space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign"}}
 	for _, p := range s.Spaces {
-		row(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved),
+		spaces.Add(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved),
 			size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.Foreign))
 	}
-	if len(s.Edges) > 0 {
-		next("from", "to", ">batches", ">bytes", ">GiB/s", ">half within", ">99 % within", ">longest", "reasons")
-		for _, e := range s.Edges {
-			rate := "-"
-			if e.Busy > 0 {
-				rate = fmt.Sprintf("%.2f", float64(e.Bytes)/(1<<30)/e.Busy.Seconds())
-			}
-			row(e.From, e.To, e.Batches, size.Approx(e.Bytes), rate,
-				rounded(e.P50), rounded(e.P99), rounded(e.Longest), reasons(e.ByReason))
-		}
+	table(spaces)
+	edges := tabular.Rows{
+		{"from", "to", ">batches", ">bytes", ">GiB/s", ">half within", ">99 % within", ">longest", "reasons"},
 	}
-	if len(s.Work) > 0 {
-		next("plan", "operator", ">moved down", ">moved up", ">down and never used", "reasons")
-		for _, w := range s.Work {
-			operator := "-"
-			if w.Operator != "" {
-				operator = fmt.Sprintf("%s:%d", named.Plain(w.Operator), w.Port)
-			}
-			row(cmp.Or(named.Plain(w.Plan), "-"), operator, size.Approx(w.Down.Bytes), size.Approx(w.Up.Bytes),
-				size.Approx(w.Unread), reasons(w.ByReason))
+	for _, e := range s.Edges {
+		rate := "-"
+		if e.Busy > 0 {
+			rate = fmt.Sprintf("%.2f", float64(e.Bytes)/(1<<30)/e.Busy.Seconds())
 		}
+		edges.Add(e.From, e.To, e.Batches, size.Approx(e.Bytes), rate,
+			rounded(e.P50), rounded(e.P99), rounded(e.Longest), reasons(e.ByReason))
 	}
-	if len(s.Blocked) > 0 {
-		next("task", ">waits", ">waited", ">longest", ">waiting now", ">so far")
-		for _, o := range s.Blocked {
-			row(cmp.Or(named.Plain(o.Owner), "-"), o.Waits, rounded(o.Total), rounded(o.Longest), o.Waiting,
-				rounded(o.SoFar))
+	table(edges)
+	operators := tabular.Rows{{"plan", "operator", ">moved down", ">moved up", ">down and never used", "reasons"}}
+	for _, w := range s.Work {
+		operator := "-"
+		if w.Operator != "" {
+			operator = fmt.Sprintf("%s:%d", named.Plain(w.Operator), w.Port)
 		}
+		operators.Add(cmp.Or(named.Plain(w.Plan), "-"), operator, size.Approx(w.Down.Bytes), size.Approx(w.Up.Bytes),
+			size.Approx(w.Unread), reasons(w.ByReason))
 	}
-	writeTable(&b, rows)
-	fmt.Fprintf(&b, "\nwaits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s\n",
+	table(operators)
+	tasks := tabular.Rows{{"task", ">waits", ">waited", ">longest", ">waiting now", ">so far"}}
+	for _, o := range s.Blocked {
+		tasks.Add(cmp.Or(named.Plain(o.Owner), "-"), o.Waits, rounded(o.Total), rounded(o.Longest), o.Waiting,
+			rounded(o.SoFar))
+	}
+	table(tasks)
+	fmt.Fprintf(&b, "waits for room: %d, half within %s, 99 %% within %s, 99.9 %% within %s, the longest %s\n",
 		s.Waits.Count, rounded(s.Waits.P50), rounded(s.Waits.P99), rounded(s.Waits.P999), rounded(s.Waits.Max))
 	if w := s.Waits; w.Waiting > 0 {
 		fmt.Fprintf(&b, "waiting for room now: %d, the oldest for %s\n", w.Waiting, rounded(w.Oldest))
@@ -163,39 +155,6 @@ func (s Stats) String() string {
 			named.Plain(q.Name), size.Approx(q.Used), size.Approx(q.Limit), size.Approx(q.Peak))
 	}
 	return b.String()
-}
-
-// writeTable writes rows as a table, after an empty line if it is not the first. The first row has the
-// names of the columns; ">" before one has its cells end at the same place.
-func writeTable(b *strings.Builder, rows [][]string) {
-	if len(rows) == 0 {
-		return
-	}
-	if b.Len() > 0 {
-		b.WriteByte('\n')
-	}
-	widths, right := make([]int, len(rows[0])), make([]bool, len(rows[0]))
-	for i, name := range rows[0] {
-		rows[0][i], right[i] = strings.CutPrefix(name, ">")
-	}
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	for _, row := range rows {
-		line := ""
-		for i, cell := range row {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if right[i] {
-				cell = pad + cell
-			} else {
-				cell += pad
-			}
-			line += cell + "  "
-		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
-	}
 }
 
 // reasons returns the bytes by reason, the most first.

@@ -40,19 +40,18 @@ func (a *aheadOfTasks) change(apply func()) {
 	start := !a.running && a.working > 0 && len(a.waiting) > 0 && a.e.calls.Enter()
 	a.running = a.running || start
 	a.mu.Unlock()
-	if !start {
-		select {
-		case a.poke <- struct{}{}:
-		default:
-		}
+	if start {
+		go func() {
+			labels.TaskAhead.Set()
+			defer a.e.calls.Leave()
+			a.run()
+		}()
 		return
 	}
-	go func() {
-		labels.TaskAhead.Set()
-		defer a.e.calls.Leave()
-		for a.pass() {
-		}
-	}()
+	select {
+	case a.poke <- struct{}{}:
+	default:
+	}
 }
 
 // leave removes a task from those that wait; it may be gone.
@@ -60,60 +59,61 @@ func (a *aheadOfTasks) leave(in *taskInputs) {
 	a.change(func() { a.waiting = slices.DeleteFunc(a.waiting, func(w *taskInputs) bool { return w == in }) })
 }
 
-// pass tries to fetch what comes next, once each: the inputs of as many waiting tasks as work, and of
-// tasksAhead at least. If it fetched nothing it waits for a while. It returns false when there is
-// nothing more to do.
-func (a *aheadOfTasks) pass() bool {
+// run tries to fetch what comes next, once each: the inputs of as many waiting tasks as work, and of
+// tasksAhead at least. After a pass that fetched nothing it waits for a while.
+func (a *aheadOfTasks) run() {
 	ctx := a.e.mover.Inside().Ended()
-	a.mu.Lock()
-	if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
-		a.running = false
+	for {
+		a.mu.Lock()
+		if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
+			a.running = false
+			a.mu.Unlock()
+			return
+		}
+		next := slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 		a.mu.Unlock()
-		return false
-	}
-	next := slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
-	a.mu.Unlock()
-	fetched := false
-	var full [tier.Disk + 1]bool // tiers without room
-	for _, in := range next {
-		for _, b := range in.batches[:in.ahead] {
-			if slices.Contains(in.skipped, b) {
-				continue
-			}
-			if !a.e.panics.Do("a strategy", func() { fetched = a.bring(ctx, in, b, &full) || fetched }) {
-				in.skipped = append(in.skipped, b)
+		fetched := false
+		var full [tier.Disk + 1]bool // tiers without room
+		for _, in := range next {
+			for _, b := range in.batches[:in.ahead] {
+				if slices.Contains(in.skipped, b) {
+					continue
+				}
+				if !a.e.panics.Do("a strategy", func() { fetched = a.bring(ctx, in, b, &full) || fetched }) {
+					in.skipped = append(in.skipped, b)
+				}
 			}
 		}
+		if fetched {
+			continue
+		}
+		again := time.NewTimer(aheadAgain)
+		select {
+		case <-again.C:
+		case <-a.poke:
+		case <-ctx.Done():
+		}
+		again.Stop()
 	}
-	if fetched {
-		return true
-	}
-	again := time.NewTimer(aheadAgain)
-	defer again.Stop()
-	select {
-	case <-again.C:
-	case <-a.poke:
-	case <-ctx.Done():
-	}
-	return true
 }
 
 // bring fetches a batch to where the task may run, if it is clear which GPU that will be, or else to
 // host memory, and reports whether it moved the batch. Errors other than a lack of room are left to
 // the task.
 func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch, full *[tier.Disk + 1]bool) bool {
-	all := a.e.reservations.Spaces()
 	for _, to := range []reservation.Strategy{in.to, reservation.AnyInTier(tier.Host)} {
 		now := b.Info()
-		spaces := to.Candidates(all, nil)
+		if now.State != batch.Idle && now.State != batch.TaskCreated {
+			return false
+		}
+		spaces := to.Candidates(a.e.reservations.Spaces(), nil)
 		spaces = slices.DeleteFunc(spaces, func(s *tier.Space) bool { return s.Lost() != nil })
-		if len(spaces) == 0 {
+		if len(spaces) == 0 || spaces[0].Kind() == tier.GPU && len(spaces) > 1 {
 			continue
 		}
 		kind := spaces[0].Kind()
-		resting := now.State == batch.Idle || now.State == batch.TaskCreated
 		there := slices.ContainsFunc(spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
-		if !resting || there || now.Space.Kind <= kind || full[kind] || kind == tier.GPU && len(spaces) > 1 {
+		if there || now.Space.Kind <= kind || full[kind] {
 			continue
 		}
 		err := a.e.mover.Inside().Ahead(ctx, b, to)

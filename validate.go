@@ -57,36 +57,29 @@ func marks(own, tiers tier.Fractions) tier.Fractions {
 	}
 }
 
+// size refuses a size that is invalid or less than least. Zero is the default, which is not checked.
+func (p *problems) size(field string, a Amount, least int64) {
+	if err := a.Validate(); err != nil {
+		p.add("%s: %w", field, err)
+	} else if a.Bytes > 0 && a.Bytes < least {
+		p.add("%s: %d bytes are too little: the least is %d", field, a.Bytes, least)
+	}
+}
+
 func (c *Config) check() error {
 	var p problems
-	// Sizes of lists make no sense for lists that are given, which have sizes of their own.
-	for _, f := range [...]struct {
-		field, list string
-		set, given  bool
-	}{
-		{"GPUMemory", "GPUs", !c.GPUMemory.IsZero(), c.GPUs != nil},
-		{"MostGPUs", "GPUs", c.MostGPUs != 0, c.GPUs != nil},
-		{"HostMemory", "Hosts", !c.HostMemory.IsZero(), c.Hosts != nil},
-		{"HostPerGPU", "Hosts", c.HostPerGPU, c.Hosts != nil},
-	} {
-		if f.set && f.given {
-			p.add("%s and %s are both set: the former is for a list that is nil", f.field, f.list)
+	// A size of a list makes no sense for a list that is given, which has sizes of its own.
+	both := func(field, list string, set bool) {
+		if set {
+			p.add("%s and %s are both set: the former is for a list that is nil", field, list)
 		}
 	}
-	for _, m := range [...]struct {
-		field string
-		size  Amount
-		least int64
-	}{
-		{"GPUMemory", c.GPUMemory, tier.Page},
-		{"HostMemory", c.HostMemory, smallestHostSpace},
-	} {
-		if err := m.size.Validate(); err != nil {
-			p.add("%s: %w", m.field, err)
-		} else if n := m.size.Bytes; n > 0 && n < m.least {
-			p.add("%s: %d bytes are too little: the least is %d", m.field, n, m.least)
-		}
-	}
+	both("GPUMemory", "GPUs", !c.GPUMemory.IsZero() && c.GPUs != nil)
+	both("MostGPUs", "GPUs", c.MostGPUs != 0 && c.GPUs != nil)
+	both("HostMemory", "Hosts", !c.HostMemory.IsZero() && c.Hosts != nil)
+	both("HostPerGPU", "Hosts", c.HostPerGPU && c.Hosts != nil)
+	p.size("GPUMemory", c.GPUMemory, tier.Page)
+	p.size("HostMemory", c.HostMemory, smallestHostSpace)
 	if c.MostGPUs < 0 {
 		p.add("MostGPUs is %d: want a number above 0, or 0 for all", c.MostGPUs)
 	}
@@ -97,17 +90,14 @@ func (c *Config) check() error {
 	for i, g := range c.GPUs {
 		p.of = fmt.Sprintf("gpu:%d: ", i)
 		p.marks("Marks", tier.GPU, g.Marks, c.GPUMarks)
-		switch err := g.Memory.Validate(); {
+		p.size("Memory", g.Memory, tier.Page)
+		switch {
 		case g.Backend != Auto && g.Backend != Sim && g.Backend != CUDA:
 			p.add("backend %q is unknown: want sim, cuda or nothing", g.Backend)
-		case err != nil:
-			p.add("Memory: %w", err)
 		case g.Memory.Share != 0 && (g.Device != nil || g.Open != nil):
 			p.add("Memory: a share is for a backend's GPU: give it in bytes")
 		case g.Memory.Share != 0 && g.Backend == Sim:
 			p.add("Memory: %w: give it in bytes", ErrShareOfSimulated)
-		case g.Memory.Bytes > 0 && g.Memory.Bytes < tier.Page:
-			p.add("Memory: %d bytes are too little: the least is %d", g.Memory.Bytes, tier.Page)
 		case g.Device != nil && g.Open != nil:
 			p.add("Device and Open are both set: a space has one device")
 		}
@@ -144,9 +134,7 @@ func (c *Config) check() error {
 	for i, d := range c.Disks {
 		p.of = fmt.Sprintf("disk:%d: ", i)
 		p.marks("Marks", tier.Disk, d.Marks, c.DiskMarks)
-		if err := d.Capacity.Validate(); err != nil {
-			p.add("Capacity: %w", err)
-		}
+		p.size("Capacity", d.Capacity, 0)
 		if d.Reserve < 0 {
 			p.add("Reserve is %d: want 0 or more", d.Reserve)
 		}

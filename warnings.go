@@ -3,7 +3,6 @@ package spillway
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -43,10 +42,7 @@ func (e *Engine) Warnings() []diag.Warning {
 type warned struct {
 	machine []diag.Warning
 	sources []warner
-
-	// mu is never held while anything else is called.
-	mu     sync.Mutex
-	logged map[diag.Warning]bool
+	logged  sync.Map // of true, by warning
 }
 
 // warner is what a space's memory warns of.
@@ -82,14 +78,7 @@ func (e *Engine) logWarnings() {
 // once. Facts that every start on such a machine meets, and that nobody can change, are at debug
 // level.
 func (e *Engine) logWarning(w diag.Warning) {
-	e.warned.mu.Lock()
-	logged := e.warned.logged[w]
-	if e.warned.logged == nil {
-		e.warned.logged = make(map[diag.Warning]bool)
-	}
-	e.warned.logged[w] = true
-	e.warned.mu.Unlock()
-	if logged {
+	if _, logged := e.warned.logged.LoadOrStore(w, true); logged {
 		return
 	}
 	level := slog.LevelWarn
@@ -110,17 +99,6 @@ func (e *Engine) logWarning(w diag.Warning) {
 	// The text is the message, and not an attribute. So a log that keeps each message once keeps
 	// all.
 	e.cfg.Logger.Log(context.Background(), level, "spillway: "+w.What, attrs...)
-}
-
-// lossOf warns of a space that is lost with its device.
-func lossOf(space *tier.Space) []diag.Warning {
-	var lost *tier.LostError
-	if !errors.As(space.Lost(), &lost) {
-		return nil
-	}
-	return []diag.Warning{causes.Warn(causes.GPULost,
-		"the GPU is lost, with %d bytes in use there: %v: "+
-			"what has no other place is gone, and other spaces are used", lost.Bytes, lost.Cause)}
 }
 
 // costs are what an engine loses by something that the topology does not know.

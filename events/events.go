@@ -214,47 +214,14 @@ type Event struct {
 	Err    error
 }
 
-// String returns the event as one line.
+// String returns the event as one line: its kind and its other fields, with the names that Log uses.
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.Kind.String())
-	if e.Batch != 0 {
-		fmt.Fprintf(&b, ": batch %d", e.Batch)
+	for _, a := range e.attrs() {
+		b.WriteString(" " + a.String())
 	}
-	if e.From.Valid() {
-		b.WriteString(" from " + e.From.String())
-	}
-	if e.To.Valid() {
-		b.WriteString(" to " + e.To.String())
-	}
-	if e.Bytes != 0 {
-		fmt.Fprintf(&b, ", %d bytes", e.Bytes)
-	}
-	if e.Limit != 0 {
-		fmt.Fprintf(&b, ", limit %d", e.Limit)
-	}
-	if e.Kind == BatchHinted {
-		fmt.Fprintf(&b, ", hint %d", e.Hint)
-	}
-	if e.Reason != "" {
-		b.WriteString(", for " + e.Reason)
-	}
-	if e.Copy {
-		b.WriteString(", onto a copy")
-	}
-	if e.Took != 0 {
-		fmt.Fprintf(&b, ", %v", e.Took)
-	}
-	if o := e.Origin.String(); o != "" {
-		b.WriteString(", " + o)
-	}
-	if e.Text != "" {
-		b.WriteString(", " + e.Text)
-	}
-	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
-	}
-	return b.String()
+	return named.Inert(b.String())
 }
 
 // String returns, for example, `plan "q", operator join:0, task "probe"`.

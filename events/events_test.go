@@ -35,10 +35,11 @@ func TestKinds(t *testing.T) {
 
 func TestString(t *testing.T) {
 	e := Event{
-		Kind: MoveEnded, Origin: Origin{Plan: "q", Operator: "join", Port: 1, Task: "probe"}, Batch: 7, From: gpu, To: disk,
+		Kind: MoveEnded, Origin: Origin{Plan: "q\n", Operator: "join", Port: 1, Task: "probe"}, Batch: 7, From: gpu, To: disk,
 		Bytes: 4096, Limit: 5, Took: time.Millisecond, Reason: "demand", Copy: true, Err: errors.New("no"),
 	}
-	want := `move ended: batch 7 from gpu:0 to disk:1, 4096 bytes, limit 5, for demand, onto a copy, 1ms, plan "q", operator join:1, task "probe": no`
+	want := `move ended batch=7 from=gpu:0 to=disk:1 bytes=4096 limit=5 took=1ms reason=demand copy=true ` +
+		`plan=q\n operator=join port=1 partition=0 task=probe error=no`
 	if got := e.String(); got != want {
 		t.Errorf("%s\nnot\n%s", got, want)
 	}

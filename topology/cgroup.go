@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway/internal/procfs"
 )
 
-// bounds holds the limits of the process's cgroups; 0 and nil are none. Each source is the file that
-// has the limit.
+// bounds holds the limits of the process's cgroups; 0 is none. Each source is the file that has the
+// limit. The kernel adds the CPUs and nodes that cgroups allow to those in /proc/self/status.
 type bounds struct {
 	version int    // of the hierarchy that controls memory
 	dir     string // the process's directory in it
@@ -21,9 +21,6 @@ type bounds struct {
 	memorySource string
 	quota        float64 // CPUs
 	quotaSource  string
-	cpus, nodes  Set
-	cpusSource   string
-	nodesSource  string
 }
 
 // cgroups reads the limits of the process's cgroups and of all above them: the smallest counts. A
@@ -63,15 +60,12 @@ func (t *tree) cgroups() (b bounds) {
 	files = []string{"cpu.max", "cpu.cfs_quota_us"}
 	b.quota, b.quotaSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
 		if path.Base(file) == "cpu.cfs_quota_us" { // version 1 has the period in another file
-			period, _ := t.want(path.Join(path.Dir(file), "cpu.cfs_period_us"))
+			period, _ := t.want(path.Dir(file), "cpu.cfs_period_us")
 			text = strings.TrimSpace(text + " " + period)
 		}
 		return procfs.Quota(text)
 	})
 
-	_, dirs = t.hierarchy("cpuset", groups)
-	b.cpus, b.cpusSource = t.nearestSet(dirs, "cpuset.effective_cpus", "cpuset.cpus.effective", "cpuset.cpus")
-	b.nodes, b.nodesSource = t.nearestSet(dirs, "cpuset.effective_mems", "cpuset.mems.effective", "cpuset.mems")
 	return b
 }
 
@@ -89,20 +83,6 @@ func smallest[T int64 | float64](t *tree, dirs, files []string, parse func(file,
 		}
 	}
 	return least, source
-}
-
-// nearestSet returns the first set that is not empty: a group without the controller has the set of
-// the nearest group above it.
-func (t *tree) nearestSet(dirs []string, files ...string) (set Set, source string) {
-	for _, dir := range dirs {
-		for _, name := range files {
-			file := path.Join(dir, name)
-			if s, ok := parsed(t, file, t.want, parseSet); ok && len(s) > 0 {
-				return s, file
-			}
-		}
-	}
-	return nil, ""
 }
 
 // hierarchy returns the version of the hierarchy that has a controller, 0 if there is none, and the
@@ -173,7 +153,7 @@ func (t *tree) mounts() []procfs.Mount {
 }
 
 // limits combines what was found: the smallest of all limits counts.
-func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, allowedCPUs Set, b bounds) Limits {
+func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, b bounds) Limits {
 	l := Limits{
 		MemoryBytes:   top.Memory.TotalBytes,
 		CPUs:          len(top.CPU.Allowed),
@@ -189,10 +169,8 @@ func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, allowedCPUs Set, 
 	case l.CPUs == 0:
 	case l.CPUs == len(top.CPU.Online):
 		l.CPUSource = onlineCPUs
-	case allowedCPUs != nil && l.CPUs == len(top.CPU.Online.intersect(allowedCPUs)):
-		l.CPUSource = selfStatus // the kernel takes the cpuset into account there
 	default:
-		l.CPUSource = b.cpusSource
+		l.CPUSource = selfStatus
 	}
 	if n := math.Ceil(b.quota); n > 0 && (l.CPUs == 0 || n < float64(l.CPUs)) {
 		l.CPUs, l.CPUSource = int(min(n, procfs.MaxMember)), b.quotaSource
@@ -206,11 +184,6 @@ func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, allowedCPUs Set, 
 	}
 	if allowedNodes != nil {
 		l.MemoryNodes = l.MemoryNodes.intersect(allowedNodes)
-	}
-	if b.nodes != nil {
-		if both := l.MemoryNodes.intersect(b.nodes); len(both) < len(l.MemoryNodes) {
-			l.MemoryNodes, source = both, b.nodesSource
-		}
 	}
 	if len(l.MemoryNodes) == 0 {
 		t.warnf(source, "none of the nodes is allowed: all are taken to be")

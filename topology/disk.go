@@ -27,40 +27,6 @@ func (t *tree) disks() (disks []Disk, others []Mount) {
 			disks = append(disks, d)
 		}
 	}
-	for _, m := range t.diskMounts() {
-		onOne := false
-		for i := range disks {
-			if slices.Contains(m.disks, disks[i].Name) {
-				disks[i].Mounts = append(disks[i].Mounts, m.Mount)
-				onOne = true
-			}
-		}
-		if !onOne {
-			others = append(others, m.Mount)
-		}
-	}
-	return disks, others
-}
-
-// diskMount is a mount that files are kept in, with the names of the whole disks that it is on.
-type diskMount struct {
-	Mount
-	disks []string
-}
-
-// ofTheKernel are file systems that hold no users' files.
-var ofTheKernel = []string{
-	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
-	"fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs",
-	"sysfs", "tracefs",
-}
-
-// diskMounts returns the mounts that files are kept in, found once.
-func (t *tree) diskMounts() []diskMount {
-	if t.hasDisks {
-		return t.onDisks
-	}
-	t.hasDisks = true
 	for _, m := range t.mounts() {
 		if slices.Contains(ofTheKernel, m.FileSystem) {
 			continue
@@ -68,10 +34,25 @@ func (t *tree) diskMounts() []diskMount {
 		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue // single files are mounted into containers
 		}
-		t.onDisks = append(t.onDisks, diskMount{Mount{m.Point, m.FileSystem, m.Source, m.ReadOnly},
-			t.disksBelowMount(m)})
+		mount, on, onOne := Mount{m.Point, m.FileSystem, m.Source, m.ReadOnly}, t.disksBelowMount(m), false
+		for i := range disks {
+			if slices.Contains(on, disks[i].Name) {
+				disks[i].Mounts = append(disks[i].Mounts, mount)
+				onOne = true
+			}
+		}
+		if !onOne {
+			others = append(others, mount)
+		}
 	}
-	return t.onDisks
+	return disks, others
+}
+
+// ofTheKernel are file systems that hold no users' files.
+var ofTheKernel = []string{
+	"autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+	"fusectl", "hugetlbfs", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs",
+	"sysfs", "tracefs",
 }
 
 // notDisks are block devices that no data stays on, or that are other devices in disguise, also if
@@ -84,14 +65,13 @@ const sectorBytes = 512
 // disk reads the block device in dir, which has no links in it. ok reports whether it is a disk.
 func (t *tree) disk(dir string) (d Disk, ok bool) {
 	d = Disk{Name: path.Base(dir), Node: t.nowhere(), Bus: []string{}, Mounts: []Mount{}}
-	number := func(file string) (int64, bool) { return parsed(t, path.Join(dir, file), t.want, procfs.Count) }
-	hidden, _ := number("hidden")                // one path of several to a disk that is listed too
-	below, _ := t.list(path.Join(dir, "slaves")) // made of others (bcache)
+	hidden, _ := t.count(dir, "hidden") // one path of several to a disk that is listed too
+	below, _ := t.list(dir, "slaves")   // made of others (bcache)
 	named := slices.ContainsFunc(notDisks, func(prefix string) bool { return isNumbered(d.Name, prefix) })
 	if named || hidden == 1 || len(below) > 0 {
 		return d, false
 	}
-	sectors, known := number("size")
+	sectors, known := t.count(dir, "size")
 	switch {
 	case known && sectors == 0:
 		return d, false // an empty card reader
@@ -103,8 +83,8 @@ func (t *tree) disk(dir string) (d Disk, ok bool) {
 		t.warnf(path.Join(dir, "size"), "the disk's size is not known")
 	}
 
-	vendor, _ := t.want(path.Join(dir, "device/vendor"))
-	model, _ := t.want(path.Join(dir, "device/model"))
+	vendor, _ := t.want(dir, "device/vendor")
+	model, _ := t.want(dir, "device/model")
 	d.Model = procfs.Label(model)
 	d.Device, _ = parsed(t, path.Join(dir, "dev"), t.want, func(text string) (string, error) {
 		if !procfs.IsDeviceNumber(text) {
@@ -112,7 +92,7 @@ func (t *tree) disk(dir string) (d Disk, ok bool) {
 		}
 		return text, nil
 	})
-	rotates, known := number("queue/rotational")
+	rotates, known := t.count(dir, "queue/rotational")
 	d.Rotational = rotates == 1
 	controllers := t.controllers(dir)
 	d.Kind = diskKind(dir, vendor+" "+model, d.Rotational, known)
@@ -195,8 +175,9 @@ func busAbove(dir string) string {
 	return ""
 }
 
-// disksBelowMount returns the names of the whole disks that m is on.
-func (t *tree) disksBelowMount(m procfs.Mount) []string {
+// disksBelowMount returns the names of the whole disks that m is on, in order: of its device, the disk
+// of which that is a partition, or those below a device that is stacked on others.
+func (t *tree) disksBelowMount(m procfs.Mount) (names []string) {
 	var candidates []string
 	if m.OnBlockDevice() {
 		candidates = append(candidates, path.Join("/sys/dev/block", m.Device))
@@ -210,76 +191,52 @@ func (t *tree) disksBelowMount(m procfs.Mount) []string {
 			candidates = append(candidates, path.Join("/sys/class/block", device))
 		}
 	}
-	var devices []string
+	var todo []string // directories of devices
 	for _, c := range candidates {
 		if target, err := t.resolve(c); err == nil && t.isDir(target) {
-			devices = append(devices, target)
+			todo = append(todo, target)
 			break
 		}
 	}
-
-	const btrfs = "/sys/fs/btrfs" // the mount names one device of several
-	if m.FileSystem == "btrfs" && len(devices) > 0 {
-		systems, _ := t.list(btrfs)
+	follow := func(list string, names []string) {
+		for _, name := range names {
+			if target, ok := t.follow(path.Join(list, name), "a device"); ok {
+				todo = append(todo, target)
+			}
+		}
+	}
+	if m.FileSystem == "btrfs" && len(todo) > 0 { // the mount names one device of several
+		systems, _ := t.list("/sys/fs/btrfs")
 		for _, id := range systems {
-			list := path.Join(btrfs, id, "devices")
-			names, _ := t.list(list)
-			if !slices.Contains(names, path.Base(devices[0])) {
-				continue
+			list := path.Join("/sys/fs/btrfs", id, "devices")
+			if devices, _ := t.list(list); slices.Contains(devices, path.Base(todo[0])) {
+				follow(list, devices)
+				break
 			}
-			for _, name := range names {
-				if target, ok := t.follow(path.Join(list, name), "a device"); ok {
-					devices = append(devices, target)
-				}
-			}
-			break
 		}
 	}
-	var names []string
-	visited := map[string]bool{}
-	for _, dir := range devices {
-		names = append(names, t.disksBelow(dir, maxStacked, visited)...)
+	visited, again := map[string]bool{}, ""
+	for len(todo) > 0 {
+		dir := todo[0]
+		todo = todo[1:]
+		if visited[dir] {
+			again = dir
+			continue
+		}
+		visited[dir] = true
+		if _, err := t.root.Stat(rel(path.Join(dir, "partition"))); err == nil {
+			todo = append(todo, path.Dir(dir))
+			continue
+		}
+		slaves, _ := t.list(dir, "slaves")
+		follow(path.Join(dir, "slaves"), slaves)
+		if len(slaves) == 0 {
+			names = append(names, path.Base(dir))
+		}
+	}
+	if len(names) == 0 && again != "" {
+		t.warnf(again, "the device is stacked on itself")
 	}
 	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// disksBelow returns the names of the whole disks that the block device in dir is on: itself, the
-// disk of which it is a partition, or those below a device that is stacked on others. Each device is
-// visited once: a few that stand on each other in a ring would otherwise be millions of ways.
-func (t *tree) disksBelow(dir string, levels int, visited map[string]bool) (names []string) {
-	if !t.enter(visited, dir, "device", dir, levels) {
-		return nil
-	}
-	defer func() { visited[dir] = false }()
-	if _, err := t.root.Stat(rel(path.Join(dir, "partition"))); err == nil {
-		return t.disksBelow(path.Dir(dir), levels-1, visited)
-	}
-	slaves, _ := t.list(path.Join(dir, "slaves"))
-	if len(slaves) == 0 {
-		return []string{path.Base(dir)}
-	}
-	for _, s := range slaves {
-		if target, ok := t.follow(path.Join(dir, "slaves", s), "a device"); ok {
-			names = append(names, t.disksBelow(target, levels-1, visited)...)
-		}
-	}
 	return names
-}
-
-// enter reports whether to follow a device or a file system: only once, and not below too many
-// others. visited is true while one is followed, and false from then on.
-func (t *tree) enter(visited map[string]bool, key, what, p string, levels int) bool {
-	onTheWay, before := visited[key]
-	switch {
-	case onTheWay:
-		t.warnf(p, "the %s is stacked on itself", what)
-	case before:
-	case levels == 0:
-		t.warnf(p, "more than %d %ss stacked on each other", maxStacked, what)
-	default:
-		visited[key] = true
-		return true
-	}
-	return false
 }

@@ -47,10 +47,10 @@ func ExampleTopology_Path() {
 	}
 	near, _ := top.Path("GPU0", "nvme0n1")
 	far, _ := top.Path("GPU1", "nvme0n1")
-	fmt.Println(near, far, near.Compare(far) < 0)
+	fmt.Println(near, far)
 	fmt.Print(top.Matrix())
 	// Output:
-	// PIX SYS true
+	// PIX SYS
 	//
 	// Paths
 	//   -        GPU0  GPU1  nvme0n1

@@ -71,8 +71,7 @@ func (t *tree) gpus(source gpuSource) listing {
 	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
 }
 
-// ask lists the GPUs of a source. The source may panic: the driver's library is not part of this
-// module.
+// ask lists the GPUs of a source, which may panic: the driver's library is not part of this module.
 func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -101,9 +100,8 @@ func (t *tree) busGPUs() []GPU {
 			gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
 		}
 	}
-	slices.SortFunc(gpus, func(a, b GPU) int { // 10000:00:00.0 is behind 2000:00:00.0
-		return cmp.Or(foreign(a)-foreign(b), len(a.PCIAddress)-len(b.PCIAddress), strings.Compare(a.PCIAddress,
-			b.PCIAddress))
+	slices.SortFunc(gpus, func(a, b GPU) int {
+		return cmp.Or(foreign(a)-foreign(b), byNumber(a.PCIAddress, b.PCIAddress))
 	})
 	for i := range gpus {
 		gpus[i].Index = i
@@ -158,13 +156,11 @@ func (t *tree) id(p string, digits int) (string, bool) {
 func (t *tree) complete(g *GPU) {
 	g.PCIAddress = gpuid.Address(g.PCIAddress)
 	g.Name, g.UUID = procfs.Label(g.Name), procfs.Label(g.UUID)
-	g.Node = t.nowhere()
 	// A node with CPUs is the host's. For no node drivers return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
 		n, ok := t.node(id)
 		return !ok || len(n.CPUs) > 0
 	})
-	g.Bus = []string{}
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
@@ -183,13 +179,27 @@ func (t *tree) complete(g *GPU) {
 	}
 
 	dir := path.Join(pciDevices, g.PCIAddress)
-	if g.PCIAddress != "" && t.isDir(dir) {
-		t.completeFromBus(dir, g)
+	onBus, node := g.PCIAddress != "" && t.isDir(dir), ""
+	if onBus {
+		node, _ = t.want(dir, "numa_node")
 	} else {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
-		if near, ok := t.nearTo(g); ok {
-			g.Node = near.ID
+	}
+	near, isNear := t.nearTo(g)
+	switch {
+	case isNear && (node == "" || node == strconv.Itoa(Unknown)):
+		g.Node = near.ID // the driver has better data than the kernel, which lists all CPUs as near
+		if g.CPUs == nil {
+			g.CPUs = near.CPUs
 		}
+	case onBus:
+		g.Node = t.nodeOf(dir)
+	default:
+		g.Node = t.nowhere()
+	}
+	g.Bus = []string{}
+	if onBus {
+		t.completeFromBus(dir, g)
 	}
 	if g.CPUs == nil {
 		n, _ := t.node(g.Node)
@@ -201,15 +211,6 @@ func (t *tree) complete(g *GPU) {
 
 // completeFromBus adds to g what the PCI device in dir has and g does not.
 func (t *tree) completeFromBus(dir string, g *GPU) {
-	near, isNear := t.nearTo(g)
-	if node, ok := t.want(path.Join(dir, "numa_node")); isNear && (!ok || node == strconv.Itoa(Unknown)) {
-		g.Node = near.ID // the driver has better data than the kernel, which lists all CPUs as near
-		if g.CPUs == nil {
-			g.CPUs = near.CPUs
-		}
-	} else {
-		g.Node = t.nodeOf(dir)
-	}
 	if real, err := t.resolve(dir); err == nil {
 		if g.Bus = busPath(real); len(g.Bus) == 0 {
 			t.warnf(dir, "the device is below no host bridge: its paths to others are not known")
@@ -225,7 +226,7 @@ func (t *tree) completeFromBus(dir string, g *GPU) {
 	if g.Driver == "" {
 		g.Driver = t.driverOf(dir)
 	}
-	if set, ok := parsed(t, path.Join(dir, "local_cpulist"), t.want, parseSet); ok && len(set) > 0 && g.CPUs == nil {
+	if set, ok := t.set(dir, "local_cpulist"); ok && len(set) > 0 && g.CPUs == nil {
 		g.CPUs = set
 	}
 

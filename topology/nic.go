@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"os"
@@ -42,7 +43,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	devices := map[string]string{}
 	verbs, _ := t.list(rdmaVerbs)
 	for _, name := range verbs {
-		card, _ := t.want(path.Join(rdmaVerbs, name, "ibdev"))
+		card, _ := t.want(rdmaVerbs, name, "ibdev")
 		device := path.Join("/dev/infiniband", name)
 		if f, err := t.openFile(device, os.O_RDWR); err == nil {
 			_ = f.Close() // nothing was written
@@ -58,11 +59,6 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		}
 		n := NIC{Name: procfs.Label(name), Bus: []string{}, Node: t.nowhere(), Device: devices[name]}
 		bus := busAbove(dir)
-		if bus == "" { // the class may hold the devices themselves
-			if target, err := t.resolve(path.Join(dir, "device")); err == nil {
-				bus = busAbove(target)
-			}
-		}
 		if bus != "" {
 			n.PCIAddress, n.Bus, n.Node = path.Base(bus), busPath(bus), t.nodeOf(bus)
 		} else {
@@ -78,14 +74,8 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	return nics
 }
 
-// byNumber puts mlx5_2 before mlx5_10.
-func byNumber(a, b string) int {
-	const digits = "0123456789"
-	if strings.TrimRight(a, digits) == strings.TrimRight(b, digits) && len(a) != len(b) {
-		return len(a) - len(b)
-	}
-	return strings.Compare(a, b)
-}
+// byNumber puts mlx5_2 before mlx5_10, and 2000:00:00.0 before 10000:00:00.0.
+func byNumber(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) }
 
 // ports reads the ports of the RDMA device in dir, whose card is in bus.
 func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, error)) []Port {
@@ -104,14 +94,14 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 			continue
 		}
 		p := Port{Number: number, Interfaces: []string{}, Addresses: []string{}}
-		if state, ok := t.need(path.Join(file, "state")); ok { // as "4: ACTIVE"
+		if state, ok := t.need(file, "state"); ok { // as "4: ACTIVE"
 			_, word, _ := strings.Cut(state, ":")
 			if p.State = procfs.Label(word); p.State == "" {
 				t.warnf(path.Join(file, "state"), "%s is not a state", procfs.Quote(state))
 			}
 		}
-		layer, _ := t.want(path.Join(file, "link_layer"))
-		rate, _ := t.want(path.Join(file, "rate"))
+		layer, _ := t.want(file, "link_layer")
+		rate, _ := t.want(file, "rate")
 		p.LinkLayer, p.Rate = procfs.Label(layer), procfs.Label(rate)
 		ports = append(ports, p)
 	}
@@ -120,12 +110,12 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 	}
 
 	// The network interfaces of the card, and those made of them.
-	ifaces, _ := t.list(path.Join(bus, "net"))
+	ifaces, _ := t.list(bus, "net")
 	for _, name := range ifaces {
 		file := path.Join(bus, "net", name)
 		i := 0
 		if len(ports) != 1 { // cards with one port have a number of their own sometimes
-			number, ok := parsed(t, path.Join(file, "dev_port"), t.want, procfs.Count)
+			number, ok := t.count(file, "dev_port")
 			i = slices.IndexFunc(ports, func(p Port) bool { return int64(p.Number) == number+1 })
 			if !ok || i < 0 {
 				t.warnf(file, "it is not known of which port the interface is")

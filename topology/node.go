@@ -5,10 +5,8 @@ import (
 	"path"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/spillway-db/spillway/internal/procfs"
-	"github.com/spillway-db/spillway/internal/size"
 )
 
 // meminfo reads the memory of the machine, or of a node, from its file.
@@ -48,23 +46,21 @@ func (t *tree) affinity() (cpus, nodes Set) {
 	return cpus, nodes
 }
 
-// cpu returns the CPUs, with those allowed by the sets that are not nil.
-func (t *tree) cpu(sets ...Set) CPU {
+// cpu returns the CPUs, with those allowed; nil is all.
+func (t *tree) cpu(allowed Set) CPU {
 	info, ok := t.need(systemCPUs)
 	model, listed := procfs.CPUInfo(info)
 	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
-	online, ok := parsed(t, onlineCPUs, t.want, parseSet)
+	online, ok := t.set(onlineCPUs)
 	if !ok || len(online) == 0 {
 		online = listed
 		t.warnf(onlineCPUs, "no list of CPUs: %d are in %s", len(listed), systemCPUs)
 	}
 	c := CPU{Model: model, Online: online, Allowed: slices.Clone(online)}
-	for _, set := range sets {
-		if set != nil {
-			c.Allowed = c.Allowed.intersect(set)
-		}
+	if allowed != nil {
+		c.Allowed = c.Allowed.intersect(allowed)
 	}
 	if len(c.Allowed) == 0 && len(online) > 0 {
 		t.warnf(selfStatus, "none of the CPUs that run is allowed: all are taken to be")
@@ -75,7 +71,11 @@ func (t *tree) cpu(sets ...Set) CPU {
 
 // readNodes returns the NUMA nodes, or one that holds all if the kernel knows none.
 func (t *tree) readNodes(c CPU, m Memory) []Node {
-	ids := t.nodeIDs()
+	ids, _ := t.set(systemNodes, "online")
+	if len(ids) > maxNodes {
+		t.warnf(systemNodes+"/online", "%d nodes: more than any machine has", len(ids))
+		ids = nil
+	}
 	if len(ids) == 0 {
 		return []Node{{CPUs: slices.Clone(c.Online), MemoryBytes: m.TotalBytes, FreeBytes: m.FreeBytes,
 			Distances: []int{10}}}
@@ -99,50 +99,7 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 		}
 		nodes[i] = n
 	}
-
-	// The nodes may have much less memory than the machine: memory that was plugged in, or a table of
-	// the firmware that leaves some out. A machine's only node has all of it. The other way round is
-	// usual in containers that are shown a smaller machine.
-	const tolerated = 8 // an eighth
-	switch sum := memoryOf(nodes, ids); {
-	case sum <= 0 || sum >= m.TotalBytes-m.TotalBytes/tolerated:
-	case len(nodes) == 1:
-		nodes[0].MemoryBytes, nodes[0].FreeBytes = m.TotalBytes, m.FreeBytes
-	default:
-		t.warnf(systemNodes, "the nodes have %s of the %s of memory that %s has", size.Approx(sum),
-			size.Approx(m.TotalBytes), systemMemory)
-	}
 	return nodes
-}
-
-// nodeIDs returns the nodes that are online; none if the kernel knows none.
-func (t *tree) nodeIDs() Set {
-	names, ok := t.list(systemNodes)
-	if !ok {
-		return nil
-	}
-	online := path.Join(systemNodes, "online")
-	ids, ok := parsed(t, online, t.want, parseSet)
-	if ok && len(ids) > 0 && len(ids) <= maxNodes {
-		return ids
-	}
-	if len(ids) > maxNodes {
-		t.warnf(online, "%d nodes: more than any machine has", len(ids))
-	}
-	ids = Set{}
-	for _, name := range names {
-		number, ok := strings.CutPrefix(name, "node")
-		if id, err := procfs.Member(number); ok && err == nil && strconv.Itoa(id) == number {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	if len(ids) > maxNodes {
-		t.warnf(systemNodes, "%d nodes: the first %d are listed", len(ids), maxNodes)
-		ids = ids[:maxNodes]
-	}
-	t.warnf(online, "no list of nodes: %d are in %s", len(ids), systemNodes)
-	return ids
 }
 
 // node returns the node with the given number.

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spillway-db/spillway/internal/tabular"
 )
 
 // Path describes what lies between two devices, in the words of nvidia-smi topo -m.
@@ -23,7 +25,7 @@ const (
 )
 
 // legend explains the paths, in the order of nvidia-smi's legend, which is also the order from near
-// to far.
+// to far. NV represents NV1, NV12 and so on.
 var legend = []struct {
 	path Path
 	text string
@@ -35,37 +37,6 @@ var legend = []struct {
 	{NODE, "NODE: host bridges of one NUMA node"},
 	{SYS, "SYS: two NUMA nodes, or not known"},
 	{UnknownPath, "?: a device on no PCI bus that is known"},
-}
-
-// NVLinks returns how many NVLinks p is over; 0 if it is over none.
-func (p Path) NVLinks() int {
-	number, ok := strings.CutPrefix(string(p), "NV")
-	if n, err := strconv.Atoi(number); ok && err == nil && n > 0 {
-		return n
-	}
-	return 0
-}
-
-// rank returns the index of p in the legend; -1 for the device itself.
-func (p Path) rank() int {
-	if p == Self {
-		return -1
-	}
-	if p.NVLinks() > 0 {
-		return 0
-	}
-	for i, l := range legend[1:] {
-		if l.path == p {
-			return i + 1
-		}
-	}
-	return len(legend) - 1
-}
-
-// Compare is negative if p is nearer than q, positive if it is farther: the device itself, NVLinks
-// (more of them first), PIX, PXB, PHB, NODE, SYS, and a path that is not known.
-func (p Path) Compare(q Path) int {
-	return cmp.Or(p.rank()-q.rank(), q.NVLinks()-p.NVLinks())
 }
 
 // Matrix holds the paths between some devices.
@@ -202,26 +173,27 @@ func isHostBridge(name string) bool {
 // String prints the matrix as nvidia-smi topo -m does: a row and a column for each device, and a
 // legend of the words in it.
 func (m Matrix) String() string {
-	rows := [][]string{append([]string{""}, m.Devices...)}
-	found := make([]bool, len(legend))
+	lines := tabular.Rows{append([]string{""}, m.Devices...)}
+	found := map[Path]bool{}
 	for i, name := range m.Devices {
 		cells := []string{name}
 		for _, p := range m.Paths[i] {
 			cells = append(cells, cmp.Or(string(p), "?"))
-			if p != Self {
-				found[p.rank()] = true
+			if strings.HasPrefix(string(p), "NV") {
+				p = "NV"
 			}
+			found[p] = true
 		}
-		rows = append(rows, cells)
+		lines = append(lines, cells)
 	}
 	var words []string
-	for i, l := range legend {
-		if found[i] {
+	for _, l := range legend {
+		if found[l.path] {
 			words = append(words, l.text)
 		}
 	}
 	var b strings.Builder
-	table(&b, "Paths", rows)
+	section(&b, "Paths", lines)
 	if len(words) > 0 {
 		b.WriteString("  (" + strings.Join(words, ", ") + ")\n")
 	}

@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -85,22 +86,6 @@ func TestPathsByTree(t *testing.T) {
 				t.Errorf("warnings %q", top.Warnings)
 			}
 		})
-	}
-}
-
-func TestPathOrder(t *testing.T) {
-	order := []topology.Path{topology.Self, "NV12", "NV2", topology.PIX, topology.PXB, topology.PHB, topology.NODE, topology.SYS, topology.UnknownPath}
-	for i, p := range order {
-		for j, q := range order {
-			if c := p.Compare(q); (c < 0) != (i < j) || (c > 0) != (i > j) {
-				t.Errorf("%q compared with %q: %d", p, q, c)
-			}
-		}
-	}
-	for p, want := range map[topology.Path]int{"NV12": 12, "NV": 0, "NVx": 0, "NV-1": 0, "NV0": 0, topology.PIX: 0, "": 0} {
-		if p.NVLinks() != want {
-			t.Errorf("%q is over %d NVLinks", p, p.NVLinks())
-		}
 	}
 }
 
@@ -347,6 +332,19 @@ func TestVisibleOrder(t *testing.T) {
 	}})
 	if strings.Contains(said(top.Warnings), "CUDA_DEVICE_ORDER") || top.GPUs[0].PCIAddress != "0000:00:02.0" {
 		t.Errorf("got %+v, warnings %q", top.GPUs, top.Warnings)
+	}
+}
+
+// TestVisibleIndexIsNoUUID: digits are an index, also where UUIDs begin with them.
+func TestVisibleIndexIsNoUUID(t *testing.T) {
+	source := func(context.Context) ([]topology.GPU, error) {
+		return []topology.GPU{{Index: 0, UUID: "12"}, {Index: 1, UUID: "01"}}, nil
+	}
+	for value, want := range map[string]string{"0": "12", "1": "01"} {
+		top := discover(t, topology.Options{Root: readOnly(t, "vm"), GPUs: source, LookupEnv: env(value)})
+		if len(top.GPUs) != 1 || top.GPUs[0].UUID != want {
+			t.Errorf("%s: %+v, want the GPU %s", value, top.GPUs, want)
+		}
 	}
 }
 

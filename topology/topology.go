@@ -75,14 +75,6 @@ type Options struct {
 	// Addresses returns the IP addresses of a network interface. Nil means those of the system if
 	// Root is "/", and those in /proc/net below Root otherwise.
 	Addresses func(iface string) ([]netip.Addr, error)
-
-	// Statfs returns the total bytes of the file system that a directory is
-	// on and those that an unprivileged process can still take. The path is
-	// absolute as seen from Root, without links, and there. Nil means the
-	// system call if Root is "/", and "not known" otherwise: a recorded tree
-	// says nothing of the file systems that its machine had. Only DiskOf
-	// uses it.
-	Statfs func(path string) (total, free int64, err error)
 }
 
 // Topology is what a machine has. The slices are never nil, so that they are
@@ -309,13 +301,13 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	cpus, nodes := t.affinity()
 	groups := t.cgroups()
 	top.Memory = t.meminfo(systemMemory)
-	top.CPU = t.cpu(cpus, groups.cpus)
+	top.CPU = t.cpu(cpus)
 	top.Nodes = t.readNodes(top.CPU, top.Memory)
 	t.nodes = top.Nodes
 	gpus := t.gpus(o.GPUs)
 	top.NICs = t.nics(o.Addresses)
 	top.Disks, top.OtherMounts = t.disks()
-	top.Limits = t.limits(top, gpus.ownNodes(), nodes, cpus, groups)
+	top.Limits = t.limits(top, gpus.ownNodes(), nodes, groups)
 	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
 		return nil, err
 	}
@@ -379,21 +371,20 @@ func (t *Topology) MemoryNode(node int) int {
 func (t *Topology) NodeOfDir(dir string) int {
 	dir = path.Clean(dir)
 	var on []Disk
-	rest := len(dir) + 1 // of dir below the mount that it is on, which is the deepest
+	deepest := 0 // length of the mount that dir is on
 	for _, d := range t.Disks {
 		for _, m := range d.Mounts {
-			below, ok := procfs.CutDir(dir, m.Point)
-			if !ok || len(below) > rest {
+			if _, ok := procfs.CutDir(dir, m.Point); !ok || len(m.Point) < deepest {
 				continue
 			}
-			if len(below) < rest {
-				rest, on = len(below), nil
+			if len(m.Point) > deepest {
+				deepest, on = len(m.Point), nil
 			}
 			on = append(on, d)
 		}
 	}
 	for _, m := range t.OtherMounts {
-		if below, ok := procfs.CutDir(dir, m.Point); ok && len(below) <= rest {
+		if _, ok := procfs.CutDir(dir, m.Point); ok && len(m.Point) >= deepest {
 			return Unknown // it hides the disks that are mounted above it
 		}
 	}

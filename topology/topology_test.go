@@ -222,12 +222,6 @@ func TestMachines(t *testing.T) {
 }
 
 func TestDiskOf(t *testing.T) {
-	statfs := func(path string) (int64, int64, error) {
-		if path == "/mnt/nfs" {
-			return 0, 0, errors.New("stale file handle")
-		}
-		return 1 << 40, 1 << 39, nil
-	}
 	roots := map[string]string{}
 	for _, machine := range machines {
 		roots[machine] = readOnly(t, machine)
@@ -237,34 +231,33 @@ func TestDiskOf(t *testing.T) {
 		real, mount  string
 		disks        string
 		node         int
-		free         int64
 		warns        string // in one of them; empty: there is none
 	}{
-		{machine: "laptop", dir: "/home/user/data", real: "/home/user/data", mount: "/", disks: "nvme0n1", free: 1 << 39},
-		{machine: "laptop", dir: "/home/user/../user//data/", real: "/home/user/data", mount: "/", disks: "nvme0n1", free: 1 << 39},
-		{machine: "laptop", dir: "/spill", real: "/var/spill", mount: "/", disks: "nvme0n1", free: 1 << 39},
-		{machine: "laptop", dir: "/spill/new/dir", real: "/var/spill/new/dir", mount: "/", disks: "nvme0n1", free: 1 << 39, warns: "would be made"},
-		{machine: "laptop", dir: "/boot/efi", real: "/boot/efi", mount: "/boot/efi", disks: "nvme0n1", free: 1 << 39},
-		{machine: "laptop", dir: "/mnt/with space", real: "/mnt/with space", mount: "/mnt/with space", disks: "nvme0n1", free: 1 << 39},
-		{machine: "laptop", dir: "/snap/core20", real: "/snap/core20", mount: "/snap/core20", disks: "nvme0n1", free: 1 << 39, warns: "loop0 is a file"},
-		{machine: "laptop", dir: "/dev/shm", real: "/dev/shm", mount: "/dev/shm", node: -1, free: 1 << 39, warns: "memory, not a disk"},
-		{machine: "vm", dir: "/srv/data", real: "/srv/data", mount: "/srv/data", disks: "vdb", free: 1 << 39},
-		{machine: "vm", dir: "/srv", real: "/srv", mount: "/", disks: "vda", free: 1 << 39},
-		{machine: "server", dir: "/data/spill", real: "/data/spill", mount: "/data", disks: "nvme0n1", free: 1 << 39},
-		{machine: "server", dir: "/scratch/spill", real: "/scratch/spill", mount: "/scratch", disks: "nvme1n1 nvme2n1", node: -1, free: 1 << 39},
-		{machine: "server", dir: "/home/user", real: "/home/user", mount: "/home", disks: "sdb", free: 1 << 39},
-		{machine: "server", dir: "/backup", real: "/backup", mount: "/backup", disks: "sda", free: 1 << 39},
-		{machine: "server", dir: "/mnt/nfs", real: "/mnt/nfs", mount: "/mnt/nfs", node: -1, free: -1, warns: "stale file handle"},
-		{machine: "pod", dir: "/app", real: "/app", mount: "/", disks: "nvme0n1", node: 1, free: 1 << 39, warns: "not visible here"},
-		{machine: "pod", dir: "/var/spill", real: "/var/spill", mount: "/var/spill", disks: "nvme0n1", node: 1, free: 1 << 39},
-		{machine: "cgroup-v1", dir: "/etc", real: "/etc", mount: "/", disks: "nvme0n1", free: 1 << 39, warns: "not visible here"},
-		{machine: "broken", dir: "/", real: "/", mount: "/", node: -1, free: 1 << 39, warns: "stacked"},
-		{machine: "broken", dir: "/b", real: "/b", mount: "/b", node: -1, free: 1 << 39, warns: "not there"},
-		{machine: "broken", dir: "/c", real: "/c", mount: "/c", disks: "sda", node: -1, free: 1 << 39, warns: "not visible here"},
-		{machine: "broken", dir: "/loop", real: "/loop", mount: "/", node: -1, free: 1 << 39, warns: "too many links"},
+		{machine: "laptop", dir: "/home/user/data", real: "/home/user/data", mount: "/", disks: "nvme0n1"},
+		{machine: "laptop", dir: "/home/user/../user//data/", real: "/home/user/data", mount: "/", disks: "nvme0n1"},
+		{machine: "laptop", dir: "/spill", real: "/var/spill", mount: "/", disks: "nvme0n1"},
+		{machine: "laptop", dir: "/spill/new/dir", real: "/var/spill/new/dir", mount: "/", disks: "nvme0n1", warns: "would be made"},
+		{machine: "laptop", dir: "/boot/efi", real: "/boot/efi", mount: "/boot/efi", disks: "nvme0n1"},
+		{machine: "laptop", dir: "/mnt/with space", real: "/mnt/with space", mount: "/mnt/with space", disks: "nvme0n1"},
+		{machine: "laptop", dir: "/snap/core20", real: "/snap/core20", mount: "/snap/core20", disks: "nvme0n1", warns: "loop0 is a file"},
+		{machine: "laptop", dir: "/dev/shm", real: "/dev/shm", mount: "/dev/shm", node: -1, warns: "memory, not a disk"},
+		{machine: "vm", dir: "/srv/data", real: "/srv/data", mount: "/srv/data", disks: "vdb"},
+		{machine: "vm", dir: "/srv", real: "/srv", mount: "/", disks: "vda"},
+		{machine: "server", dir: "/data/spill", real: "/data/spill", mount: "/data", disks: "nvme0n1"},
+		{machine: "server", dir: "/scratch/spill", real: "/scratch/spill", mount: "/scratch", disks: "nvme1n1 nvme2n1", node: -1},
+		{machine: "server", dir: "/home/user", real: "/home/user", mount: "/home", disks: "sdb"},
+		{machine: "server", dir: "/backup", real: "/backup", mount: "/backup", disks: "sda"},
+		{machine: "server", dir: "/mnt/nfs", real: "/mnt/nfs", mount: "/mnt/nfs", node: -1, warns: "on no block device that is known"},
+		{machine: "pod", dir: "/app", real: "/app", mount: "/", node: -1, warns: "not visible here"},
+		{machine: "pod", dir: "/var/spill", real: "/var/spill", mount: "/var/spill", disks: "nvme0n1", node: 1},
+		{machine: "cgroup-v1", dir: "/etc", real: "/etc", mount: "/", node: -1, warns: "not visible here"},
+		{machine: "broken", dir: "/", real: "/", mount: "/", node: -1, warns: "stacked"},
+		{machine: "broken", dir: "/b", real: "/b", mount: "/b", node: -1, warns: "not there"},
+		{machine: "broken", dir: "/c", real: "/c", mount: "/c", node: -1, warns: "not visible here"},
+		{machine: "broken", dir: "/loop", real: "/loop", mount: "/", node: -1, warns: "too many links"},
 	} {
 		t.Run(c.machine+c.dir, func(t *testing.T) {
-			l, err := topology.DiskOf(t.Context(), c.dir, topology.Options{Root: roots[c.machine], Statfs: statfs})
+			l, err := topology.DiskOf(t.Context(), c.dir, topology.Options{Root: roots[c.machine]})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,14 +265,11 @@ func TestDiskOf(t *testing.T) {
 			for _, d := range l.Disks {
 				disks = append(disks, d.Name)
 			}
-			if l.Dir != c.real || l.Mount != c.mount || strings.Join(disks, " ") != c.disks || l.Node != c.node || l.FreeBytes != c.free {
+			if l.Dir != c.real || l.Mount != c.mount || strings.Join(disks, " ") != c.disks || l.Node != c.node || l.FreeBytes != -1 {
 				t.Errorf("got  %s", asJSON(t, l))
 			}
 			if c.warns == "" && len(l.Warnings) > 0 || !strings.Contains(said(l.Warnings), c.warns) {
 				t.Errorf("warnings %q, want one with %q", l.Warnings, c.warns)
-			}
-			if text := l.String(); !strings.Contains(text, c.real) || !strings.HasSuffix(text, "\n") {
-				t.Errorf("printed: %q", text)
 			}
 		})
 	}

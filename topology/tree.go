@@ -37,7 +37,6 @@ const theDriver = "gpus"
 // A limit on everything that a broken tree could make large.
 const (
 	maxNodes     = 1024     // the kernel's MAX_NUMNODES at its largest
-	maxStacked   = 8        // levels of dm, md, loop and overlay that are followed
 	maxLinks     = 40       // in one path, as the kernel's own limit
 	maxWarnings  = 200      // a broken tree has thousands of reasons for one
 	maxFileBytes = 16 << 20 // of one file; mountinfo of a busy host is the longest
@@ -57,9 +56,6 @@ type tree struct {
 	nodes    []Node         // of the machine; DiskOf needs only their numbers
 	mounted  []procfs.Mount // what mounts returned, once hasMount is true
 	hasMount bool
-	onDisks  []diskMount // what diskMounts returned, once hasDisks is true
-	hasDisks bool
-	inMemory bool // disksOf has come to a file system that is in memory
 }
 
 var (
@@ -176,8 +172,10 @@ func (t *tree) read(p string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// need returns the text of p; a file that cannot be read is a warning.
-func (t *tree) need(p string) (text string, ok bool) {
+// need returns the text of a file; if it cannot be read, that is a warning. The path is in one part or
+// in several, as of all functions below.
+func (t *tree) need(file ...string) (text string, ok bool) {
+	p := path.Join(file...)
 	text, err := t.read(p)
 	if err != nil {
 		t.warn(p, err)
@@ -186,7 +184,8 @@ func (t *tree) need(p string) (text string, ok bool) {
 }
 
 // want is need, except that the file may be missing without a warning.
-func (t *tree) want(p string) (text string, ok bool) {
+func (t *tree) want(file ...string) (text string, ok bool) {
+	p := path.Join(file...)
 	text, err := t.read(p)
 	if !missing(err) {
 		if err != nil {
@@ -201,7 +200,8 @@ func (t *tree) want(p string) (text string, ok bool) {
 }
 
 // parsed reads p by need or want and parses its text; an error is a warning.
-func parsed[T any](t *tree, p string, read func(string) (string, bool), parse func(string) (T, error)) (v T, ok bool) {
+func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse func(string) (T, error)) (v T,
+	ok bool) {
 	text, ok := read(p)
 	if !ok {
 		return v, false
@@ -213,9 +213,20 @@ func parsed[T any](t *tree, p string, read func(string) (string, bool), parse fu
 	return v, err == nil
 }
 
-// list returns the names in the directory p, in order. ok reports whether it is there; a directory
+// count returns the number from 0 in a file, which may be missing.
+func (t *tree) count(file ...string) (int64, bool) {
+	return parsed(t, path.Join(file...), t.want, procfs.Count)
+}
+
+// set returns the set in a file, which may be missing.
+func (t *tree) set(file ...string) (Set, bool) {
+	return parsed(t, path.Join(file...), t.want, parseSet)
+}
+
+// list returns the names in a directory, in order. ok reports whether it is there; a directory
 // that cannot be read is a warning.
-func (t *tree) list(p string) (names []string, ok bool) {
+func (t *tree) list(dir ...string) (names []string, ok bool) {
+	p := path.Join(dir...)
 	f, err := t.openFile(p, os.O_RDONLY)
 	if err == nil {
 		defer f.Close()

@@ -42,9 +42,16 @@ func (e *visibleDevicesError) Is(target error) bool { return target == ErrVisibl
 
 // visible puts those GPUs into top that this process sees, in the order of CUDA_VISIBLE_DEVICES. An
 // empty value hides all, and -1 hides all GPUs behind it: CUDA's own documentation uses it for that.
+// An index counts the GPUs that are not foreign. A MIG instance is MIG-<UUID>, or MIG-<UUID of the
+// GPU>/<GPU instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is
+// enough.
 func (t *tree) visible(top *Topology, listed listing, lookup func(string) (string, bool)) error {
+	countable, named := 0, true // named: all UUIDs are known
 	for i := range listed.gpus {
-		listed.gpus[i].MemoryNode = top.MemoryNode(listed.gpus[i].Node)
+		g := &listed.gpus[i]
+		g.MemoryNode = top.MemoryNode(g.Node)
+		countable += 1 - foreign(*g)
+		named = named && g.UUID != ""
 	}
 	top.GPUs = listed.gpus
 	if lookup == nil && t.live {
@@ -59,7 +66,6 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 	}
 	top.Limits.VisibleDevices = procfs.Label(value)
 	order, _ := lookup(deviceOrder)
-	countable := slices.DeleteFunc(slices.Clone(listed.gpus), func(g GPU) bool { return foreign(g) != 0 })
 	entries := strings.Split(value, ",")
 	if v := strings.TrimSpace(value); v == "" || v == noDevices {
 		entries = nil
@@ -69,12 +75,14 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 		if entry = strings.TrimSpace(entry); entry == "-1" {
 			break
 		}
-		isIndex := isNumbered(entry, "")
-		if !isIndex && !strings.HasPrefix(entry, "GPU-") && !strings.HasPrefix(entry, "MIG-") {
-			return &visibleDevicesError{value, entry,
-				"is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)"}
+		refuse := func(reason string) error { return &visibleDevicesError{value, entry, reason} }
+		isIndex, kind := isNumbered(entry, ""), "GPU"
+		if strings.HasPrefix(entry, "MIG-") {
+			kind = "MIG instance"
+		} else if !isIndex && !strings.HasPrefix(entry, "GPU-") {
+			return refuse("is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
 		}
-		if len(countable) == 0 {
+		if countable == 0 {
 			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", procfs.Quote(entry))
 			continue
 		}
@@ -84,28 +92,56 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 					"all GPUs are listed", procfs.Quote(entry))
 			return nil
 		}
-		differ := func(g GPU) bool { return g.Name != countable[0].Name || g.DeviceID != countable[0].DeviceID }
-		found, reason := listed.find(entry, countable)
-		if reason == "" && isIndex && order != "PCI_BUS_ID" && slices.ContainsFunc(countable, differ) {
+		var found []GPU
+		index, err := strconv.Atoi(entry)
+		begins := func(id string) bool {
+			return !isIndex && len(id) >= len(entry) && strings.EqualFold(id[:len(entry)], entry)
+		}
+		for _, g := range listed.gpus {
+			if begins(g.UUID) || isIndex && err == nil && g.Index == index && foreign(g) == 0 {
+				found = append(found, g)
+			}
+			for _, m := range g.MIG {
+				old := fmt.Sprintf("MIG-%s/%d/%d", g.UUID, m.GPUInstance, m.ComputeInstance)
+				if begins(m.UUID) || strings.EqualFold(entry, old) {
+					part := g
+					part.MIG, part.MemoryBytes, part.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
+					found = append(found, part)
+				}
+			}
+		}
+		switch {
+		case len(found) > 1:
+			return refuse("is the beginning of more than one " + kind + "'s UUID")
+		case entry == "GPU-" || entry == "MIG-":
+			return refuse("is no " + kind + "'s UUID")
+		case len(found) == 0:
+			reason := "is no " + kind + "'s UUID"
+			if isIndex {
+				reason = fmt.Sprintf("is no GPU's index: there are %d", countable)
+			}
+			if !listed.partial && (isIndex || named) {
+				return refuse(reason)
+			}
+			// It may name a GPU that could not be asked.
+			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", procfs.Quote(entry), reason)
+			continue
+		}
+		g := found[0]
+		name := strconv.Itoa(g.Index)
+		if len(g.MIG) == 1 && !isIndex {
+			name += g.MIG[0].UUID
+		}
+		if names[name] {
+			return refuse("is there twice")
+		}
+		names[name] = true
+		seen = append(seen, g)
+		differ := func(o GPU) bool { return foreign(o) == 0 && (o.Name != g.Name || o.DeviceID != g.DeviceID) }
+		if isIndex && order != "PCI_BUS_ID" && slices.ContainsFunc(listed.gpus, differ) {
 			t.warnf(visibleDevices,
 				"the GPUs differ, and CUDA counts the fastest first: "+
 					"set CUDA_DEVICE_ORDER=PCI_BUS_ID to have it count as is done here")
-		}
-		name := strconv.Itoa(found.Index)
-		if len(found.MIG) == 1 && !isIndex {
-			name += found.MIG[0].UUID
-		}
-		switch known := !listed.partial && (isIndex || !slices.ContainsFunc(listed.gpus,
-			func(g GPU) bool { return g.UUID == "" })); {
-		case reason == "" && names[name]:
-			return &visibleDevicesError{value, entry, "is there twice"}
-		case reason == "":
-			names[name] = true
-			seen = append(seen, found)
-		case known || entry == "GPU-" || entry == "MIG-" || strings.Contains(reason, "more than one"):
-			return &visibleDevicesError{value, entry, reason}
-		default: // it may name a GPU that could not be asked
-			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", procfs.Quote(entry), reason)
 		}
 	}
 	for _, g := range listed.gpus {
@@ -115,44 +151,4 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 	}
 	top.GPUs = seen
 	return nil
-}
-
-// find returns a copy of the GPU that an entry names, or the reason why there is none: an index
-// counts the countable ones. A MIG instance is MIG-<UUID>, or MIG-<UUID of the GPU>/<GPU
-// instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is enough.
-func (l listing) find(entry string, countable []GPU) (found GPU, reason string) {
-	if isNumbered(entry, "") {
-		index, err := strconv.Atoi(entry)
-		i := slices.IndexFunc(countable, func(g GPU) bool { return g.Index == index })
-		if err != nil || i < 0 {
-			return found, fmt.Sprintf("is no GPU's index: there are %d", len(countable))
-		}
-		return countable[i], ""
-	}
-	begins := func(uuid string) bool { return len(uuid) >= len(entry) && strings.EqualFold(uuid[:len(entry)], entry) }
-	kind, n := "GPU", 0
-	if strings.HasPrefix(entry, "MIG-") {
-		kind = "MIG instance"
-	}
-	for _, g := range l.gpus {
-		if begins(g.UUID) {
-			found = g
-			n++
-		}
-		for _, m := range g.MIG {
-			if begins(m.UUID) || strings.EqualFold(entry, fmt.Sprintf("MIG-%s/%d/%d", g.UUID, m.GPUInstance,
-				m.ComputeInstance)) {
-				found = g
-				found.MIG, found.MemoryBytes, found.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
-				n++
-			}
-		}
-	}
-	switch {
-	case n > 1:
-		return found, "is the beginning of more than one " + kind + "'s UUID"
-	case n == 0 || entry == "GPU-" || entry == "MIG-":
-		return found, "is no " + kind + "'s UUID"
-	}
-	return found, ""
 }

@@ -3,25 +3,16 @@
 package fsinfo
 
 import (
-	"errors"
 	"io/fs"
-	"math"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Of describes the file system of path.
 func Of(path string) (Info, error) {
-	var st unix.Statfs_t
-	for {
-		err := unix.Statfs(path, &st)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return Info{}, err
-		}
+	st, err := statfs(path)
+	if err != nil {
+		return Info{}, err
 	}
 	return Info{
 		Name:   unix.ByteSliceToString(st.Fstypename[:]),
@@ -34,22 +25,3 @@ func Of(path string) (Info, error) {
 // Owner does not know the owner of a file: there are no locks of files with which an owner would
 // matter.
 func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
-
-// Device returns the device id of the file system that a file is on, if that is known.
-func Device(info fs.FileInfo) (id uint64, known bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, false
-	}
-	return uint64(st.Dev), true
-}
-
-// OpenLimit returns how many files the process may have open, the largest int64 if that is not
-// known. The Go runtime has raised it to the hard limit.
-func OpenLimit() int64 {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || uint64(r.Cur) > math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(r.Cur)
-}

@@ -1,10 +1,8 @@
 package fsinfo
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,15 +33,9 @@ var names = map[uint32]string{
 
 // Of describes the file system of path.
 func Of(path string) (Info, error) {
-	var st unix.Statfs_t
-	for {
-		err := unix.Statfs(path, &st)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, unix.EINTR) {
-			return Info{}, err
-		}
+	st, err := statfs(path)
+	if err != nil {
+		return Info{}, err
 	}
 	magic := uint32(st.Type)
 	info := Info{
@@ -69,23 +61,4 @@ func Owner(info fs.FileInfo) (uid uint32, known bool) {
 		return 0, false
 	}
 	return st.Uid, true
-}
-
-// Device returns the device id of the file system that a file is on, if that is known.
-func Device(info fs.FileInfo) (id uint64, known bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, false
-	}
-	return st.Dev, true
-}
-
-// OpenLimit returns how many files the process may have open, the largest int64 if that is not
-// known. The Go runtime has raised it to the hard limit.
-func OpenLimit() int64 {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil || r.Cur > math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(r.Cur)
 }

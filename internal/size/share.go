@@ -27,14 +27,10 @@ func parsePercent(s string) (float64, error) {
 	if rest != "%" {
 		return 0, fmt.Errorf("want a number before the %%, such as 25%%")
 	}
-	if err := checkNumber(number); err != nil {
+	r, err := decimal(number, -2)
+	if err != nil {
 		return 0, err
 	}
-	r, ok := new(big.Rat).SetString(number)
-	if !ok {
-		return 0, fmt.Errorf("%s is not a number", quote(number))
-	}
-	r.Quo(r, big.NewRat(100, 1))
 	share, _ := r.Float64()
 	switch {
 	case r.Sign() == 0:
@@ -52,7 +48,7 @@ func parsePercent(s string) (float64, error) {
 func FormatShare(share float64) string {
 	text := strconv.FormatFloat(share, 'f', -1, 64)
 	_, decimals, _ := strings.Cut(text, ".")
-	percent := decimal(text)
+	percent := exactly(share)
 	percent.Mul(percent, big.NewRat(100, 1))
 	return percent.FloatString(max(0, len(decimals)-2)) + "%"
 }
@@ -64,7 +60,7 @@ func Part(share float64, total int64) (int64, error) {
 	if total <= 0 {
 		return 0, fmt.Errorf("%q has no meaning here: the size of the whole is not known", FormatShare(share))
 	}
-	part := decimal(strconv.FormatFloat(share, 'g', -1, 64))
+	part := exactly(share)
 	part.Mul(part, new(big.Rat).SetInt64(total))
 	n := new(big.Int).Quo(part.Num(), part.Denom()).Int64() // ≤ total
 	if n == 0 {
@@ -76,7 +72,7 @@ func Part(share float64, total int64) (int64, error) {
 // Times returns ⌈factor × n⌉, or the largest int64 if that is more; neither is negative. The factor
 // counts as its shortest decimal: 1.1 × 100 is 110, though the float64 is above that.
 func Times(factor float64, n int64) int64 {
-	product := decimal(strconv.FormatFloat(factor, 'g', -1, 64))
+	product := exactly(factor)
 	product.Mul(product, new(big.Rat).SetInt64(n))
 	whole, rest := new(big.Int).QuoRem(product.Num(), product.Denom(), new(big.Int))
 	if rest.Sign() > 0 {
@@ -88,11 +84,8 @@ func Times(factor float64, n int64) int64 {
 	return whole.Int64()
 }
 
-// decimal returns the number that strconv has printed.
-func decimal(text string) *big.Rat {
-	r, ok := new(big.Rat).SetString(text)
-	if !ok {
-		panic("size: " + text + " is not a number")
-	}
+// exactly returns the shortest decimal that stands for a number, which is finite.
+func exactly(n float64) *big.Rat {
+	r, _ := new(big.Rat).SetString(strconv.FormatFloat(n, 'g', -1, 64)) // strconv's text is a number
 	return r
 }

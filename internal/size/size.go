@@ -26,6 +26,7 @@ import (
 	"math"
 	"math/big"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -55,23 +56,51 @@ func Parse(s string) (int64, error) {
 	if s == "" {
 		return 0, fmt.Errorf("a size is missing: want a number of bytes, such as 512MiB")
 	}
-	digits, suffix := splitNumber(s)
-	if digits == "" {
-		return 0, fmt.Errorf("%s is not a size: %w", quote(s), errNoDigit(s))
-	}
-	exponent, ok := parseExponent(suffix)
-	if ok {
-		suffix = ""
-	}
-	bytes, err := unitBytes(suffix)
-	if err != nil {
-		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
-	}
-	n, err := scale(digits, exponent, bytes)
+	n, err := parse(s)
 	if err != nil {
 		return 0, fmt.Errorf("%s is not a size: %w", quote(s), err)
 	}
 	return n, nil
+}
+
+func parse(s string) (int64, error) {
+	number, suffix := splitNumber(s)
+	if number == "" {
+		if strings.HasPrefix(s, "-") {
+			return 0, errors.New("it is negative")
+		}
+		return 0, errors.New("it does not begin with a digit")
+	}
+	bytes := int64(1)
+	exponent, ok := parseExponent(suffix)
+	if !ok && suffix != "" {
+		i := slices.IndexFunc(units[:], func(u unit) bool {
+			return suffix == u.name || suffix == strings.TrimSuffix(u.name, "B")
+		})
+		switch {
+		case i >= 0:
+			bytes = units[i].bytes
+		case strings.ContainsFunc(suffix, unicode.IsSpace):
+			return 0, errors.New("it has a space in it")
+		default:
+			return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, "+
+				"an exponent such as e9, or nothing for bytes", quote(suffix))
+		}
+	}
+	r, err := decimal(number, exponent)
+	if err != nil {
+		return 0, err
+	}
+	r.Mul(r, new(big.Rat).SetInt64(bytes))
+	switch {
+	case r.Sign() == 0:
+		return 0, errors.New("it must be above zero")
+	case !r.IsInt():
+		return 0, errors.New("it does not come to a whole number of bytes")
+	case !r.Num().IsInt64():
+		return 0, fmt.Errorf("it is above the largest size, %d", int64(math.MaxInt64))
+	}
+	return r.Num().Int64(), nil
 }
 
 // splitNumber cuts s behind its leading digits and points.
@@ -96,61 +125,21 @@ func parseExponent(suffix string) (exponent int, ok bool) {
 	return max(-maxExponent, min(exponent, maxExponent)), true
 }
 
-// errNoDigit returns the reason why a text that begins with no digit is not a size.
-func errNoDigit(s string) error {
-	if strings.HasPrefix(s, "-") {
-		return fmt.Errorf("it is negative")
-	}
-	return fmt.Errorf("it does not begin with a digit")
-}
-
-func unitBytes(suffix string) (int64, error) {
-	if suffix == "" {
-		return 1, nil
-	}
-	for _, u := range units {
-		if suffix == u.name || suffix == strings.TrimSuffix(u.name, "B") {
-			return u.bytes, nil
-		}
-	}
-	if strings.ContainsFunc(suffix, unicode.IsSpace) {
-		return 0, fmt.Errorf("it has a space in it")
-	}
-	return 0, fmt.Errorf("%s is not a unit: want Ki Mi Gi Ti Pi Ei, k M G T P E, each with or without B, "+
-		"an exponent such as e9, or nothing for bytes", quote(suffix))
-}
-
-// checkNumber accepts digits, and digits with one point between them.
-func checkNumber(number string) error {
+// decimal returns a number, which must be digits, or digits with one point between them, times a power
+// of ten.
+func decimal(number string, exponent int) (*big.Rat, error) {
 	if len(number) > maxDigits {
-		return fmt.Errorf("it has more than %d digits", maxDigits)
+		return nil, fmt.Errorf("it has more than %d digits", maxDigits)
 	}
 	whole, fraction, point := strings.Cut(number, ".")
 	if whole == "" || point && (fraction == "" || strings.Contains(fraction, ".")) {
-		return fmt.Errorf("want digits, and a point only between digits")
-	}
-	return nil
-}
-
-// scale returns number × 10^exponent × bytes.
-func scale(number string, exponent int, bytes int64) (int64, error) {
-	if err := checkNumber(number); err != nil {
-		return 0, err
+		return nil, errors.New("want digits, and a point only between digits")
 	}
 	r, ok := new(big.Rat).SetString(fmt.Sprintf("%se%d", number, exponent))
 	if !ok {
-		return 0, fmt.Errorf("%s is not a number", quote(number))
+		return nil, fmt.Errorf("%s is not a number", quote(number))
 	}
-	r.Mul(r, new(big.Rat).SetInt64(bytes))
-	switch {
-	case r.Sign() == 0:
-		return 0, fmt.Errorf("it must be above zero")
-	case !r.IsInt():
-		return 0, fmt.Errorf("it does not come to a whole number of bytes")
-	case !r.Num().IsInt64():
-		return 0, fmt.Errorf("it is above the largest size, %d", int64(math.MaxInt64))
-	}
-	return r.Num().Int64(), nil
+	return r, nil
 }
 
 // quote returns s in quotes for an error message, and only its beginning if it is long.
