@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
@@ -66,7 +67,7 @@ type work struct {
 	index int64
 	bytes int64 // for the fault hook and for messages
 
-	uses   []*allocation // which must be there when it runs
+	uses   []*devpool.Allocation // which must be there when it runs
 	copies []sumcopy.Copy
 	peer   *gpu // where destinations are; nil if that is this device
 
@@ -77,9 +78,9 @@ type work struct {
 	first  int64        // Digest
 	digest *tier.Digest // Digest
 
-	free   *allocation // Free
-	record *event      // Record
-	wait   tier.Event  // WaitEvent
+	free   *devpool.Allocation // Free
+	record *event              // Record
+	wait   tier.Event          // WaitEvent
 }
 
 // errFreed is how work fails whose memory was given back on another stream before the work ran.
@@ -117,27 +118,12 @@ func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
 // copy puts all copies between devices and host memory on a stream, as one piece of work. The
 // addresses of destinations are those of peer, which may be d.
 func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
 	w := work{kind: kind, copies: make([]sumcopy.Copy, 0, len(regions))}
 	if peer != d {
 		w.peer = peer
 	}
 	for i, r := range regions {
-		n, host := r.Size, int64(max(len(r.HostDst), len(r.HostSrc)))
-		onHost := r.HostDst != nil || r.HostSrc != nil
-		switch {
-		case r.HostDst != nil && r.HostSrc != nil:
-			err = errors.New("both sides are host memory")
-		case onHost && n != 0 && n != host:
-			err = fmt.Errorf("a size of %d with %d bytes of host memory", n, host)
-		case onHost:
-			n = host
-		case peer == d && n > 0 && r.Dst < r.Src+tier.Addr(n) && r.Src < r.Dst+tier.Addr(n):
-			err = fmt.Errorf("%d bytes from address %#x to %#x overlap", n, uint64(r.Src), uint64(r.Dst))
-		}
+		n, err := devpool.RegionSize(r, peer == d)
 		c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
 		if err == nil && c.Dst == nil {
 			c.Dst, err = peer.find(&w, r.Dst, n)
@@ -157,28 +143,21 @@ func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region
 		w.bytes += n
 		w.copies = append(w.copies, c)
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Fill implements tier.Device.
-func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) (err error) {
 	w := work{kind: OpFill, bytes: size, value: value}
 	if w.memory, err = d.find(&w, dst, size); err != nil {
 		return err
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Digest implements tier.Computer.
-func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	s, err := d.own(ts)
+func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) (err error) {
 	switch {
-	case err != nil:
-		return err
 	case src%8 != 0:
 		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
 	case out == nil:
@@ -188,16 +167,13 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	if w.memory, err = d.find(&w, src, size); err != nil {
 		return err
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Record implements tier.Device.
 func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
-	s, err := d.own(ts)
+	s, _, err := d.begin(ts, OpRecord, 0)
 	if err != nil {
-		return nil, err
-	}
-	if _, err := d.ask(OpRecord, 0); err != nil {
 		return nil, err
 	}
 	return s.mark(), nil
@@ -206,24 +182,21 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 // WaitEvent implements tier.Device. e may be any event, also another backend's. While it is not
 // done, the stream and the device cannot be closed.
 func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
-	s, err := d.own(ts)
-	switch {
-	case err != nil:
-		return err
-	case e == nil:
+	if e == nil {
 		return errors.New("sim: no event to wait for")
 	}
-	return s.put(work{kind: OpWaitEvent, wait: e})
+	return d.put(ts, work{kind: OpWaitEvent, wait: e})
 }
 
 // put asks the fault hook about w and appends it to the queue, without limit. Like a device's, the
 // queue belongs to its producer, and each piece of work in it was paid for with memory. Work that
 // has nothing to do is left out.
-func (s *stream) put(w work) (err error) {
-	d := s.dev
-	if w.index, err = d.ask(w.kind, w.bytes); err != nil {
+func (d *gpu) put(ts tier.Stream, w work) error {
+	s, index, err := d.begin(ts, w.kind, w.bytes)
+	if err != nil {
 		return err
 	}
+	w.index = index
 	switch {
 	case w.wait != nil:
 		select {
@@ -351,7 +324,7 @@ func (d *gpu) do(w *work) error {
 		}
 	}
 	for _, a := range w.uses {
-		if a.gone.Load() {
+		if a.Gone.Load() {
 			return errFreed
 		}
 	}

@@ -1,0 +1,102 @@
+package devpool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/google/btree"
+
+	"github.com/spillway-db/spillway/tier"
+)
+
+// Charge returns what an allocation of size bytes takes from a device that allocates in multiples
+// of granule.
+func Charge(size, granule int64) int64 {
+	if size > math.MaxInt64-granule {
+		return math.MaxInt64 / granule * granule
+	}
+	return (max(0, size) + granule - 1) / granule * granule
+}
+
+// RegionSize returns how many bytes a region copies, or an error if the region is wrong. near means
+// that both sides of a copy between devices are on one device, and must not overlap.
+func RegionSize(r tier.Region, near bool) (int64, error) {
+	host := int64(max(len(r.HostSrc), len(r.HostDst)))
+	switch {
+	case r.HostSrc != nil && r.HostDst != nil:
+		return 0, errors.New("both sides are host memory")
+	case r.HostSrc == nil && r.HostDst == nil:
+		if near && r.Size > 0 && r.Dst < r.Src+tier.Addr(r.Size) && r.Src < r.Dst+tier.Addr(r.Size) {
+			return 0, fmt.Errorf("%d bytes from address %#x to %#x overlap", r.Size, uint64(r.Src), uint64(r.Dst))
+		}
+		return r.Size, nil
+	case r.Size != 0 && r.Size != host:
+		return 0, fmt.Errorf("a size of %d with %d bytes of host memory", r.Size, host)
+	}
+	return host, nil
+}
+
+// Allocation is a piece of a device's memory. In a Table it is live.
+type Allocation struct {
+	Addr   tier.Addr
+	Size   int64       // as asked for; access ends here
+	Charge int64       // as taken from the device
+	Gone   atomic.Bool // set when the memory may be another allocation's
+}
+
+// Table is the live allocations of a device. It has no lock: its owner's guards it.
+type Table struct {
+	backend string // in errors
+	byAddr  *btree.BTreeG[*Allocation]
+	pivot   Allocation // of a search
+	found   *Allocation
+	catch   btree.ItemIteratorG[*Allocation]
+}
+
+// NewTable returns an empty table. backend begins its errors.
+func NewTable(backend string) *Table {
+	t := &Table{backend: backend}
+	t.byAddr = btree.NewG(32, func(a, b *Allocation) bool { return a.Addr < b.Addr })
+	// One closure for all searches, because one for each call would be allocated.
+	t.catch = func(a *Allocation) bool { t.found = a; return false }
+	return t
+}
+
+// Put adds a live allocation.
+func (t *Table) Put(a *Allocation) { t.byAddr.ReplaceOrInsert(a) }
+
+// Take removes the allocation that starts at addr, and returns it.
+func (t *Table) Take(addr tier.Addr) (*Allocation, error) {
+	t.pivot.Addr = addr
+	if a, ok := t.byAddr.Delete(&t.pivot); ok {
+		return a, nil
+	}
+	return nil, fmt.Errorf("%s: no allocation starts at address %#x", t.backend, uint64(addr))
+}
+
+// Find returns the allocation in which the n bytes at addr lie. Of no bytes any address will do,
+// and there is none.
+func (t *Table) Find(addr tier.Addr, n int64) (*Allocation, error) {
+	if n < 0 {
+		return nil, fmt.Errorf("%s: a range of %d bytes", t.backend, n)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	t.found, t.pivot.Addr = nil, addr
+	t.byAddr.DescendLessOrEqual(&t.pivot, t.catch)
+	a := t.found
+	if a == nil || addr-a.Addr >= tier.Addr(a.Charge) {
+		return nil, fmt.Errorf("%s: address %#x is not inside an allocation", t.backend, uint64(addr))
+	}
+	if off := int64(addr - a.Addr); n > a.Size-off {
+		return nil, fmt.Errorf("%s: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
+			t.backend, n, uint64(addr), a.Size, off)
+	}
+	return a, nil
+}
+
+// All yields the allocations by address.
+func (t *Table) All(yield func(*Allocation) bool) { t.byAddr.Ascend(yield) }
