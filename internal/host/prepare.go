@@ -19,7 +19,7 @@ func (a *Arena) touchAhead(stop <-chan struct{}) {
 			return
 		}
 		n := a.stepLen(i)
-		err := a.space.touch(a.mem[i*step : i*step+n])
+		err := a.space.Touch(a.mem[i*step : i*step+n])
 		if err != nil && !poison { // poisoned pages refuse to be touched
 			a.warn(causes.Touch, "only %d of %d bytes were made present ahead of use (%v): "+
 				"the rest is slower when it is used first, or cannot be had", a.touched.Load(), a.cfg.Capacity, err)
