@@ -35,23 +35,14 @@ func CheckPeers(devices []tier.Device, wrong func(from, to int, why error)) {
 				err == nil && same {
 				continue
 			}
-			from.distrust(to)
-			to.distrust(from)
+			from.setPeer(to, false)
+			to.setPeer(from, false)
 			why := errAltered
 			if err != nil {
 				why = fmt.Errorf("a copy failed: %w", err)
 			}
 			wrong(i, j, why)
 		}
-	}
-}
-
-// distrust has copies to the peer refused from now on.
-func (d *gpu) distrust(peer *gpu) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.peers != nil { // or it is being closed
-		d.mu.peers[peer] = peerWrong
 	}
 }
 

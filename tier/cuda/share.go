@@ -3,7 +3,6 @@ package cuda
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -44,23 +43,25 @@ func (d *gpu) ShareEvent(ts tier.Stream) (event uintptr, end func() error, err e
 // endShared destroys an event of ShareEvent at the first call. Its handle may be that of another
 // event afterwards.
 func (d *gpu) endShared(e *cuda.Event) error {
-	if !d.gate.Enter() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if _, there := d.mu.shared[e]; there && d.mu.lent > 0 {
-			return nil // it ends with what is lent
-		}
-		return tier.ErrClosed // which has ended it
+	open := d.gate.Enter()
+	if open {
+		defer d.gate.Leave()
 	}
-	defer d.gate.Leave()
 	d.mu.Lock()
 	_, there := d.mu.shared[e]
-	delete(d.mu.shared, e)
-	d.mu.Unlock()
-	if !there {
-		return tier.ErrReleased
+	if open {
+		delete(d.mu.shared, e)
 	}
-	return d.dev.Surely(func(c *cuda.Calls) error { return c.DestroyEvent(*e) })
+	d.mu.Unlock()
+	switch {
+	case open && there:
+		return d.dev.Surely(func(c *cuda.Calls) error { return c.DestroyEvent(*e) })
+	case open:
+		return tier.ErrReleased
+	case there: // it ends with what is lent
+		return nil
+	}
+	return tier.ErrClosed // which has ended it
 }
 
 // AwaitShared waits until the work before event is done, a CUevent that other code in the process
@@ -98,54 +99,4 @@ func (s *stream) behind(e cuda.Event) (tier.Event, error) {
 	s.busy = true
 	s.dev.mu.Unlock()
 	return s.record()
-}
-
-// Lend implements tier.Lender. After Close the context stays, too, without a thread. The last call
-// of back gives it up, on the calling thread. A context of the program's (Config.Context) must
-// exist until then.
-func (d *gpu) Lend() (back func() error, err error) {
-	if !d.gate.Enter() {
-		return nil, tier.ErrClosed
-	}
-	defer d.gate.Leave()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.lent++
-	return sync.OnceValue(d.takeBack), nil
-}
-
-// isLent reports, while the device is being closed, whether memory is lent. Then the device counts
-// as a loan of its own until detach.
-func (d *gpu) isLent() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mu.lent == 0 {
-		return false
-	}
-	d.mu.lent++
-	return true
-}
-
-// detach ends the device's thread and leaves the rest to the loans.
-func (d *gpu) detach() error {
-	rest, err := d.dev.Detach()
-	d.mu.Lock()
-	d.mu.rest = rest
-	d.mu.Unlock()
-	return firstOf([]error{err, d.takeBack()})
-}
-
-// takeBack ends one need of the memory; the last after Close gives up what is left.
-func (d *gpu) takeBack() error {
-	d.mu.Lock()
-	d.mu.lent--
-	var rest *cuda.Rest
-	if d.mu.lent == 0 {
-		rest = d.mu.rest
-	}
-	d.mu.Unlock()
-	if rest == nil {
-		return nil
-	}
-	return rest.End(d.giveBackShared)
 }

@@ -113,9 +113,6 @@ func TestStagingOfRefusedRegions(t *testing.T) {
 // Of a region with host memory, the address on that side means nothing.
 func TestRegionsWithStrayAddresses(t *testing.T) {
 	for _, without := range [][]string{nil, {"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}} {
-		if without != nil && driver.Linked {
-			continue
-		}
 		d := load(t, cudatest.Config{Without: without}).open(t, cuda.Config{Memory: 1 << 20})
 		s, err := d.NewStream()
 		must(t, err)
