@@ -11,13 +11,17 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Charge returns what an allocation of size bytes takes from a device that allocates in multiples
-// of granule.
-func Charge(size, granule int64) int64 {
-	if size > math.MaxInt64-granule {
-		return math.MaxInt64 / granule * granule
+// Granule is what a device's allocations are rounded up to. A device that embeds it has the method
+// Charge of tier.Device.
+type Granule int64
+
+// Charge implements tier.Device.
+func (g Granule) Charge(size int64) int64 {
+	n := int64(g)
+	if size > math.MaxInt64-n {
+		return math.MaxInt64 / n * n
 	}
-	return (max(0, size) + granule - 1) / granule * granule
+	return (max(0, size) + n - 1) / n * n
 }
 
 // RegionSize returns how many bytes a region copies, or an error if the region is wrong. near means
@@ -46,34 +50,23 @@ type Allocation struct {
 	Gone   atomic.Bool // set when the memory may be another allocation's
 }
 
-// Table is the live allocations of a device. It has no lock: its owner's guards it.
+// Table is the live allocations of a device, by address. It has no lock: its owner's guards it.
 type Table struct {
+	*btree.BTreeG[*Allocation]
 	backend string // in errors
-	byAddr  *btree.BTreeG[*Allocation]
-	pivot   Allocation // of a search
-	found   *Allocation
-	catch   btree.ItemIteratorG[*Allocation]
+
+	pivot Allocation // of a search
+	found *Allocation
+	catch btree.ItemIteratorG[*Allocation]
 }
 
 // NewTable returns an empty table. backend begins its errors.
 func NewTable(backend string) *Table {
 	t := &Table{backend: backend}
-	t.byAddr = btree.NewG(32, func(a, b *Allocation) bool { return a.Addr < b.Addr })
+	t.BTreeG = btree.NewG(32, func(a, b *Allocation) bool { return a.Addr < b.Addr })
 	// One closure for all searches, because one for each call would be allocated.
 	t.catch = func(a *Allocation) bool { t.found = a; return false }
 	return t
-}
-
-// Put adds a live allocation.
-func (t *Table) Put(a *Allocation) { t.byAddr.ReplaceOrInsert(a) }
-
-// Take removes the allocation that starts at addr, and returns it.
-func (t *Table) Take(addr tier.Addr) (*Allocation, error) {
-	t.pivot.Addr = addr
-	if a, ok := t.byAddr.Delete(&t.pivot); ok {
-		return a, nil
-	}
-	return nil, fmt.Errorf("%s: no allocation starts at address %#x", t.backend, uint64(addr))
 }
 
 // Find returns the allocation in which the n bytes at addr lie. Of no bytes any address will do,
@@ -86,7 +79,7 @@ func (t *Table) Find(addr tier.Addr, n int64) (*Allocation, error) {
 		return nil, nil
 	}
 	t.found, t.pivot.Addr = nil, addr
-	t.byAddr.DescendLessOrEqual(&t.pivot, t.catch)
+	t.DescendLessOrEqual(&t.pivot, t.catch)
 	a := t.found
 	if a == nil || addr-a.Addr >= tier.Addr(a.Charge) {
 		return nil, fmt.Errorf("%s: address %#x is not inside an allocation", t.backend, uint64(addr))
@@ -97,6 +90,3 @@ func (t *Table) Find(addr tier.Addr, n int64) (*Allocation, error) {
 	}
 	return a, nil
 }
-
-// All yields the allocations by address.
-func (t *Table) All(yield func(*Allocation) bool) { t.byAddr.Ascend(yield) }

@@ -86,6 +86,7 @@ func (c Config) Validate() error {
 // gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
 // concurrent use; a stream belongs to one goroutine at a time.
 type gpu struct {
+	devpool.Granule
 	cfg    Config
 	faults func(Op) error // nil for none
 	ops    atomic.Int64   // operations so far
@@ -139,8 +140,9 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		return nil, fmt.Errorf("sim: mapping %d bytes: %w", cfg.Memory, err)
 	}
 	d := &gpu{
-		cfg:    cfg,
-		faults: faults,
+		Granule: granule,
+		cfg:     cfg,
+		faults:  faults,
 		// Somewhere else for each device, so that one's addresses mean nothing to another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
 		memory:       memory,
@@ -182,9 +184,6 @@ func (d *gpu) Info() tier.DeviceInfo {
 	return tier.DeviceInfo{Name: d.cfg.Name, Backend: "sim", Node: d.cfg.Node}
 }
 
-// Charge implements tier.Device.
-func (d *gpu) Charge(size int64) int64 { return devpool.Charge(size, granule) }
-
 // Alloc implements tier.Device. The memory can be used at once.
 func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if size <= 0 {
@@ -193,7 +192,7 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if _, _, err := d.begin(s, OpAlloc, size); err != nil {
 		return 0, err
 	}
-	charge := devpool.Charge(size, granule)
+	charge := d.Charge(size)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -209,7 +208,7 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 		return 0, full
 	}
 	addr := d.base + tier.Addr(off)
-	d.mu.allocs.Put(&devpool.Allocation{Addr: addr, Size: size, Charge: charge})
+	d.mu.allocs.ReplaceOrInsert(&devpool.Allocation{Addr: addr, Size: size, Charge: charge})
 	d.window.Reach(off + charge)
 	return addr, nil
 }
@@ -229,16 +228,19 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 		return err
 	}
 	d.mu.Lock()
-	_, err = d.mu.allocs.Take(addr) // which another goroutine may have freed meanwhile
+	_, live := d.mu.allocs.Delete(a)
 	running := s.running
-	if err == nil && running {
+	if live && running {
 		s.queue = append(s.queue, work{kind: OpFree, free: a})
 	}
 	d.mu.Unlock()
-	if err == nil && !running {
+	switch {
+	case !live:
+		return fmt.Errorf("sim: the allocation at address %#x was freed meanwhile", uint64(addr))
+	case !running:
 		d.reclaim(a)
 	}
-	return err
+	return nil
 }
 
 // poisonLimit bounds what an invariants build overwrites of freed memory, at its start: untouched

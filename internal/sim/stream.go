@@ -278,12 +278,13 @@ func (s *stream) shut() error {
 // run is the worker: it does what is in the queue until there is nothing more. After a failure it
 // does only work that gives something back or reports something.
 func (s *stream) run() {
+	d := s.dev
 	for {
-		s.dev.mu.Lock()
+		d.mu.Lock()
 		s.todo, s.queue = s.queue, s.todo[:0]
 		running := len(s.todo) > 0
 		s.running = running
-		s.dev.mu.Unlock()
+		d.mu.Unlock()
 		if !running { // todo is the next worker's
 			return
 		}
@@ -292,7 +293,7 @@ func (s *stream) run() {
 			var err error
 			switch {
 			case w.kind == OpFree:
-				s.dev.reclaim(w.free)
+				d.reclaim(w.free)
 			case w.kind == OpRecord:
 				w.record.err = s.err
 				close(w.record.done)
@@ -302,14 +303,14 @@ func (s *stream) run() {
 					err = fmt.Errorf("sim: the work that the stream waited for failed: %w", err)
 				}
 			case s.err == nil:
-				if err = s.dev.do(w); err != nil {
+				if err = d.do(w); err != nil {
 					err = fmt.Errorf("sim: %s of %d bytes failed: %w", w.kind, w.bytes, err)
 				}
 			}
 			if err != nil && s.err == nil {
-				s.dev.mu.Lock()
+				d.mu.Lock()
 				s.err = err
-				s.dev.mu.Unlock()
+				d.mu.Unlock()
 			}
 			*w = work{} // lets go of what it points to
 		}

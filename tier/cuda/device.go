@@ -17,6 +17,7 @@ import (
 // gpu is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender
 // and tier.Losable and is safe for concurrent use; a stream belongs to one goroutine at a time.
 type gpu struct {
+	devpool.Granule
 	cfg    Config
 	driver *Driver
 	dev    *cuda.Device
@@ -77,7 +78,7 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), key: new(byte)}
+	x := &gpu{Granule: granule, cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), key: new(byte)}
 	x.bounce.dev = x
 	x.users.Store(1)
 	x.mu.table = devpool.NewTable("cuda")

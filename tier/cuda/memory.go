@@ -60,9 +60,6 @@ func (d *gpu) openMemory() error {
 	})
 }
 
-// Charge implements tier.Device.
-func (d *gpu) Charge(size int64) int64 { return devpool.Charge(size, granule) }
-
 // MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken
 // part of what is not allocated yet. A driver that does not answer has nothing free.
 func (d *gpu) MemInfo() (free, total int64) {
@@ -142,7 +139,7 @@ func (d *gpu) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 	}
 	d.mu.Lock()
 	if err == nil {
-		d.mu.table.Put(a)
+		d.mu.table.ReplaceOrInsert(a)
 		d.mu.Unlock()
 		return a.Addr, nil
 	}
@@ -169,11 +166,15 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 	}
 	defer d.gate.Leave()
 	d.mu.Lock()
-	a, err := d.mu.table.Take(addr)
+	a, err := d.mu.table.Find(addr, 1)
+	if err == nil && a.Addr != addr {
+		err = fmt.Errorf("cuda: no allocation starts at address %#x", uint64(addr))
+	}
 	if err != nil {
 		d.mu.Unlock()
 		return err
 	}
+	d.mu.table.Delete(a)
 	d.mu.live -= a.Charge
 	d.mu.retired += a.Charge
 	d.mu.Unlock()
@@ -190,7 +191,7 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 		d.mu.retired -= a.Charge
 		err = nil
 	default:
-		d.mu.table.Put(a)
+		d.mu.table.ReplaceOrInsert(a)
 		d.mu.live += a.Charge
 		d.mu.retired -= a.Charge
 	}
@@ -258,8 +259,9 @@ func (d *gpu) closeMemory(c *cuda.Calls) error {
 	if d.source.pool == 0 {
 		return firstOf(append(errs, c.Free(d.source.base)))
 	}
-	for a := range d.mu.table.All { // what is live
+	d.mu.table.Ascend(func(a *devpool.Allocation) bool { // what is live
 		errs = append(errs, c.Free(cuda.Ptr(a.Addr)))
-	}
+		return true
+	})
 	return firstOf(append(errs, c.DestroyPool(d.source.pool)))
 }
