@@ -200,7 +200,7 @@ func newArena(cfg Config, reserve func(size int64) (Mapping, error)) (*Arena, er
 		}
 	}
 	if cfg.Lock {
-		a.lock()
+		a.Lock()
 	}
 	if cfg.Touch {
 		go func() {

@@ -99,7 +99,8 @@ type gpu struct {
 	touching     sync.WaitGroup
 	touched      atomic.Int64 // bytes of the arena that were touched ahead of use
 
-	guests gate.Gate // users of the memory besides the streams: copies of other devices
+	guests gate.Gate    // users of the memory besides the streams: copies of other devices
+	users  atomic.Int64 // of the arena: the loans, and the device until Close has ended all else
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -108,7 +109,6 @@ type gpu struct {
 		streams map[*stream]struct{}
 		closed  bool  // no calls any more
 		foreign int64 // bytes that others hold
-		lent    int   // needs of the arena: the loans, and the device until Close has ended all else
 
 		toDevice, fromDevice time.Time // see book
 	}
@@ -153,7 +153,7 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 	d.mu.line = extent.New(cfg.Memory)
 	d.mu.allocs = devpool.NewTable("sim")
 	d.mu.streams = make(map[*stream]struct{})
-	d.mu.lent = 1
+	d.users.Store(1)
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
@@ -284,10 +284,7 @@ func (d *gpu) begin(ts tier.Stream, kind OpKind, n int64) (s *stream, index int6
 	if !ok || s == nil || s.dev != d {
 		return nil, 0, fmt.Errorf("sim: a stream of type %T is not one of this device", ts)
 	}
-	d.mu.Lock()
-	closed := s.closed
-	d.mu.Unlock()
-	if closed {
+	if s.closed.Load() {
 		return nil, 0, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
 	index = d.ops.Add(1) - 1
@@ -356,7 +353,7 @@ func (d *gpu) Close() error {
 	d.guests.Shut()
 
 	for s := range streams {
-		_ = s.shut() // some may be closed already, and have work
+		s.closed.Store(true) // some may be closed already, and have work
 		<-s.mark().done
 	}
 	d.guests.Wait()
@@ -372,17 +369,13 @@ func (d *gpu) Lend() (back func() error, err error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	d.mu.lent++
+	d.users.Add(1)
 	return sync.OnceValue(d.takeBack), nil
 }
 
-// takeBack ends one need of the arena, and the arena with the last.
+// takeBack ends one use of the arena, and the arena with the last.
 func (d *gpu) takeBack() error {
-	d.mu.Lock()
-	d.mu.lent--
-	last := d.mu.lent == 0
-	d.mu.Unlock()
-	if !last {
+	if d.users.Add(-1) > 0 {
 		return nil
 	}
 	return d.memory.Release()

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/devpool"
@@ -51,13 +52,13 @@ type Op struct {
 
 // stream is a queue of work and, while there is some, a goroutine that does it: the worker.
 type stream struct {
-	dev  *gpu
-	todo []work // the worker's; its memory and the queue's take turns
+	dev    *gpu
+	todo   []work      // the worker's; its memory and the queue's take turns
+	closed atomic.Bool // no work comes in
 
 	// The mutex of the device guards the rest. The worker alone changes err.
 	queue   []work
-	running bool // the worker is there, and takes what comes
-	closed  bool
+	running bool  // the worker is there, and takes what comes
 	err     error // the first failure; kept
 }
 
@@ -211,7 +212,7 @@ func (d *gpu) put(ts tier.Stream, w work) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.closed {
+	if s.closed.Load() { // if it is not yet, the closer finds the work in the queue
 		return fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
 	s.queue = append(s.queue, w)
@@ -254,24 +255,13 @@ func (s *stream) Sync() error {
 
 // Close implements tier.Stream.
 func (s *stream) Close() error {
-	if err := s.shut(); err != nil {
-		return err
+	if s.closed.Swap(true) {
+		return tier.ErrClosed
 	}
 	<-s.mark().done
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	delete(s.dev.mu.streams, s)
-	return nil
-}
-
-// shut lets no more work in. It returns tier.ErrClosed if it has done so before.
-func (s *stream) shut() error {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	if s.closed {
-		return tier.ErrClosed
-	}
-	s.closed = true
 	return nil
 }
 
@@ -356,19 +346,12 @@ func (d *gpu) do(w *work) error {
 	return nil
 }
 
-// fill sets b to value at the speed of copies: what is filled already, up to
-// what first-level caches hold, is the source of the next.
+// fill sets b to value, which is 0 in all but tests.
 func fill(b []byte, value byte) {
-	if value == 0 {
-		clear(b)
-		return
-	}
-	if len(b) == 0 {
-		return
-	}
-	b[0] = value
-	for done := 1; done < len(b); {
-		done += copy(b[done:], b[:min(done, 16<<10)])
+	if clear(b); value != 0 {
+		for i := range b {
+			b[i] = value
+		}
 	}
 }
 
