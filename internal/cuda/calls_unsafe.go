@@ -133,11 +133,7 @@ var _ [88]byte = [unsafe.Sizeof(poolProperties{})]byte{}
 // behind an event that the stream has waited for. A driver that refuses this setting lets such waits
 // happen; all else works.
 func (c *Calls) NewPool() (p Pool, err error) {
-	dev, err := c.handle(c.dev.info.Ordinal)
-	if err != nil {
-		return 0, err
-	}
-	properties := poolProperties{allocation: allocationPinned, location: location{locationDevice, dev}}
+	properties := poolProperties{allocation: allocationPinned, location: location{locationDevice, c.dev.handle}}
 	err = c.call(c.cuMemPoolCreate, uintptr(unsafe.Pointer(&p)), uintptr(unsafe.Pointer(&properties)))
 	if err != nil {
 		return 0, err
@@ -268,13 +264,9 @@ func (c *Calls) ProgramMapped(p Ptr) bool {
 // MayUse reports whether this device may read and write the memory at p, which a program has mapped
 // itself (ProgramMapped). The answer for other memory is not documented.
 func (c *Calls) MayUse(p Ptr) (bool, error) {
-	dev, err := c.handle(c.dev.info.Ordinal)
-	if err != nil {
-		return false, err
-	}
-	here := location{locationDevice, dev}
+	here := location{locationDevice, c.dev.handle}
 	var flags uint64
-	err = c.call(c.cuMemGetAccess, uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&here)), uintptr(p))
+	err := c.call(c.cuMemGetAccess, uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&here)), uintptr(p))
 	return flags == accessReadWrite, err
 }
 

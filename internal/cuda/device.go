@@ -52,6 +52,7 @@ import (
 type Device struct {
 	lib     *Library
 	info    DeviceInfo
+	handle  int32 // the driver's number of it
 	ctx     Context
 	primary bool // the context is the device's own, and was retained here
 
@@ -82,11 +83,11 @@ func (l *Library) Adopt(ordinal int, ctx Context) (*Device, error) {
 }
 
 func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
-	info, err := l.device(ordinal)
+	info, handle, err := l.device(ordinal)
 	if err != nil {
 		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
 	}
-	d := &Device{lib: l, info: info, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
+	d := &Device{lib: l, info: info, handle: handle, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
 	d.calls = Calls{l, d}
 	d.queue.wake = make(chan struct{}, 1)
 	d.loading = make(chan struct{}, 1)
@@ -185,7 +186,7 @@ func (d *Device) End(f func(*Calls) error) (err error) {
 		err = d.current(giveUpTries, f)
 	}
 	if d.primary {
-		err = errors.Join(err, d.lib.release(d.info.Ordinal))
+		err = errors.Join(err, d.lib.release(d.handle))
 	}
 	return err
 }
@@ -201,12 +202,12 @@ func (l *Library) popContext() error { return l.call(l.cuCtxPopCurrent_v2, 0) }
 // enter makes the context current on the thread.
 func (d *Device) enter() (err error) {
 	if d.primary {
-		if d.ctx, err = d.lib.retain(d.info.Ordinal); err != nil {
+		if d.ctx, err = d.lib.retain(d.handle); err != nil {
 			return err
 		}
 	}
 	if err = d.lib.setContext(d.ctx); err != nil && d.primary {
-		err = errors.Join(err, d.lib.release(d.info.Ordinal))
+		err = errors.Join(err, d.lib.release(d.handle))
 	}
 	if err == nil {
 		// Refused, or not there: questions about events wait for the end of what others record.

@@ -17,34 +17,34 @@ func (l *Library) Devices() ([]DeviceInfo, error) {
 	infos := make([]DeviceInfo, n)
 	for i := range infos {
 		var err error
-		if infos[i], err = l.device(i); err != nil {
+		if infos[i], _, err = l.device(i); err != nil {
 			return nil, err
 		}
 	}
 	return infos, nil
 }
 
-// handle returns the driver's number of a device.
+// handle returns the driver's number of a device. It is the ordinal, but the driver's documentation
+// does not say so.
 func (l *Library) handle(ordinal int) (dev int32, err error) {
 	err = l.call(l.cuDeviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal))
 	return dev, err
 }
 
-func (l *Library) device(ordinal int) (DeviceInfo, error) {
-	info := DeviceInfo{Ordinal: ordinal}
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		return info, err
+func (l *Library) device(ordinal int) (info DeviceInfo, dev int32, err error) {
+	info.Ordinal = ordinal
+	if dev, err = l.handle(ordinal); err != nil {
+		return info, 0, err
 	}
 	var name [256]byte
 	if err := l.call(l.cuDeviceGetName, uintptr(unsafe.Pointer(&name)), uintptr(len(name)), uintptr(dev)); err != nil {
-		return info, err
+		return info, 0, err
 	}
 	info.Name = dynlib.Text(name[:])
 	var pci [32]byte
 	err = l.call(l.cuDeviceGetPCIBusId, uintptr(unsafe.Pointer(&pci)), uintptr(len(pci)), uintptr(dev))
 	if err != nil {
-		return info, err
+		return info, 0, err
 	}
 	info.PCI = dynlib.Text(pci[:])
 	if address := gpuid.Address(info.PCI); address != "" {
@@ -56,18 +56,18 @@ func (l *Library) device(ordinal int) (DeviceInfo, error) {
 	}
 	var u [16]byte
 	if err := l.call(identify, uintptr(unsafe.Pointer(&u)), uintptr(dev)); err != nil {
-		return info, err
+		return info, 0, err
 	}
 	info.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 	if err := l.call(l.cuDeviceTotalMem_v2, uintptr(unsafe.Pointer(&info.Memory)), uintptr(dev)); err != nil {
-		return info, err
+		return info, 0, err
 	}
 	if !l.HasPools() { // older drivers do not know the question
-		return info, nil
+		return info, dev, nil
 	}
-	pools, err := l.Attribute(ordinal, AttributeMemoryPools)
+	pools, err := l.attribute(dev, attributeMemoryPools)
 	info.Pools = pools != 0
-	return info, err
+	return info, dev, err
 }
 
 // Ordinal returns which device the current context is of.
@@ -91,14 +91,16 @@ func (c *Calls) Ordinal() (int, error) {
 	}
 }
 
-// Attribute asks a device.
-func (l *Library) Attribute(ordinal int, a Attribute) (int, error) {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		return 0, err
-	}
+// The attributes of a device that are asked for, by the driver's numbers.
+const (
+	attributeMultiprocessors = 16
+	attributeMemoryPools     = 115
+)
+
+// attribute asks a device.
+func (l *Library) attribute(dev int32, which uintptr) (int, error) {
 	var value int32
-	err = l.call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), uintptr(a), uintptr(dev))
+	err := l.call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), which, uintptr(dev))
 	return int(value), err
 }
 
@@ -118,21 +120,12 @@ func (l *Library) CanAccessPeer(ordinal, peer int) (bool, error) {
 }
 
 // retain returns the primary context of a device, which stays until release.
-func (l *Library) retain(ordinal int) (ctx Context, err error) {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		return 0, err
-	}
+func (l *Library) retain(dev int32) (ctx Context, err error) {
 	err = l.call(l.cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&ctx)), uintptr(dev))
 	return ctx, err
 }
 
-// release gives a primary context up. The device's number is its ordinal for the driver, but
-// that is nowhere written.
-func (l *Library) release(ordinal int) error {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		dev = int32(ordinal)
-	}
+// release gives a primary context up.
+func (l *Library) release(dev int32) error {
 	return l.call(l.cuDevicePrimaryCtxRelease_v2, uintptr(dev))
 }

@@ -20,15 +20,13 @@ type pins struct {
 // that.
 //
 // A registration ends with its context, even if others use the memory. So where the memory was
-// registered in the primary context of a device, that context is kept for as long. It is the one of
-// the device home, below 0 for an adopted context.
+// registered in the primary context of a device, that context is kept for as long.
 type pin struct {
 	addr   uintptr
 	n      int64
 	users  []pinUser
 	others bool
-	home   int
-	ctx    Context // in which it was registered
+	by     *Device // in whose context it was registered
 }
 
 // pinUser is a device that has pinned a pin's memory, or a part of it.
@@ -63,12 +61,11 @@ func (d *Device) Pin(addr uintptr, n int64) error {
 		}
 		return nil
 	}
-	p := &pin{addr: addr, n: n, users: []pinUser{user}, home: -1, ctx: d.ctx}
+	p := &pin{addr: addr, n: n, users: []pinUser{user}, by: d}
 	if d.primary {
-		if _, err := d.lib.retain(d.info.Ordinal); err != nil {
+		if _, err := d.lib.retain(d.handle); err != nil {
 			return err
 		}
-		p.home = d.info.Ordinal
 	}
 	err := d.Here(func(c *Calls) error {
 		err := c.RegisterHost(addr, n)
@@ -81,18 +78,18 @@ func (d *Device) Pin(addr uintptr, n int64) error {
 		return err
 	})
 	if err != nil {
-		return errors.Join(err, p.leaveHome(d.lib))
+		return errors.Join(err, p.leaveContext())
 	}
 	all.list = append(all.list, p)
 	return nil
 }
 
-// leaveHome gives up the context that was kept for the registration.
-func (p *pin) leaveHome(l *Library) error {
-	if p.home < 0 {
+// leaveContext gives up the context that was kept for the registration.
+func (p *pin) leaveContext() error {
+	if !p.by.primary {
 		return nil
 	}
-	return l.release(p.home)
+	return p.by.lib.release(p.by.handle)
 }
 
 // Unpin ends what the device's Pin of the memory at addr began; 0 means all of its pins. With its
@@ -120,16 +117,16 @@ func (c *Calls) Unpin(addr uintptr) (err error) {
 func (c *Calls) unregister(p *pin) error {
 	if p.others {
 		c.pinned.remove(p.addr)
-		return p.leaveHome(c.Library)
+		return p.leaveContext()
 	}
 	err := c.UnregisterHost(p.addr)
-	if err != nil && c.dev.ctx != p.ctx && c.pushContext(p.ctx) == nil {
+	if err != nil && c.dev.ctx != p.by.ctx && c.pushContext(p.by.ctx) == nil {
 		if c.UnregisterHost(p.addr) == nil {
 			err = nil
 		}
 		_ = c.popContext() // as in Device.current
 	}
-	return errors.Join(err, p.leaveHome(c.Library))
+	return errors.Join(err, p.leaveContext())
 }
 
 // ranges is the host memory that is pinned. It changes when arenas grow and is read for every copy,

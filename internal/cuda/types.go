@@ -13,15 +13,6 @@ type (
 // Ptr is an address in a device's memory: a number, never a pointer.
 type Ptr uint64
 
-// Attribute is a question to a device, by the driver's numbers.
-type Attribute int32
-
-// The attributes that are asked for.
-const (
-	AttributeMultiprocessors Attribute = 16
-	AttributeMemoryPools     Attribute = 115
-)
-
 // DeviceInfo describes a device before it is opened.
 type DeviceInfo struct {
 	Ordinal int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
