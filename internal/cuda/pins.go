@@ -129,8 +129,10 @@ func (c *Calls) unregister(p *pin) error {
 	return errors.Join(err, p.leaveContext())
 }
 
-// ranges is the host memory that is pinned. It changes when arenas grow and is read for every copy,
-// so reading takes no lock.
+// ranges is the host memory that is pinned, by this module's calls or, as far as it was told, by
+// others. Copies are refused for other memory: the driver would take an address of Go's heap, and
+// write there after the collector has moved on. The list changes when arenas and staging memory are
+// pinned, and is read for every copy, so reading takes no lock.
 type ranges struct {
 	mu  lockrank.Mutex[lockrank.Device] // guards changes
 	all atomic.Pointer[[]hostRange]     // by address; never changed in place

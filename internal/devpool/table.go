@@ -42,7 +42,9 @@ func RegionSize(r tier.Region, near bool) (int64, error) {
 	return host, nil
 }
 
-// Allocation is a piece of a device's memory. In a Table it is live.
+// Allocation is a piece of a device's memory. It is live while it is in a Table. From a free to the
+// end of the work before that it is retired: known to the stream of the free, and to work that uses
+// it, but no longer in the table.
 type Allocation struct {
 	Addr   tier.Addr
 	Size   int64       // as asked for; access ends here

@@ -85,6 +85,10 @@ func (c Config) Validate() error {
 
 // gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
 // concurrent use; a stream belongs to one goroutine at a time.
+//
+// Close sets mu.closed, so that calls fail, waits for the work on all streams and for the guests,
+// and ends the goroutine that touches pages. The arena is unmapped by its last user, which may be a
+// loan that outlives the device.
 type gpu struct {
 	devpool.Granule
 	cfg    Config

@@ -50,7 +50,13 @@ type Op struct {
 	Bytes int64 // how many bytes it is about; 0 for operations without
 }
 
-// stream is a queue of work and, while there is some, a goroutine that does it: the worker.
+// stream is a queue of work and, while there is some, a goroutine that does it: the worker. put
+// starts the worker with the first piece of work, and the worker ends when the queue is empty, both
+// under the device's mutex: so work in the queue always has a worker.
+//
+// A stream that has failed, err, stays so. Its worker still frees memory, records events and waits
+// for those of others, and leaves out the rest. A closed stream takes no work; its closer waits for
+// the worker.
 type stream struct {
 	dev    *gpu
 	todo   []work      // the worker's; its memory and the queue's take turns

@@ -16,6 +16,16 @@ import (
 
 // gpu is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender
 // and tier.Losable and is safe for concurrent use; a stream belongs to one goroutine at a time.
+//
+// The device is open while gate is. Calls enter the gate, so Close has the device to itself once it
+// has shut the gate and the last of them has left. Close ends the streams, the goroutines in waits,
+// the pins and the staging memory, in this order, and then the device's thread.
+//
+// A closed device still has its memory, its shared events and its context as long as memory is lent.
+// The last user of the memory gives them up.
+//
+// A device is lost when the driver reports that its context is. It stays open, its frees count as
+// done, and work on its streams fails.
 type gpu struct {
 	devpool.Granule
 	cfg    Config

@@ -13,7 +13,17 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stream is a stream of the GPU's.
+// stream is a stream of the GPU's, made by the device (NewStream) or by a program (AdoptStream).
+//
+// A stream is open until its Close, or that of the device, sets closed. From then on it takes no
+// work. The closer waits for the work that is there and destroys the handle, unless the handle is
+// the program's.
+//
+// A stream has failed once err is set: because its work failed, or work of another stream for which
+// it waited, or because the context was lost. No copies are put on it then. Frees, events and Close
+// work as before, so that memory comes back.
+//
+// What the host has to do behind work of the GPU is collected in due, and done by the next event.
 type stream struct {
 	dev     *gpu
 	handle  cuda.Stream
@@ -222,7 +232,16 @@ func (s *stream) end() error {
 	return err
 }
 
-// event is a point in a stream's work.
+// event is a point in a stream's work. It has one of three forms.
+//
+// With a mark and no tail, nothing but the GPU's work is waited for: when that is done the device's
+// thread calls reached, and then closes the mark's channel.
+//
+// With both, there is more to wait for: events of other streams, or bytes that have arrived in pinned
+// memory and belong elsewhere. A goroutine waits for the mark and calls finish, which closes tail.
+//
+// Without a mark the work is done, or is lost with the context. tail is closed then, or is closed by
+// finish.
 type event struct {
 	s    *stream
 	mark *cuda.Mark    // nil if the work is done
