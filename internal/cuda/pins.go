@@ -131,7 +131,7 @@ func (c *Calls) unregister(p *pin) error {
 
 // ranges is the host memory that is pinned, by this module's calls or, as far as it was told, by
 // others. Copies are refused for other memory: the driver would take an address of Go's heap, and
-// write there after the collector has moved on. The list changes when arenas and staging memory are
+// write there when the memory is in use for something else. The list changes when arenas and staging memory are
 // pinned, and is read for every copy, so reading takes no lock.
 type ranges struct {
 	mu  lockrank.Mutex[lockrank.Device] // guards changes
