@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and tests the module with the tag gorgonia, with which internal/cuda calls the driver
-# through gorgonia.org/cu.
+# Builds and tests tier/cuda/gorgonia, which the build tag gorgonia adds: programs share contexts,
+# streams, events and pointers of gorgonia.org/cu with an engine.
 #
 #   scripts/gorgonia-check.sh             tests it on the emulator, which needs no GPU
 #   scripts/gorgonia-check.sh build DIR   builds tier-cuda-gorgonia.test into DIR, for gpu-check.sh
@@ -119,7 +119,6 @@ fi
 	-o "$own/lib/libcuda.so.1" internal/cuda/cudatest/testdata/emulator/*.c
 export LD_LIBRARY_PATH=$own/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
-go vet -tags gorgonia ./internal/cuda/... ./tier/cuda/...
-# The tests of the driver, the backend, and the packages that use it, up to whole engines. The tests of a
-# program share its one emulator, so they run one at a time.
-go test -tags gorgonia -vet=off -short -parallel 1 . ./internal/cuda/... ./tier/cuda/... ./convert/... ./test
+go vet -tags gorgonia ./tier/cuda/gorgonia
+# The tests of a program share its one emulator, so they run one at a time.
+go test -tags gorgonia -vet=off -parallel 1 ./tier/cuda/gorgonia

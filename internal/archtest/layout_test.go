@@ -92,7 +92,6 @@ var embedded = []string{
 	"github.com/klauspost/compress/",
 	"github.com/zeebo/xxh3",
 	"golang.org/x/sys/",
-	"gorgonia.org/cu", // with the tag gorgonia only
 }
 
 // embedding is the file that shows what most programs need, with one import of the module's.

@@ -3,10 +3,12 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/racemark"
@@ -44,13 +46,13 @@ func (e *everything) run(c *cuda.Calls) (err error) {
 	if c.Reserved(a) || c.ProgramMapped(a) {
 		check(errors.New("an allocation is taken for addresses that a program has reserved, or memory that it has mapped"))
 	}
-	if at := cuda.AddressOf(e.in); !c.HostRegistered(at, small) || c.HostRegistered(at, small+1) {
+	if at := address.Of(e.in); !c.HostRegistered(at, small) || c.HostRegistered(at, small+1) {
 		check(errors.New("pinned memory is not known to the driver, or more than that is"))
 	}
-	check(c.CopyToDevice(s, a, cuda.AddressOf(e.in), small/2))
+	check(c.CopyToDevice(s, a, address.Of(e.in), small/2))
 	check(c.CopyOnDevice(s, a+small/2, a, small/2))
 	check(c.Fill(s, a, 5, 8))
-	check(c.CopyToHost(s, cuda.AddressOf(e.out), a, small))
+	check(c.CopyToHost(s, address.Of(e.out), a, small))
 	check(e.events(c, s))
 	check(e.pools(c, s))
 	check(e.values(c, s))
@@ -72,17 +74,18 @@ func (e *everything) events(c *cuda.Calls, s cuda.Stream) error {
 }
 
 func (e *everything) pools(c *cuda.Calls, s cuda.Stream) error {
-	p, err := c.NewPool(8 * small)
+	p, err := c.NewPool()
 	if err != nil {
 		return err
 	}
-	err = errors.Join(c.SetPoolNumber(p, cuda.PoolReleaseThreshold, 1<<20), c.SetPoolFlag(p, cuda.PoolReuseMakesWait, false), c.ShowPool(p, 1))
+	err = c.ShowPool(p, 1)
 	b, berr := c.AllocAsync(s, p, small)
-	used, uerr := c.PoolNumber(p, cuda.PoolUsed)
-	if used != small {
-		uerr = errors.Join(uerr, errors.New("the pool does not count what it uses"))
+	before, uerr := c.PoolUnused(p)
+	err = errors.Join(err, berr, uerr, c.FreeAsync(s, b), c.SyncStream(s))
+	if after, uerr := c.PoolUnused(p); after != before+small {
+		err = errors.Join(err, uerr, fmt.Errorf("%d bytes of the pool are unused, want %d", after, before+small))
 	}
-	return errors.Join(err, berr, uerr, c.FreeAsync(s, b), c.SyncStream(s), c.TrimPool(p, 0), c.DestroyPool(p))
+	return errors.Join(err, c.TrimPool(p), c.DestroyPool(p))
 }
 
 func (e *everything) values(c *cuda.Calls, s cuda.Stream) error {
@@ -104,9 +107,9 @@ func (e *everything) digest(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 	}
 	f, err := c.Function(m, "spillway_digest")
 	const n, first = 1003, 11
-	err = errors.Join(err, c.CopyToDevice(s, a, cuda.AddressOf(e.in), n), c.Fill(s, a+2048, 0, 16),
+	err = errors.Join(err, c.CopyToDevice(s, a, address.Of(e.in), n), c.Fill(s, a+2048, 0, 16),
 		c.Launch(s, f, cuda.Grid{Blocks: 4, Threads: 256}, uint64(a), n, first, uint64(a)+2048),
-		c.CopyToHost(s, cuda.AddressOf(e.reg), a+2048, 16), c.SyncStream(s))
+		c.CopyToHost(s, address.Of(e.reg), a+2048, 16), c.SyncStream(s))
 	want := tier.DigestBytes(e.in[:n], first)
 	if got := words(e.reg); got[0] != want.Hash || got[1] != want.Sum {
 		err = errors.Join(err, errors.New("the digest differs"))
@@ -130,8 +133,8 @@ func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 	err = errors.Join(err, c.CopyPeer(s, a, e.d.Context(), a+512, e.d.Context(), 512))
 	if e.r.lib.Batch() != "" {
 		err = errors.Join(err, c.CopyBatch(s, []cuda.Copy{
-			{Dst: a, HostSrc: cuda.AddressOf(e.in), Size: small},
-			{HostDst: cuda.AddressOf(e.reg), Src: a, Size: 0x10},
+			{Dst: a, HostSrc: address.Of(e.in), Size: small},
+			{HostDst: address.Of(e.reg), Src: a, Size: 0x10},
 		}[:1]))
 	}
 	return errors.Join(err, c.SyncStream(s))
@@ -162,9 +165,6 @@ func TestEverySymbol(t *testing.T) {
 			}
 		})
 	}
-	if cuda.Linked { // with a library that has the newer ones
-		called["cuMemcpyBatchAsync"], called["cuDeviceGetUuid"] = true, true
-	}
 	for name, was := range called {
 		if !was {
 			t.Errorf("%s was never called", name)
@@ -176,7 +176,7 @@ func (r *rig) everything() {
 	t := r.t
 	e := &everything{r: r, d: r.devices[0], peer: r.devices[1], in: r.host(r.devices[0], small), out: r.host(r.devices[0], small)}
 	e.reg = mapped(t, small)
-	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(cuda.AddressOf(e.reg), small) }))
+	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(address.Of(e.reg), small) }))
 	pattern(e.in, 3)
 	can, err := r.lib.CanAccessPeer(0, 1)
 	if !can || err != nil {
@@ -196,7 +196,7 @@ func (r *rig) everything() {
 		!strings.Contains(err.Error(), "cuModuleLoadData: CUDA_ERROR_INVALID_PTX: a PTX") {
 		t.Errorf("loading nonsense: %v", err)
 	}
-	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(cuda.AddressOf(e.reg)) }))
+	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(address.Of(e.reg)) }))
 }
 
 func TestDevices(t *testing.T) {
@@ -221,7 +221,7 @@ func TestMistakes(t *testing.T) {
 	r := open(t, cudatest.Config{Devices: 2})
 	d := r.devices[0]
 	s, foreign, a, theirs := r.stream(d), r.stream(r.devices[1]), r.alloc(d, small), r.alloc(r.devices[1], small)
-	h := cuda.AddressOf(r.host(d, small))
+	h := address.Of(r.host(d, small))
 	heap := make([]byte, small)
 	freed := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
 	r.do(func(c *cuda.Calls) error { return c.Free(freed) })
@@ -240,10 +240,14 @@ func TestMistakes(t *testing.T) {
 		"no memory":                 {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.Alloc(0); return err }},
 		"too much memory":           {cuda.ErrOutOfMemory, func(c *cuda.Calls) error { _, err := c.Alloc(1 << 40); return err }},
 		"another device's memory":   {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Fill(s, theirs, 1, 1) }},
-		"Go's memory, in":           {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, cuda.AddressOf(heap), 1) }},
-		"Go's memory, out":          {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(heap), a, 1) }},
+		"Go's memory, in": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
+			return c.CopyToDevice(s, a, address.Of(heap), 1)
+		}},
+		"Go's memory, out": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
+			return c.CopyToHost(s, address.Of(heap), a, 1)
+		}},
 		"Go's memory, in a batch": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
-			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: cuda.AddressOf(heap), Size: 1}})
+			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: address.Of(heap), Size: 1}})
 		}},
 		"more than is pinned": {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, h+1, small) }},
 		"pinned twice":        {cuda.ErrHostMemoryAlreadyRegistered, func(c *cuda.Calls) error { return c.RegisterHost(h+1, 1) }},
@@ -263,8 +267,8 @@ func TestMistakes(t *testing.T) {
 
 // TestQueriesAllocateNothing: the thread of a device looks at events without a pause.
 func TestQueriesAllocateNothing(t *testing.T) {
-	if racemark.Enabled || cuda.Linked {
-		t.Skip("needs a build without -race, which drops what is pooled, and without the tag gorgonia")
+	if racemark.Enabled {
+		t.Skip("needs a build without -race, which drops what is pooled")
 	}
 	open(t, cudatest.Config{}).do(func(c *cuda.Calls) error {
 		s, err := c.NewStream()

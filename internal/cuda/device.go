@@ -26,20 +26,13 @@
 // Addresses of devices are numbers and never pointers.
 //
 // The opener or creator of something here ends it. A Device is ended by Close, after what was made
-// with its Calls is destroyed. A Library stays loaded until the process ends, because the driver
+// with its Calls is destroyed, or in two steps where others still use what is in its context: Stop
+// ends its thread, and End gives the context up. A Library stays loaded until the process ends, because the driver
 // has threads of its own in it.
 //
 // All errors of the driver are *Error with call, code and name, and match the codes
 // (ErrOutOfMemory and so on) with errors.Is. That there is no driver or device to work
 // with is a *LoadError, which matches ErrUnavailable.
-//
-// With the tag gorgonia, on Linux and with cgo, contexts, streams, events, copies and plain memory
-// go through gorgonia.org/cu, and ContextOf and the functions next to it convert cu's handles, for
-// package tier/cuda/gorgonia. Functions that cu has no name for are still bound at run time:
-// kernels, pools, pinned memory, batches of copies, the newer waits for words. Such a program is
-// linked with libcuda.so.1, exits at its start where there is no device, and can load no other
-// library. The build needs cuda.h of CUDA 11 or 12. Where cu cannot be built, the tag has no
-// effect.
 //
 // Its mutexes have the rank Device, the last in the order, and are held for a few
 // instructions only, never while the driver is called.
@@ -49,7 +42,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/labels"
 )
@@ -60,13 +52,13 @@ import (
 type Device struct {
 	lib     *Library
 	info    DeviceInfo
+	handle  int32 // the driver's number of it
 	ctx     Context
-	primary bool        // the context is the device's own, and was retained here
-	keep    atomic.Bool // the context outlives the thread: Detach was called
+	primary bool // the context is the device's own, and was retained here
 
 	queue   queue
 	stopped chan struct{} // closed when the thread is done
-	result  error         // of closing; to be read when stopped is closed
+	result  error         // of Stop; to be read when stopped is closed
 
 	calls   Calls
 	watches []watched // the thread's
@@ -91,12 +83,12 @@ func (l *Library) Adopt(ordinal int, ctx Context) (*Device, error) {
 }
 
 func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
-	info, err := l.device(ordinal)
+	info, handle, err := l.device(ordinal)
 	if err != nil {
 		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
 	}
-	d := &Device{lib: l, info: info, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
-	d.calls = Calls{lib: l, dev: d}
+	d := &Device{lib: l, info: info, handle: handle, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
+	d.calls = Calls{l, d}
 	d.queue.wake = make(chan struct{}, 1)
 	d.loading = make(chan struct{}, 1)
 	ready := make(chan error, 1)
@@ -122,13 +114,7 @@ func (d *Device) Context() Context { return d.ctx }
 
 // Here runs f on the caller's goroutine, kept on its thread with the context current for as long,
 // and returns its error, or ErrClosed.
-func (d *Device) Here(f func(*Calls) error) error {
-	if !d.queue.enter() {
-		return ErrClosed
-	}
-	defer d.queue.exit()
-	return d.current(1, f)
-}
+func (d *Device) Here(f func(*Calls) error) error { return d.visit(1, f) }
 
 // giveUpTries is how often the driver is called to make a context current for something that is to be
 // given up: it would stay for as long as the context. Refusals are not known to follow each other,
@@ -137,12 +123,14 @@ const giveUpTries = 10
 
 // Surely is Here to give something up, for which there is no other chance: if the driver refuses to
 // make the context current, it is called again, up to giveUpTries times in all.
-func (d *Device) Surely(f func(*Calls) error) error {
+func (d *Device) Surely(f func(*Calls) error) error { return d.visit(giveUpTries, f) }
+
+func (d *Device) visit(tries int, f func(*Calls) error) error {
 	if !d.queue.enter() {
 		return ErrClosed
 	}
 	defer d.queue.exit()
-	return d.current(giveUpTries, f)
+	return d.current(tries, f)
 }
 
 // current runs f on the caller's goroutine with the context current. The driver is called to make it
@@ -170,10 +158,20 @@ func (d *Device) current(tries int, f func(*Calls) error) error {
 // captureMode.
 const relaxed = 2
 
-// Close waits until calls of Here have returned and all marks are reached, and gives the context
-// up. A stream that waits for what never happens keeps it waiting. A second Close returns ErrClosed
-// at once.
+// Close gives up the device and its context: it is Stop, and then End. A second Close returns
+// ErrClosed at once.
 func (d *Device) Close() error {
+	err := d.Stop()
+	if err == ErrClosed {
+		return err
+	}
+	return errors.Join(err, d.End(nil))
+}
+
+// Stop waits until calls of Here have returned and all marks are reached, and ends the device's
+// thread. A stream that waits for what never happens keeps it waiting. The context stays, with what is
+// in it, for others to use until End. A second Stop returns ErrClosed at once.
+func (d *Device) Stop() error {
 	if !d.queue.close() {
 		return ErrClosed
 	}
@@ -181,35 +179,35 @@ func (d *Device) Close() error {
 	return d.result
 }
 
-// Rest is the context of a device that is closed, while something in it is needed still.
-type Rest struct{ dev *Device }
-
-// Detach is Close, except for the context: that stays until Rest.End is called, once. What is in it
-// stays as it is, and may be used by others meanwhile. The rest has no thread.
-func (d *Device) Detach() (*Rest, error) {
-	d.keep.Store(true)
-	return &Rest{d}, d.Close()
-}
-
-// End runs f on the caller's goroutine with the context current, to destroy what is left, and gives
-// the context up.
-func (r *Rest) End(f func(*Calls) error) error {
-	err := r.dev.current(giveUpTries, f)
-	if r.dev.primary {
-		err = errors.Join(err, r.dev.lib.release(r.dev.info.Ordinal))
+// End runs f, if it is not nil, on the caller's goroutine with the context current, to destroy what
+// is left in it, and gives the context up. It is called once, after Stop.
+func (d *Device) End(f func(*Calls) error) (err error) {
+	if f != nil {
+		err = d.current(giveUpTries, f)
+	}
+	if d.primary {
+		err = errors.Join(err, d.lib.release(d.handle))
 	}
 	return err
 }
 
+// setContext makes ctx current on the thread, 0 for none.
+func (l *Library) setContext(ctx Context) error { return l.call(l.cuCtxSetCurrent, uintptr(ctx)) }
+
+// pushContext makes ctx current on the thread until popContext.
+func (l *Library) pushContext(ctx Context) error { return l.call(l.cuCtxPushCurrent_v2, uintptr(ctx)) }
+
+func (l *Library) popContext() error { return l.call(l.cuCtxPopCurrent_v2, 0) }
+
 // enter makes the context current on the thread.
 func (d *Device) enter() (err error) {
 	if d.primary {
-		if d.ctx, err = d.lib.retain(d.info.Ordinal); err != nil {
+		if d.ctx, err = d.lib.retain(d.handle); err != nil {
 			return err
 		}
 	}
 	if err = d.lib.setContext(d.ctx); err != nil && d.primary {
-		err = errors.Join(err, d.lib.release(d.info.Ordinal))
+		err = errors.Join(err, d.lib.release(d.handle))
 	}
 	if err == nil {
 		// Refused, or not there: questions about events wait for the end of what others record.
@@ -232,9 +230,6 @@ func (d *Device) leave() (clean bool) {
 	_, _ = d.lib.captureMode(d.capture)
 	err := d.lib.setContext(0)
 	errs = append(errs, err)
-	if d.primary && !d.keep.Load() {
-		errs = append(errs, d.lib.release(d.info.Ordinal))
-	}
 	d.result = errors.Join(errs...)
 	return err == nil
 }

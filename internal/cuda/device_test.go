@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 )
@@ -124,13 +125,14 @@ func TestMarkOfAnotherDevice(t *testing.T) {
 		pattern(in, i)
 		var there *cuda.Mark
 		ok(t, from.Here(func(c *cuda.Calls) (err error) {
-			err = errors.Join(c.CopyToDevice(s, a, cuda.AddressOf(in), n), c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
+			err = errors.Join(c.CopyToDevice(s, a, address.Of(in), n),
+				c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
 			m, merr := c.Mark(s, nil)
 			there = m
 			return errors.Join(err, merr)
 		}))
 		ok(t, to.Here(func(c *cuda.Calls) error {
-			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, cuda.AddressOf(out), b, n))
+			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, address.Of(out), b, n))
 		}))
 		ok(t, r.wait(to, theirs))
 		if !bytes.Equal(in, out) {
@@ -155,7 +157,7 @@ func TestMarkThen(t *testing.T) {
 		var seen byte
 		var told error
 		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
-			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, cuda.AddressOf(h), p, 8))
+			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, address.Of(h), p, 8))
 			m, merr := c.Mark(s, func(err error) error { seen, told = h[0], err; return errMine })
 			return m, errors.Join(err, merr)
 		})
@@ -333,9 +335,8 @@ func TestStreamOrderedFree(t *testing.T) {
 	d := r.devices[0]
 	s := r.stream(d)
 	unblock := r.gate(d, s)
-	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool(0) })
+	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool() })
 	t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.DestroyPool(pool) }) })
-	r.do(func(c *cuda.Calls) error { return c.SetPoolNumber(pool, cuda.PoolReleaseThreshold, memory) })
 	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, pool, memory) })
 	r.do(func(c *cuda.Calls) error { return errors.Join(c.Fill(s, p, 1, memory), c.FreeAsync(s, p)) })
 	again := func(c *cuda.Calls) (err error) { p, err = c.AllocAsync(s, pool, memory); return err }
@@ -351,6 +352,6 @@ func TestStreamOrderedFree(t *testing.T) {
 	if err := d.Here(func(c *cuda.Calls) error { _, err := c.Alloc(memory); return err }); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("allocating what a pool keeps: %v", err)
 	}
-	r.do(func(c *cuda.Calls) error { return c.TrimPool(pool, 0) })
+	r.do(func(c *cuda.Calls) error { return c.TrimPool(pool) })
 	r.alloc(d, memory)
 }

@@ -11,106 +11,96 @@ import (
 // Devices describes all devices that the driver shows. None is an error of Load.
 func (l *Library) Devices() ([]DeviceInfo, error) {
 	var n int32
-	if err := l.call(&l.sym.deviceCount, uintptr(unsafe.Pointer(&n))); err != nil {
+	if err := l.call(l.cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
 		return nil, err
 	}
 	infos := make([]DeviceInfo, n)
 	for i := range infos {
 		var err error
-		if infos[i], err = l.device(i); err != nil {
+		if infos[i], _, err = l.device(i); err != nil {
 			return nil, err
 		}
 	}
 	return infos, nil
 }
 
-// handle returns the driver's number of a device.
-func (l *Library) handle(ordinal int) (int32, error) {
-	var dev int32
-	err := l.call(&l.sym.deviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal))
+// handle returns the driver's number of a device. It is the ordinal, but the driver's documentation
+// does not say so.
+func (l *Library) handle(ordinal int) (dev int32, err error) {
+	err = l.call(l.cuDeviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal))
 	return dev, err
 }
 
-func (l *Library) device(ordinal int) (DeviceInfo, error) {
-	info := DeviceInfo{Ordinal: ordinal}
-	dev, err := l.handle(ordinal)
+func (l *Library) device(ordinal int) (info DeviceInfo, dev int32, err error) {
+	info.Ordinal = ordinal
+	if dev, err = l.handle(ordinal); err != nil {
+		return info, 0, err
+	}
+	var name [256]byte
+	if err := l.call(l.cuDeviceGetName, uintptr(unsafe.Pointer(&name)), uintptr(len(name)), uintptr(dev)); err != nil {
+		return info, 0, err
+	}
+	info.Name = dynlib.Text(name[:])
+	var pci [32]byte
+	err = l.call(l.cuDeviceGetPCIBusId, uintptr(unsafe.Pointer(&pci)), uintptr(len(pci)), uintptr(dev))
 	if err != nil {
-		return info, err
+		return info, 0, err
 	}
-	if info.Name, err = l.deviceText(&l.sym.deviceName, dev, 256); err != nil {
-		return info, err
-	}
-	if info.PCI, err = l.deviceText(&l.sym.devicePCI, dev, 32); err != nil {
-		return info, err
-	}
+	info.PCI = dynlib.Text(pci[:])
 	if address := gpuid.Address(info.PCI); address != "" {
 		info.PCI = address
 	}
-	if info.UUID, err = l.deviceUUID(dev); err != nil {
-		return info, err
-	}
-	var size uintptr
-	if err := l.call(&l.sym.deviceMemory, uintptr(unsafe.Pointer(&size)), uintptr(dev)); err != nil {
-		return info, err
-	}
-	info.Memory = int64(size)
-	if !l.HasPools() { // older drivers do not know the question
-		return info, nil
-	}
-	pools, err := l.Attribute(ordinal, AttributeMemoryPools)
-	info.Pools = pools != 0
-	return info, err
-}
-
-func (l *Library) deviceText(e *entry, dev int32, n int) (string, error) {
-	b := make([]byte, n)
-	if err := l.call(e, uintptr(unsafe.Pointer(&b[0])), uintptr(n), uintptr(dev)); err != nil {
-		return "", err
-	}
-	return dynlib.Text(b), nil
-}
-
-func (l *Library) deviceUUID(dev int32) (string, error) {
-	e := &l.sym.deviceUUID
-	if l.sym.device2ID.fn != 0 {
-		e = &l.sym.device2ID
+	identify := l.cuDeviceGetUuid_v2
+	if identify.fn == 0 {
+		identify = l.cuDeviceGetUuid
 	}
 	var u [16]byte
-	if err := l.call(e, uintptr(unsafe.Pointer(&u)), uintptr(dev)); err != nil {
-		return "", err
+	if err := l.call(identify, uintptr(unsafe.Pointer(&u)), uintptr(dev)); err != nil {
+		return info, 0, err
 	}
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]), nil
+	info.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+	if err := l.call(l.cuDeviceTotalMem_v2, uintptr(unsafe.Pointer(&info.Memory)), uintptr(dev)); err != nil {
+		return info, 0, err
+	}
+	if !l.HasPools() { // older drivers do not know the question
+		return info, dev, nil
+	}
+	pools, err := l.attribute(dev, attributeMemoryPools)
+	info.Pools = pools != 0
+	return info, dev, err
 }
 
 // Ordinal returns which device the current context is of.
 func (c *Calls) Ordinal() (int, error) {
 	var dev, n int32
-	if err := c.lib.call(&c.lib.sym.ctxDevice, uintptr(unsafe.Pointer(&dev))); err != nil {
+	if err := c.call(c.cuCtxGetDevice, uintptr(unsafe.Pointer(&dev))); err != nil {
 		return 0, err
 	}
-	if err := c.lib.call(&c.lib.sym.deviceCount, uintptr(unsafe.Pointer(&n))); err != nil {
+	if err := c.call(c.cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
 		return 0, err
 	}
 	for i := range int(n) {
-		if h, err := c.lib.handle(i); err != nil || h == dev {
+		if h, err := c.handle(i); err != nil || h == dev {
 			return i, err
 		}
 	}
 	return 0, &Error{
-		Call: c.lib.sym.ctxDevice.name,
+		Call: c.cuCtxGetDevice.name,
 		Code: ErrInvalidDevice,
 		Name: "the context's device is none that the driver shows",
 	}
 }
 
-// Attribute asks a device.
-func (l *Library) Attribute(ordinal int, a Attribute) (int, error) {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		return 0, err
-	}
+// The attributes of a device that are asked for, by the driver's numbers.
+const (
+	attributeMultiprocessors = 16
+	attributeMemoryPools     = 115
+)
+
+// attribute asks a device.
+func (l *Library) attribute(dev int32, which uintptr) (int, error) {
 	var value int32
-	err = l.call(&l.sym.deviceAttribute, uintptr(unsafe.Pointer(&value)), uintptr(a), uintptr(dev))
+	err := l.call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), which, uintptr(dev))
 	return int(value), err
 }
 
@@ -125,16 +115,17 @@ func (l *Library) CanAccessPeer(ordinal, peer int) (bool, error) {
 		return false, err
 	}
 	var can int32
-	err = l.call(&l.sym.canAccessPeer, uintptr(unsafe.Pointer(&can)), uintptr(dev), uintptr(other))
+	err = l.call(l.cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), uintptr(dev), uintptr(other))
 	return can != 0, err
 }
 
-// release gives a primary context up. The device's number is its ordinal for the driver, but
-// that is nowhere written.
-func (l *Library) release(ordinal int) error {
-	dev, err := l.handle(ordinal)
-	if err != nil {
-		dev = int32(ordinal)
-	}
-	return l.releasePrimary(dev)
+// retain returns the primary context of a device, which stays until release.
+func (l *Library) retain(dev int32) (ctx Context, err error) {
+	err = l.call(l.cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&ctx)), uintptr(dev))
+	return ctx, err
+}
+
+// release gives a primary context up.
+func (l *Library) release(dev int32) error {
+	return l.call(l.cuDevicePrimaryCtxRelease_v2, uintptr(dev))
 }

@@ -84,7 +84,7 @@ func (c *Calls) digestKernel() (k kernel, err error) {
 	if d.kernel.module != 0 || d.kernel.err != nil {
 		return d.kernel, d.kernel.err
 	}
-	if k.multiprocessors, err = c.lib.Attribute(d.info.Ordinal, AttributeMultiprocessors); err != nil {
+	if k.multiprocessors, err = c.attribute(d.handle, attributeMultiprocessors); err != nil {
 		return k, err
 	}
 	if k.module, err = c.LoadModule(append([]byte(digestText), 0)); err == nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
@@ -23,7 +24,7 @@ func (r *rig) digest(d *cuda.Device, s cuda.Stream, src, out cuda.Ptr, first int
 			err = errors.Join(err, c.Digest(s, src, n, first, out))
 			src, first = src+cuda.Ptr(n), first+n/8
 		}
-		return errors.Join(err, c.CopyToHost(s, cuda.AddressOf(back), out, 16))
+		return errors.Join(err, c.CopyToHost(s, address.Of(back), out, 16))
 	})
 	if werr := r.wait(d, s); err == nil {
 		err = werr
@@ -39,7 +40,7 @@ func TestDigest(t *testing.T) {
 	for i, d := range r.devices {
 		s, src, out, h := r.stream(d), r.alloc(d, n), r.alloc(d, 16), r.host(d, n)
 		pattern(h, i)
-		ok(t, d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, src, cuda.AddressOf(h), n) }))
+		ok(t, d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, src, address.Of(h), n) }))
 		for _, first := range []int64{0, 1 << 40, -1} {
 			for _, pieces := range [][]int64{{n}, {8, n - 8}, {4096, 0, 4096, n - 8192}} {
 				got, err := r.digest(d, s, src, out, first, pieces...)
@@ -78,13 +79,13 @@ func TestDigestOfWhatIsFreedBehind(t *testing.T) {
 	r := open(t, cudatest.Config{})
 	d := r.devices[0]
 	s, out, back := r.stream(d), r.alloc(d, 16), r.host(d, 16)
-	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool(0) })
+	pool := of(t, d, func(c *cuda.Calls) (cuda.Pool, error) { return c.NewPool() })
 	t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.DestroyPool(pool) }) })
 	src := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.AllocAsync(s, pool, n) })
 	unblock := r.gate(d, s)
 	r.do(func(c *cuda.Calls) error {
 		return errors.Join(c.Fill(s, src, 7, n), c.Fill(s, out, 0, 16), c.Digest(s, src, n, 3, out), c.FreeAsync(s, src),
-			c.CopyToHost(s, cuda.AddressOf(back), out, 16))
+			c.CopyToHost(s, address.Of(back), out, 16))
 	})
 	unblock()
 	ok(t, r.wait(d, s))

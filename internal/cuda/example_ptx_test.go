@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -76,12 +77,12 @@ func TestExampleKernel(t *testing.T) {
 			copy(host, int64Bytes(numbers))
 			r.do(func(c *cuda.Calls) error {
 				if n > 0 {
-					ok(t, c.CopyToDevice(s, in, cuda.AddressOf(host), int64(8*n)))
+					ok(t, c.CopyToDevice(s, in, address.Of(host), int64(8*n)))
 				}
 				ok(t, c.Fill(s, out, 7, 8*most+8))
 				return c.Launch(s, f, grid, uint64(out), uint64(in), uint64(n), addend)
 			})
-			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, cuda.AddressOf(host), out, int64(8*n+8)) })
+			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, address.Of(host), out, int64(8*n+8)) })
 			ok(t, r.wait(d, s))
 			if !slices.Equal(host[:8*n+8], int64Bytes(want)) {
 				t.Errorf("%+v: %d numbers: the emulator computes %x, want %x", grid, n, host[:8*n+8], int64Bytes(want))

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 )
@@ -27,7 +28,7 @@ func script(e *cudatest.Emulator, host []byte) (err error) {
 		return err
 	}
 	defer func() { add(d.Close()) }()
-	addr, n := cuda.AddressOf(host), int64(len(host))
+	addr, n := address.Of(host), int64(len(host))
 	if !add(d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr, n) })) {
 		return err
 	}
@@ -45,7 +46,7 @@ func onDevice(c *cuda.Calls, addr uintptr, n int64) (err error) {
 		return err
 	}
 	defer func() { add(c.DestroyStream(s)) }()
-	p, perr := c.NewPool(0)
+	p, perr := c.NewPool()
 	if !add(perr) {
 		return err
 	}
@@ -236,12 +237,12 @@ func TestLeaksAreFound(t *testing.T) {
 			_, serr := c.NewStream()
 			_, eerr := c.NewEvent()
 			_, aerr := c.Alloc(1)
-			_, perr := c.NewPool(0)
+			_, perr := c.NewPool()
 			_, merr := c.LoadModule(kernelText)
 			_, herr := c.AllocHost(1)
 			err = errors.Join(err, serr, eerr, aerr, perr, merr, herr)
 		}
-		return errors.Join(err, c.RegisterHost(cuda.AddressOf(reg), small))
+		return errors.Join(err, c.RegisterHost(address.Of(reg), small))
 	}))
 	counts := func() (s string) {
 		for _, kind := range []string{"contexts", "streams", "events", "pools", "modules", "allocations", "registrations", "host allocations"} {
@@ -266,7 +267,7 @@ func TestRegisterLimit(t *testing.T) {
 	r := open(t, cudatest.Config{RegisterLimit: small})
 	d := r.devices[0]
 	b := mapped(t, 2*small)
-	addr := cuda.AddressOf(b)
+	addr := address.Of(b)
 	register := func(off uintptr) error {
 		return d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr+off, small) })
 	}

@@ -13,15 +13,6 @@ type (
 // Ptr is an address in a device's memory: a number, never a pointer.
 type Ptr uint64
 
-// Attribute is a question to a device, by the driver's numbers.
-type Attribute int32
-
-// The attributes that are asked for.
-const (
-	AttributeMultiprocessors Attribute = 16
-	AttributeMemoryPools     Attribute = 115
-)
-
 // DeviceInfo describes a device before it is opened.
 type DeviceInfo struct {
 	Ordinal int    // among those that the driver shows (CUDA_VISIBLE_DEVICES)
@@ -31,23 +22,6 @@ type DeviceInfo struct {
 	Memory  int64  // bytes
 	Pools   bool   // the library and the device have stream-ordered allocation
 }
-
-// PoolFlag is something that a pool does or not, by the driver's numbers.
-type PoolFlag int32
-
-// PoolReuseMakesWait sets whether the driver may reuse memory freed on another stream, and make the
-// allocating stream wait for that one. It may by default.
-const PoolReuseMakesWait PoolFlag = 3
-
-// PoolNumber is a number that a pool keeps, by the driver's numbers.
-type PoolNumber int32
-
-// The numbers of a pool, in bytes.
-const (
-	PoolReleaseThreshold PoolNumber = 4 // reserved bytes that are kept after a wait; can be set
-	PoolReserved         PoolNumber = 5
-	PoolUsed             PoolNumber = 7
-)
 
 // Copy is one of a batch. Each side is device memory or pinned host memory, and the other
 // field of that side 0.

@@ -111,8 +111,8 @@ func (c Config) Validate() error {
 // gives its pages back; requests that need it wait.
 type Arena struct {
 	cfg     Config
-	reserve func(size int64) (mapping, error)
-	space   mapping
+	reserve func(size int64) (Mapping, error)
+	space   Mapping
 	mem     []byte // the range
 
 	state   []atomic.Uint32 // a step each: committed, touched
@@ -152,7 +152,7 @@ var _ tier.Pool = (*Arena)(nil)
 // Close it.
 func NewArena(cfg Config) (*Arena, error) { return newArena(cfg, reserve) }
 
-func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, error) {
+func newArena(cfg Config, reserve func(size int64) (Mapping, error)) (*Arena, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		cfg:       cfg,
 		reserve:   reserve,
 		space:     space,
-		mem:       space.bytes(),
+		mem:       space.Bytes(),
 		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
 		window:    ahead.New(cfg.Capacity),
 		stopTouch: sync.OnceFunc(func() { close(stop) }),
@@ -200,7 +200,7 @@ func newArena(cfg Config, reserve func(size int64) (mapping, error)) (*Arena, er
 		}
 	}
 	if cfg.Lock {
-		a.lock()
+		a.Lock()
 	}
 	if cfg.Touch {
 		go func() {
@@ -252,7 +252,7 @@ type memory struct {
 	slab    *slab     // nil for whole pages
 	index   int       // of the place in the slab
 	pieces  []piece   // where the extents are in the arena; or the pages that own has the place of
-	own     mapping   // where the bytes are, if the arena had no ranges that fit; else nil
+	own     Mapping   // where the bytes are, if the arena had no ranges that fit; else nil
 	freed   atomic.Bool
 }
 
@@ -292,31 +292,65 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		return nil, fmt.Errorf("host: cannot allocate %d bytes", size)
 	}
 	m := &memory{size: size}
-	scattered, wait, err := a.take(m, cuts)
-	for wait != nil {
+	charge := a.Charge(size)
+	scattered := false // the pieces are enough, but do not fit the request
+	a.mu.Lock()
+	for {
+		if a.mu.closed {
+			a.mu.Unlock()
+			return nil, tier.ErrClosed
+		}
+		if charge%tier.Page != 0 {
+			m.slab, m.index = a.placeLocked(classOf(size))
+		}
+		// The size is compared with what is free first: rounding it could overflow.
+		if m.slab == nil && size <= a.mu.free.FreeBytes() {
+			pages := round(size) // which is more than the charge for a place
+			m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
+			if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
+				m.pieces, scattered = a.scatteredLocked(pages), true
+			}
+		}
+		if m.slab != nil || m.pieces != nil {
+			break
+		}
+		if a.mu.withheld == 0 {
+			defer a.mu.Unlock()
+			return nil, a.fullLocked(size)
+		}
+		if a.mu.returned == nil {
+			a.mu.returned = make(chan struct{})
+		}
+		wait := a.mu.returned
+		a.mu.Unlock()
 		<-wait // Trim has what is wanted, for some milliseconds
-		scattered, wait, err = a.take(m, cuts)
+		a.mu.Lock()
 	}
+	a.mu.used += charge
+	a.mu.refs++
+	a.mu.Unlock()
+
 	switch {
-	case err != nil:
-		return nil, err
 	case scattered:
-		err = a.relocate(m)
+		if err := a.relocate(m); err != nil {
+			return nil, err
+		}
 	case m.slab != nil:
 		at := m.slab.at(m.index)
 		a.window.Reach(at + size)
 		m.one[0] = a.mem[at : at+size : at+size]
 		m.extents = m.one[:]
 		if invariants.Enabled {
-			for i, c := range a.mem[at : at+a.Charge(size)] {
+			for i, c := range a.mem[at : at+charge] {
 				if c != freedByte {
-					a.free(m)
-					panic(fmt.Sprintf("host: byte %d of %d was written after it was freed", i, a.Charge(size)))
+					a.Free(m, func() {})
+					panic(fmt.Sprintf("host: byte %d of %d was written after it was freed", i, charge))
 				}
 			}
 		}
 	default:
 		m.extents = m.one[:0]
+		var err error
 		for _, p := range m.pieces {
 			end := p.At + min(p.Len, size-p.Off)
 			m.extents = append(m.extents, a.mem[p.At:end:end])
@@ -327,47 +361,11 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 			}
 		}
 		if err != nil {
-			a.free(m)
-			err = fmt.Errorf("host: making %d bytes readable again: %w", size, err)
+			a.Free(m, func() {})
+			return nil, fmt.Errorf("host: making %d bytes readable again: %w", size, err)
 		}
-	}
-	if err != nil {
-		return nil, err
 	}
 	return m, nil
-}
-
-// take takes room for m, and counts it. scattered means that the pieces are enough, but do not fit
-// the request. take returns a channel to wait for if Trim holds free ranges that may be enough.
-func (a *Arena) take(m *memory, cuts []int64) (scattered bool, wait <-chan struct{}, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mu.closed {
-		return false, nil, tier.ErrClosed
-	}
-	charge := a.Charge(m.size)
-	if charge%tier.Page != 0 {
-		m.slab, m.index = a.placeLocked(classOf(m.size))
-	}
-	// The size is compared with what is free first: rounding it could overflow.
-	if m.slab == nil && m.size <= a.mu.free.FreeBytes() {
-		pages := round(m.size) // which is more than the charge for a place
-		m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
-		if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
-			m.pieces, scattered = a.scatteredLocked(pages), true
-		}
-	}
-	switch {
-	case m.slab != nil || m.pieces != nil:
-		a.mu.used += charge
-		a.mu.refs++
-		return scattered, nil, nil
-	case a.mu.withheld == 0:
-		return false, nil, a.fullLocked(m.size)
-	case a.mu.returned == nil:
-		a.mu.returned = make(chan struct{})
-	}
-	return false, a.mu.returned, nil
 }
 
 // scatteredLocked takes n bytes of the shortest free ranges, so that long ones stay.
@@ -417,7 +415,7 @@ func (a *Arena) relocate(m *memory) error {
 		err = a.space.discard(a.pagesOf(m.pieces[i]))
 	}
 	if err != nil {
-		a.free(m)
+		a.Free(m, func() {})
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		full := a.fullLocked(m.size)
@@ -435,9 +433,9 @@ func (a *Arena) relocate(m *memory) error {
 		for _, p := range m.pieces {
 			_ = a.space.unlock(a.pagesOf(p))
 		}
-		_ = m.own.lock(m.own.bytes())
+		_ = m.own.lock(m.own.Bytes())
 	}
-	m.one[0] = m.own.bytes()[:m.size:m.size]
+	m.one[0] = m.own.Bytes()[:m.size:m.size]
 	m.extents = m.one[:]
 	return nil
 }
@@ -465,18 +463,12 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 	if !ok || !m.freed.CompareAndSwap(false, true) {
 		panic(fmt.Sprintf("host: freeing a %T that is no memory of an arena, or was freed before", mem))
 	}
-	a.free(m)
-	reclaimed()
-}
-
-// free returns the place or the pages of a memory.
-func (a *Arena) free(m *memory) {
 	switch {
 	case m.slab != nil && invariants.Enabled:
 		at := m.slab.at(m.index)
 		scribble(a.mem[at : at+classSize(m.slab.class)])
 	case m.own != nil:
-		_ = m.own.release() // only a bug of ours makes it fail
+		_ = m.own.Release() // only a bug of ours makes it fail
 		for i := 0; i < len(m.pieces) && a.locksAll(); i++ {
 			_ = a.space.lock(a.pagesOf(m.pieces[i]))
 		}
@@ -498,21 +490,16 @@ func (a *Arena) free(m *memory) {
 		a.mu.free.Free(p.At, p.Len)
 	}
 	a.mu.used -= a.Charge(m.size)
-	a.unrefAndUnlock()
-}
-
-// unrefAndUnlock ends one use of the range. The last unpins and unmaps it.
-func (a *Arena) unrefAndUnlock() {
 	a.mu.refs--
 	last, pinners := a.mu.refs == 0, a.mu.pinners
 	a.mu.Unlock()
-	if !last {
-		return
+	if last {
+		for _, p := range pinners {
+			_ = p.Unpin(a.mem) // which closing it has done, if it is closed
+		}
+		_ = a.space.Release() // only a bug of ours makes it fail
 	}
-	for _, p := range pinners {
-		_ = p.Unpin(a.mem) // which closing it has done, if it is closed
-	}
-	_ = a.space.release() // only a bug of ours makes it fail
+	reclaimed()
 }
 
 // Shrink gives the pages of a memory behind its first size bytes back. A place in a slab, and memory
@@ -536,10 +523,10 @@ func (a *Arena) Shrink(mem tier.Memory, size int64) {
 		}
 	}
 	a.mu.Lock()
-	a.mu.refs++                                                // that of rest, which free ends with its charge
+	a.mu.refs++                                                // that of rest, which Free ends with its charge
 	a.mu.used += a.Charge(size) + a.Charge(rest.size) - before // a place was charged if there was no slab for it
 	a.mu.Unlock()
-	a.free(rest)
+	a.Free(rest, func() {})
 }
 
 // Close ends the goroutine that touches pages and gives the range back, or lets
@@ -556,16 +543,25 @@ func (a *Arena) Close() error {
 	a.endTouching()
 	a.pages <- struct{}{} // a Trim in progress ends, and none begins
 	defer func() { <-a.pages }()
-	a.mu.Lock()
-	a.unrefAndUnlock()
+	a.Free(&memory{}, func() {}) // the arena's own use of the range
 	return nil
 }
 
-// mapping is an arena's range of addresses. The slices given to its methods are
-// whole pages of it. Methods may be called concurrently.
-type mapping interface {
-	// bytes is the range; it starts at a multiple of step.
-	bytes() []byte
+// Map maps size bytes and asks for huge pages, for the memory of a simulated device. Pages come when
+// they are touched. The caller must Release the mapping.
+func Map(size int64) (Mapping, error) {
+	m, err := reserve(size)
+	if err == nil {
+		_ = m.huge() // refused, it works all the same, and is slower
+	}
+	return m, err
+}
+
+// Mapping is a range of addresses. The slices given to its methods are whole pages of it. Methods may
+// be called concurrently. In a build with the race detector the memory is from Go's heap.
+type Mapping interface {
+	// Bytes is the range; it starts at a multiple of 2 MiB.
+	Bytes() []byte
 	// huge asks for huge pages in the whole range.
 	huge() error
 	// bind binds the pages of the whole range, which are not present yet, to a
@@ -576,39 +572,17 @@ type mapping interface {
 	lock(b []byte) error
 	// unlock undoes lock.
 	unlock(b []byte) error
-	// touch makes the pages of b present and changes no byte, also while others
+	// Touch makes the pages of b present and changes no byte, also while others
 	// write them.
-	touch(b []byte) error
+	Touch(b []byte) error
 	// discard gives the pages of b back; their bytes are undefined afterwards.
 	discard(b []byte) error
 	// hide makes b unreadable, show readable and writable; only an invariants build calls them.
 	hide(b []byte) error
 	show(b []byte) error
-	// release unmaps the range.
-	release() error
+	// Release unmaps the range, which nothing may use any more.
+	Release() error
 }
 
 // errHugeOff reports that the kernel has huge pages and grants none.
 var errHugeOff = errors.New("switched off")
-
-// Mapping is a range of addresses as an arena has it, for the memory of a simulated device. In a
-// build with the race detector it is from Go's heap.
-type Mapping struct{ own mapping }
-
-// Map maps size bytes and asks for huge pages. Pages come when they are touched. The caller must
-// Release the mapping.
-func Map(size int64) (m Mapping, err error) {
-	if m.own, err = reserve(size); err == nil {
-		_ = m.own.huge() // refused, it works all the same, and is slower
-	}
-	return m, err
-}
-
-// Bytes returns the memory.
-func (m Mapping) Bytes() []byte { return m.own.bytes() }
-
-// Touch makes pages of the memory present and changes no byte, also while others write them.
-func (m Mapping) Touch(pages []byte) error { return m.own.touch(pages) }
-
-// Release unmaps the memory, which nothing may use any more.
-func (m Mapping) Release() error { return m.own.release() }

@@ -18,13 +18,13 @@ const onHeap = true
 // heap is memory of the Go heap, which the race detector sees.
 type heap struct{ mem []byte }
 
-func reserve(size int64) (mapping, error) {
+func reserve(size int64) (Mapping, error) {
 	whole := make([]byte, size+step)
 	skip := (step - int64(address.Of(whole)%step)) % step
 	return &heap{whole[skip : skip+size : skip+size]}, nil
 }
 
-func (h *heap) bytes() []byte { return h.mem }
+func (h *heap) Bytes() []byte { return h.mem }
 func (h *heap) huge() error   { return nil }
 func (h *heap) bind(int) error {
 	return nil
@@ -33,8 +33,8 @@ func (h *heap) bind(int) error {
 // lock is refused: the collector's heap is not to be pinned.
 func (h *heap) lock([]byte) error    { return errors.ErrUnsupported }
 func (h *heap) unlock([]byte) error  { return nil }
-func (h *heap) touch([]byte) error   { runtime.Gosched(); return nil }
+func (h *heap) Touch([]byte) error   { runtime.Gosched(); return nil }
 func (h *heap) discard([]byte) error { return nil }
 func (h *heap) hide([]byte) error    { return nil }
 func (h *heap) show([]byte) error    { return nil }
-func (h *heap) release() error       { return nil }
+func (h *heap) Release() error       { return nil }

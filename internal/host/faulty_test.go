@@ -12,7 +12,7 @@ import (
 
 // faulty is a mapping whose calls fail as told. Nil functions pass.
 type faulty struct {
-	mapping
+	Mapping
 	onLock    func(b []byte) error
 	onTouch   func(b []byte) error
 	onDiscard func(b []byte) error
@@ -26,16 +26,16 @@ func (f *faulty) lock(b []byte) error {
 	if f.onLock != nil {
 		return f.onLock(b)
 	}
-	return f.mapping.lock(b)
+	return f.Mapping.lock(b)
 }
 
-func (f *faulty) touch(b []byte) error {
+func (f *faulty) Touch(b []byte) error {
 	if f.onTouch != nil {
 		if err := f.onTouch(b); err != nil {
 			return err
 		}
 	}
-	return f.mapping.touch(b)
+	return f.Mapping.Touch(b)
 }
 
 func (f *faulty) discard(b []byte) error {
@@ -44,45 +44,45 @@ func (f *faulty) discard(b []byte) error {
 			return err
 		}
 	}
-	return f.mapping.discard(b)
+	return f.Mapping.discard(b)
 }
 
 func (f *faulty) huge() error {
 	if f.onHuge != nil {
 		return f.onHuge
 	}
-	return f.mapping.huge()
+	return f.Mapping.huge()
 }
 
 func (f *faulty) bind(node int) error {
 	if f.onBind != nil {
 		return f.onBind
 	}
-	return f.mapping.bind(node)
+	return f.Mapping.bind(node)
 }
 
 func (f *faulty) show(b []byte) error {
 	if f.onShow != nil {
 		return f.onShow
 	}
-	return f.mapping.show(b)
+	return f.Mapping.show(b)
 }
 
-func (f *faulty) release() error {
+func (f *faulty) Release() error {
 	if f.released != nil {
 		f.released.Add(1)
 	}
-	return f.mapping.release()
+	return f.Mapping.Release()
 }
 
 func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 	t.Helper()
-	a, err := newArena(cfg, func(size int64) (mapping, error) {
+	a, err := newArena(cfg, func(size int64) (Mapping, error) {
 		m, err := reserve(size)
-		if f.mapping != nil { // only the range of the arena is faulty
+		if f.Mapping != nil { // only the range of the arena is faulty
 			return m, err
 		}
-		f.mapping = m
+		f.Mapping = m
 		return f, err
 	})
 	if err != nil {
@@ -98,7 +98,7 @@ func openFaulty(t *testing.T, cfg Config, f *faulty) *Arena {
 
 func TestRefusedMapping(t *testing.T) {
 	cause := errors.New("cannot allocate memory")
-	_, err := newArena(Config{Capacity: 1 << 20}, func(int64) (mapping, error) { return nil, cause })
+	_, err := newArena(Config{Capacity: 1 << 20}, func(int64) (Mapping, error) { return nil, cause })
 	if !errors.Is(err, cause) || !strings.Contains(err.Error(), "1048576 bytes") ||
 		!strings.Contains(err.Error(), "vm.overcommit_memory") {
 		t.Fatalf("got %v", err)

@@ -79,18 +79,18 @@ func underFilter() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.release()) }()
-	if err := bindTo(m.bytes(), 0); !errors.Is(err, fs.ErrPermission) {
+	defer func() { err = errors.Join(err, m.Release()) }()
+	if err := bindTo(m.Bytes(), 0); !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("bound: %v", err)
 	}
-	if err := m.lock(m.bytes()); !errors.Is(err, errors.ErrUnsupported) {
+	if err := m.lock(m.Bytes()); !errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("locked: %v", err)
 	}
-	if err := m.touch(m.bytes()); err != nil {
+	if err := m.Touch(m.Bytes()); err != nil {
 		return fmt.Errorf("not made present: %w", err)
 	}
 	if !poison {
-		if present, err := presentPages(m.bytes()); err != nil || present != 2*step/tier.Page {
+		if present, err := presentPages(m.Bytes()); err != nil || present != 2*step/tier.Page {
 			return fmt.Errorf("%d pages are present, %v", present, err)
 		}
 	}

@@ -18,7 +18,7 @@ func (m *mapped) bind(int) error { return nil } // none of these machines has tw
 // lock: mlock would make all pages present at once.
 func (m *mapped) lock([]byte) error { return errors.ErrUnsupported }
 
-func (m *mapped) touch(b []byte) error {
+func (m *mapped) Touch(b []byte) error {
 	if !poison { // a hidden page would fault
 		address.Touch(b)
 	}

@@ -44,7 +44,7 @@ func (m *mapped) lock(b []byte) error { return lockOnFault(b) }
 
 // touch asks the kernel to make the pages present (Linux 5.14), else adds 0 to a
 // word of each.
-func (m *mapped) touch(b []byte) error {
+func (m *mapped) Touch(b []byte) error {
 	err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EINVAL) {
 		if !poison { // a hidden page would fault

@@ -25,7 +25,7 @@ type mapped struct {
 
 // reserve maps size bytes. Nothing is committed by it: with MAP_NORESERVE the
 // range counts only as far as its pages are touched.
-func reserve(size int64) (mapping, error) {
+func reserve(size int64) (Mapping, error) {
 	if int64(int(size+step)) != size+step {
 		return nil, fmt.Errorf("more than the addresses of this machine")
 	}
@@ -38,8 +38,8 @@ func reserve(size int64) (mapping, error) {
 	return &mapped{whole: whole, mem: whole[skip : skip+size : skip+size]}, nil
 }
 
-func (m *mapped) bytes() []byte         { return m.mem }
+func (m *mapped) Bytes() []byte         { return m.mem }
 func (m *mapped) hide(b []byte) error   { return unix.Mprotect(b, unix.PROT_NONE) }
 func (m *mapped) show(b []byte) error   { return unix.Mprotect(b, unix.PROT_READ|unix.PROT_WRITE) }
 func (m *mapped) unlock(b []byte) error { return unix.Munlock(b) }
-func (m *mapped) release() error        { return unix.Munmap(m.whole) }
+func (m *mapped) Release() error        { return unix.Munmap(m.whole) }

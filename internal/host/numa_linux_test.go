@@ -29,16 +29,16 @@ func TestBindTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.release()
-	err = bindTo(m.bytes(), 0)
+	defer m.Release()
+	err = bindTo(m.Bytes(), 0)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
 		t.Skip("needs mbind: ", err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.bytes()[0] = 1 // a page can be had from the node
-	if err := bindTo(m.bytes(), 1000); err == nil {
+	m.Bytes()[0] = 1 // a page can be had from the node
+	if err := bindTo(m.Bytes(), 1000); err == nil {
 		t.Error("bound to node 1000")
 	}
 }

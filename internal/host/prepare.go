@@ -19,7 +19,7 @@ func (a *Arena) touchAhead(stop <-chan struct{}) {
 			return
 		}
 		n := a.stepLen(i)
-		err := a.space.touch(a.mem[i*step : i*step+n])
+		err := a.space.Touch(a.mem[i*step : i*step+n])
 		if err != nil && !poison { // poisoned pages refuse to be touched
 			a.warn(causes.Touch, "only %d of %d bytes were made present ahead of use (%v): "+
 				"the rest is slower when it is used first, or cannot be had", a.touched.Load(), a.cfg.Capacity, err)
@@ -69,19 +69,15 @@ func (a *Arena) status() (closed, pinned bool) {
 	return a.mu.closed, len(a.mu.pinners) > 0
 }
 
-// Lock does what Config.Lock does, for an arena that was to be pinned and is not. It does nothing
-// to one that is closed.
+// Lock does what Config.Lock does, for an arena that was to be pinned and is not. It locks as much of
+// the range as may be: all of it, else in strides that become shorter where one is refused. It does
+// nothing to an arena that is closed.
 func (a *Arena) Lock() {
 	a.pages <- struct{}{}
 	defer func() { <-a.pages }()
-	if closed, _ := a.status(); !closed {
-		a.lock()
+	if closed, _ := a.status(); closed {
+		return
 	}
-}
-
-// lock locks as much of the range as may be: all of it, else in strides that become shorter where one
-// is refused.
-func (a *Arena) lock() {
 	var refused error
 	size, locked := a.cfg.Capacity, a.locked.Load()
 	for n := size - locked; n > 0; n = min(n, size-locked) {

@@ -32,14 +32,14 @@ func inPieces(t testing.TB, a *Arena) (held []tier.HostMemory) {
 
 // counted notes what is asked of a mapping.
 type counted struct {
-	mapping
+	Mapping
 	asked map[string]int
 }
 
-func (c counted) huge() error       { c.asked["huge"]++; return c.mapping.huge() }
-func (c counted) bind(n int) error  { c.asked["bind"]++; return c.mapping.bind(n) }
+func (c counted) huge() error       { c.asked["huge"]++; return c.Mapping.huge() }
+func (c counted) bind(n int) error  { c.asked["bind"]++; return c.Mapping.bind(n) }
 func (c counted) lock([]byte) error { c.asked["lock"]++; return nil }
-func (c counted) release() error    { c.asked["release"]++; return c.mapping.release() }
+func (c counted) Release() error    { c.asked["release"]++; return c.Mapping.Release() }
 
 // TestRelocatedMemoryIsAsTheArena: it is asked for the same, and the mapping ends with the memory.
 func TestRelocatedMemoryIsAsTheArena(t *testing.T) {
@@ -47,7 +47,7 @@ func TestRelocatedMemoryIsAsTheArena(t *testing.T) {
 		cfg.Capacity = 8 * (step + tier.Page)
 		a := openFaulty(t, cfg, &faulty{onLock: func([]byte) error { return nil }})
 		asked, reserve := make(map[string]int), a.reserve
-		a.reserve = func(size int64) (mapping, error) {
+		a.reserve = func(size int64) (Mapping, error) {
 			m, err := reserve(size)
 			return counted{m, asked}, err
 		}
@@ -82,7 +82,7 @@ func TestRoomInPieces(t *testing.T) {
 		t.Errorf("with three steps of four in use: %+v", s)
 	}
 	if !onHeap {
-		there := present(t, a.mem) + present(t, m.(*memory).own.bytes())
+		there := present(t, a.mem) + present(t, m.(*memory).own.Bytes())
 		if there > s.Committed || s.Committed > capacity {
 			t.Errorf("%d bytes of pages, and %d are reported, of %d", there, s.Committed, capacity)
 		}
@@ -142,7 +142,7 @@ func TestPinnedPagesStay(t *testing.T) {
 			f.onDiscard = func([]byte) error { return refused }
 		}, true},
 		"map": {func(_ *testing.T, a *Arena, _ *faulty) {
-			a.reserve = func(int64) (mapping, error) { return nil, refused }
+			a.reserve = func(int64) (Mapping, error) { return nil, refused }
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -337,9 +337,9 @@ func TestFailedShowGivesPlacesBack(t *testing.T) {
 	}
 	refused := errors.New("refused")
 	var f *faulty
-	a, err := newArena(Config{Capacity: 16 * tier.Page, Node: -1}, func(size int64) (mapping, error) {
+	a, err := newArena(Config{Capacity: 16 * tier.Page, Node: -1}, func(size int64) (Mapping, error) {
 		m, err := reserve(size)
-		f = &faulty{mapping: m}
+		f = &faulty{Mapping: m}
 		return f, err
 	})
 	if err != nil {

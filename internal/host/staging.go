@@ -71,35 +71,30 @@ func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
-	if c, ok := s.take(); ok {
-		return c, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil, tier.ErrClosed
 	}
-	return nil, tier.ErrClosed
+	last := len(s.mu.free) - 1
+	c := s.mu.free[last]
+	s.mu.free = s.mu.free[:last]
+	s.mu.lent[&c[0]] = true
+	return c, nil
 }
 
 // TryBorrow lends a chunk if one is here now, under the same terms.
 func (s *Staging) TryBorrow() ([]byte, bool) {
-	select {
-	case <-s.here:
-		return s.take()
-	default:
-		return nil, false
-	}
+	c, err := s.Borrow(ended)
+	return c, err == nil
 }
 
-// take lends the chunk that was returned last, for a token. It returns false after Close.
-func (s *Staging) take() (c []byte, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mu.closed {
-		return nil, false
-	}
-	last := len(s.mu.free) - 1
-	c = s.mu.free[last]
-	s.mu.free = s.mu.free[:last]
-	s.mu.lent[&c[0]] = true
-	return c, true
-}
+// ended is the context of a borrower that does not wait.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // Return gives a borrowed chunk back: the slice that Borrow returned, or any that
 // starts where it does. Anything else is a panic. The oldest waiter gets the chunk.

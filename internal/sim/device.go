@@ -34,10 +34,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/btree"
-
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/ahead"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/host"
@@ -86,7 +85,12 @@ func (c Config) Validate() error {
 
 // gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
 // concurrent use; a stream belongs to one goroutine at a time.
+//
+// Close sets mu.closed, so that calls fail, waits for the work on all streams and for the guests,
+// and ends the goroutine that touches pages. The arena is unmapped by its last user, which may be a
+// loan that outlives the device.
 type gpu struct {
+	devpool.Granule
 	cfg    Config
 	faults func(Op) error // nil for none
 	ops    atomic.Int64   // operations so far
@@ -99,28 +103,19 @@ type gpu struct {
 	touching     sync.WaitGroup
 	touched      atomic.Int64 // bytes of the arena that were touched ahead of use
 
-	guests gate.Gate // users of the memory besides the streams: copies of other devices
+	guests gate.Gate    // users of the memory besides the streams: copies of other devices
+	users  atomic.Int64 // of the arena: the loans, and the device until Close has ended all else
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
 		line    *extent.Allocator
-		allocs  *btree.BTreeG[*allocation] // the live ones, by offset
+		allocs  *devpool.Table
 		streams map[*stream]struct{}
 		closed  bool  // no calls any more
 		foreign int64 // bytes that others hold
-		lent    int   // needs of the arena: the loans, and the device until Close has ended all else
 
 		toDevice, fromDevice time.Time // see book
 	}
-}
-
-// allocation is a piece of the arena. Live, it is in the device's tree; freed, it is known to the
-// work that still uses it and to the free on its stream.
-type allocation struct {
-	off    int64
-	size   int64       // as asked for; access ends here
-	charge int64       // as taken from the arena
-	gone   atomic.Bool // given back to the arena: work that still uses it is wrong
 }
 
 var (
@@ -149,8 +144,9 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		return nil, fmt.Errorf("sim: mapping %d bytes: %w", cfg.Memory, err)
 	}
 	d := &gpu{
-		cfg:    cfg,
-		faults: faults,
+		Granule: granule,
+		cfg:     cfg,
+		faults:  faults,
 		// Somewhere else for each device, so that one's addresses mean nothing to another.
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
 		memory:       memory,
@@ -159,9 +155,9 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		stopTouching: make(chan struct{}),
 	}
 	d.mu.line = extent.New(cfg.Memory)
-	d.mu.allocs = btree.NewG(32, func(a, b *allocation) bool { return a.off < b.off })
+	d.mu.allocs = devpool.NewTable("sim")
 	d.mu.streams = make(map[*stream]struct{})
-	d.mu.lent = 1
+	d.users.Store(1)
 	if cfg.Touch {
 		d.touching.Go(func() {
 			labels.Touch.Set()
@@ -192,23 +188,12 @@ func (d *gpu) Info() tier.DeviceInfo {
 	return tier.DeviceInfo{Name: d.cfg.Name, Backend: "sim", Node: d.cfg.Node}
 }
 
-// Charge implements tier.Device.
-func (d *gpu) Charge(size int64) int64 {
-	if size > math.MaxInt64-granule {
-		return math.MaxInt64 / granule * granule
-	}
-	return (max(0, size) + granule - 1) / granule * granule
-}
-
 // Alloc implements tier.Device. The memory can be used at once.
 func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if size <= 0 {
 		return 0, fmt.Errorf("sim: cannot allocate %d bytes", size)
 	}
-	if _, err := d.own(s); err != nil {
-		return 0, err
-	}
-	if _, err := d.ask(OpAlloc, size); err != nil {
+	if _, _, err := d.begin(s, OpAlloc, size); err != nil {
 		return 0, err
 	}
 	charge := d.Charge(size)
@@ -226,34 +211,32 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 		full.Largest = d.mu.line.Largest()
 		return 0, full
 	}
-	d.mu.allocs.ReplaceOrInsert(&allocation{off: off, size: size, charge: charge})
+	addr := d.base + tier.Addr(off)
+	d.mu.allocs.ReplaceOrInsert(&devpool.Allocation{Addr: addr, Size: size, Charge: charge})
 	d.window.Reach(off + charge)
-	return d.base + tier.Addr(off), nil
+	return addr, nil
 }
 
 // Free implements tier.Device.
 func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
 	var w work
 	if _, err := d.find(&w, addr, 1); err != nil {
 		return err
 	}
 	a := w.uses[0]
-	if a.off != int64(addr-d.base) {
+	if a.Addr != addr {
 		return fmt.Errorf("sim: no allocation starts at address %#x", uint64(addr))
 	}
-	if _, err := d.ask(OpFree, a.size); err != nil { // the caller has made no mistake
+	s, _, err := d.begin(ts, OpFree, a.Size)
+	if err != nil {
 		return err
 	}
 	d.mu.Lock()
 	_, live := d.mu.allocs.Delete(a)
-	if live && s.running {
+	running := s.running
+	if live && running {
 		s.queue = append(s.queue, work{kind: OpFree, free: a})
 	}
-	running := s.running
 	d.mu.Unlock()
 	switch {
 	case !live:
@@ -269,80 +252,60 @@ func (d *gpu) Free(ts tier.Stream, addr tier.Addr) error {
 const poisonLimit = 1 << 20
 
 // reclaim gives a retired allocation back to the arena.
-func (d *gpu) reclaim(a *allocation) {
-	a.gone.Store(true)
+func (d *gpu) reclaim(a *devpool.Allocation) {
+	a.Gone.Store(true)
+	off := int64(a.Addr - d.base)
 	if invariants.Enabled && d.guests.Enter() { // the arena must not go meanwhile
-		fill(d.arena[a.off:][:min(a.charge, poisonLimit)], 0xdb)
+		fill(d.arena[off:][:min(a.Charge, poisonLimit)], 0xdb)
 		d.guests.Leave()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.line.Free(a.off, a.charge)
+	d.mu.line.Free(off, a.Charge)
 }
 
 // find returns the n bytes at addr, which w uses: all of them must be in one live allocation. Of no
 // bytes, any address will do.
 func (d *gpu) find(w *work, addr tier.Addr, n int64) ([]byte, error) {
-	if n <= 0 {
-		if n < 0 {
-			return nil, fmt.Errorf("sim: a range of %d bytes", n)
-		}
-		return nil, nil
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	off := int64(addr - d.base) // below 0 for an address before the arena
-	var a *allocation
-	d.mu.allocs.DescendLessOrEqual(&allocation{off: off}, func(last *allocation) bool {
-		a = last
-		return false
-	})
-	switch {
-	case a == nil || off >= a.off+a.charge:
-		return nil, fmt.Errorf("sim: address %#x is not inside an allocation", uint64(addr))
-	case n > a.size-(off-a.off):
-		return nil, fmt.Errorf("sim: %d bytes at address %#x leave the allocation of %d bytes that starts %d before",
-			n, uint64(addr), a.size, off-a.off)
+	a, err := d.mu.allocs.Find(addr, n)
+	if a == nil {
+		return nil, err
 	}
 	w.uses = append(w.uses, a)
+	off := int64(addr - d.base)
 	return d.arena[off : off+n : off+n], nil
 }
 
-// own returns s as an open stream of this device.
-func (d *gpu) own(s tier.Stream) (*stream, error) {
-	mine, ok := s.(*stream)
-	if !ok || mine == nil || mine.dev != d {
-		return nil, fmt.Errorf("sim: a stream of type %T is not one of this device", s)
+// begin returns ts as an open stream of this device, numbers an operation on it, and asks the fault
+// hook whether that may be put on the stream.
+func (d *gpu) begin(ts tier.Stream, kind OpKind, n int64) (s *stream, index int64, err error) {
+	s, ok := ts.(*stream)
+	if !ok || s == nil || s.dev != d {
+		return nil, 0, fmt.Errorf("sim: a stream of type %T is not one of this device", ts)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if mine.closed {
-		return nil, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
+	if s.closed.Load() {
+		return nil, 0, fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
-	return mine, nil
-}
-
-// ask numbers an operation and asks the fault hook whether it may be put on its stream.
-func (d *gpu) ask(kind OpKind, n int64) (index int64, err error) {
 	index = d.ops.Add(1) - 1
 	if d.faults != nil {
-		err = d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n})
+		if err = d.faults(Op{Kind: kind, Stage: Submit, Index: index, Bytes: n}); err != nil {
+			err = fmt.Errorf("sim: %s refused: %w", kind, err)
+		}
 	}
-	if err != nil {
-		err = fmt.Errorf("sim: %s refused: %w", kind, err)
-	}
-	return index, err
+	return s, index, err
 }
 
 // NewStream implements tier.Device.
 func (d *gpu) NewStream() (tier.Stream, error) {
-	if _, err := d.ask(OpNewStream, 0); err != nil {
+	s := &stream{dev: d}
+	if _, _, err := d.begin(s, OpNewStream, 0); err != nil {
 		return nil, err
 	}
-	s := &stream{dev: d}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.mu.closed {
@@ -394,7 +357,7 @@ func (d *gpu) Close() error {
 	d.guests.Shut()
 
 	for s := range streams {
-		_ = s.shut() // some may be closed already, and have work
+		s.closed.Store(true) // some may be closed already, and have work
 		<-s.mark().done
 	}
 	d.guests.Wait()
@@ -410,17 +373,13 @@ func (d *gpu) Lend() (back func() error, err error) {
 	if d.mu.closed {
 		return nil, tier.ErrClosed
 	}
-	d.mu.lent++
+	d.users.Add(1)
 	return sync.OnceValue(d.takeBack), nil
 }
 
-// takeBack ends one need of the arena, and the arena with the last.
+// takeBack ends one use of the arena, and the arena with the last.
 func (d *gpu) takeBack() error {
-	d.mu.Lock()
-	d.mu.lent--
-	last := d.mu.lent == 0
-	d.mu.Unlock()
-	if !last {
+	if d.users.Add(-1) > 0 {
 		return nil
 	}
 	return d.memory.Release()

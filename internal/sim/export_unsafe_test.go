@@ -9,11 +9,7 @@ type Device = gpu
 func ByteAt(p uintptr) byte { return **(**byte)(unsafe.Pointer(&p)) }
 
 // Gone says whether nobody has the memory any more.
-func (d *gpu) Gone() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.mu.lent == 0
-}
+func (d *gpu) Gone() bool { return d.users.Load() == 0 }
 
 // Touched returns how many bytes were touched ahead of use.
 func (d *gpu) Touched() int64 { return d.touched.Load() }

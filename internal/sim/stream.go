@@ -3,8 +3,10 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
@@ -48,15 +50,21 @@ type Op struct {
 	Bytes int64 // how many bytes it is about; 0 for operations without
 }
 
-// stream is a queue of work and, while there is some, a goroutine that does it: the worker.
+// stream is a queue of work and, while there is some, a goroutine that does it: the worker. put
+// starts the worker with the first piece of work, and the worker ends when the queue is empty, both
+// under the device's mutex: so work in the queue always has a worker.
+//
+// A stream that has failed, err, stays so. Its worker still frees memory, records events and waits
+// for those of others, and leaves out the rest. A closed stream takes no work; its closer waits for
+// the worker.
 type stream struct {
-	dev  *gpu
-	todo []work // the worker's; its memory and the queue's take turns
+	dev    *gpu
+	todo   []work      // the worker's; its memory and the queue's take turns
+	closed atomic.Bool // no work comes in
 
 	// The mutex of the device guards the rest. The worker alone changes err.
 	queue   []work
-	running bool // the worker is there, and takes what comes
-	closed  bool
+	running bool  // the worker is there, and takes what comes
 	err     error // the first failure; kept
 }
 
@@ -66,7 +74,7 @@ type work struct {
 	index int64
 	bytes int64 // for the fault hook and for messages
 
-	uses   []*allocation // which must be there when it runs
+	uses   []*devpool.Allocation // which must be there when it runs
 	copies []sumcopy.Copy
 	peer   *gpu // where destinations are; nil if that is this device
 
@@ -77,9 +85,9 @@ type work struct {
 	first  int64        // Digest
 	digest *tier.Digest // Digest
 
-	free   *allocation // Free
-	record *event      // Record
-	wait   tier.Event  // WaitEvent
+	free   *devpool.Allocation // Free
+	record *event              // Record
+	wait   tier.Event          // WaitEvent
 }
 
 // errFreed is how work fails whose memory was given back on another stream before the work ran.
@@ -117,27 +125,12 @@ func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
 // copy puts all copies between devices and host memory on a stream, as one piece of work. The
 // addresses of destinations are those of peer, which may be d.
 func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
 	w := work{kind: kind, copies: make([]sumcopy.Copy, 0, len(regions))}
 	if peer != d {
 		w.peer = peer
 	}
 	for i, r := range regions {
-		n, host := r.Size, int64(max(len(r.HostDst), len(r.HostSrc)))
-		onHost := r.HostDst != nil || r.HostSrc != nil
-		switch {
-		case r.HostDst != nil && r.HostSrc != nil:
-			err = errors.New("both sides are host memory")
-		case onHost && n != 0 && n != host:
-			err = fmt.Errorf("a size of %d with %d bytes of host memory", n, host)
-		case onHost:
-			n = host
-		case peer == d && n > 0 && r.Dst < r.Src+tier.Addr(n) && r.Src < r.Dst+tier.Addr(n):
-			err = fmt.Errorf("%d bytes from address %#x to %#x overlap", n, uint64(r.Src), uint64(r.Dst))
-		}
+		n, err := devpool.RegionSize(r, peer == d)
 		c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
 		if err == nil && c.Dst == nil {
 			c.Dst, err = peer.find(&w, r.Dst, n)
@@ -157,28 +150,21 @@ func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region
 		w.bytes += n
 		w.copies = append(w.copies, c)
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Fill implements tier.Device.
-func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
-	s, err := d.own(ts)
-	if err != nil {
-		return err
-	}
+func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) (err error) {
 	w := work{kind: OpFill, bytes: size, value: value}
 	if w.memory, err = d.find(&w, dst, size); err != nil {
 		return err
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Digest implements tier.Computer.
-func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	s, err := d.own(ts)
+func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) (err error) {
 	switch {
-	case err != nil:
-		return err
 	case src%8 != 0:
 		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
 	case out == nil:
@@ -188,16 +174,13 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 	if w.memory, err = d.find(&w, src, size); err != nil {
 		return err
 	}
-	return s.put(w)
+	return d.put(ts, w)
 }
 
 // Record implements tier.Device.
 func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
-	s, err := d.own(ts)
+	s, _, err := d.begin(ts, OpRecord, 0)
 	if err != nil {
-		return nil, err
-	}
-	if _, err := d.ask(OpRecord, 0); err != nil {
 		return nil, err
 	}
 	return s.mark(), nil
@@ -206,24 +189,21 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 // WaitEvent implements tier.Device. e may be any event, also another backend's. While it is not
 // done, the stream and the device cannot be closed.
 func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
-	s, err := d.own(ts)
-	switch {
-	case err != nil:
-		return err
-	case e == nil:
+	if e == nil {
 		return errors.New("sim: no event to wait for")
 	}
-	return s.put(work{kind: OpWaitEvent, wait: e})
+	return d.put(ts, work{kind: OpWaitEvent, wait: e})
 }
 
 // put asks the fault hook about w and appends it to the queue, without limit. Like a device's, the
 // queue belongs to its producer, and each piece of work in it was paid for with memory. Work that
 // has nothing to do is left out.
-func (s *stream) put(w work) (err error) {
-	d := s.dev
-	if w.index, err = d.ask(w.kind, w.bytes); err != nil {
+func (d *gpu) put(ts tier.Stream, w work) error {
+	s, index, err := d.begin(ts, w.kind, w.bytes)
+	if err != nil {
 		return err
 	}
+	w.index = index
 	switch {
 	case w.wait != nil:
 		select {
@@ -238,7 +218,7 @@ func (s *stream) put(w work) (err error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if s.closed {
+	if s.closed.Load() { // if it is not yet, the closer finds the work in the queue
 		return fmt.Errorf("sim: the stream is %w", tier.ErrClosed)
 	}
 	s.queue = append(s.queue, w)
@@ -281,8 +261,8 @@ func (s *stream) Sync() error {
 
 // Close implements tier.Stream.
 func (s *stream) Close() error {
-	if err := s.shut(); err != nil {
-		return err
+	if s.closed.Swap(true) {
+		return tier.ErrClosed
 	}
 	<-s.mark().done
 	s.dev.mu.Lock()
@@ -291,26 +271,16 @@ func (s *stream) Close() error {
 	return nil
 }
 
-// shut lets no more work in. It returns tier.ErrClosed if it has done so before.
-func (s *stream) shut() error {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	if s.closed {
-		return tier.ErrClosed
-	}
-	s.closed = true
-	return nil
-}
-
 // run is the worker: it does what is in the queue until there is nothing more. After a failure it
 // does only work that gives something back or reports something.
 func (s *stream) run() {
+	d := s.dev
 	for {
-		s.dev.mu.Lock()
+		d.mu.Lock()
 		s.todo, s.queue = s.queue, s.todo[:0]
 		running := len(s.todo) > 0
 		s.running = running
-		s.dev.mu.Unlock()
+		d.mu.Unlock()
 		if !running { // todo is the next worker's
 			return
 		}
@@ -319,7 +289,7 @@ func (s *stream) run() {
 			var err error
 			switch {
 			case w.kind == OpFree:
-				s.dev.reclaim(w.free)
+				d.reclaim(w.free)
 			case w.kind == OpRecord:
 				w.record.err = s.err
 				close(w.record.done)
@@ -329,14 +299,14 @@ func (s *stream) run() {
 					err = fmt.Errorf("sim: the work that the stream waited for failed: %w", err)
 				}
 			case s.err == nil:
-				if err = s.dev.do(w); err != nil {
+				if err = d.do(w); err != nil {
 					err = fmt.Errorf("sim: %s of %d bytes failed: %w", w.kind, w.bytes, err)
 				}
 			}
 			if err != nil && s.err == nil {
-				s.dev.mu.Lock()
+				d.mu.Lock()
 				s.err = err
-				s.dev.mu.Unlock()
+				d.mu.Unlock()
 			}
 			*w = work{} // lets go of what it points to
 		}
@@ -351,7 +321,7 @@ func (d *gpu) do(w *work) error {
 		}
 	}
 	for _, a := range w.uses {
-		if a.gone.Load() {
+		if a.Gone.Load() {
 			return errFreed
 		}
 	}
@@ -382,19 +352,12 @@ func (d *gpu) do(w *work) error {
 	return nil
 }
 
-// fill sets b to value at the speed of copies: what is filled already, up to
-// what first-level caches hold, is the source of the next.
+// fill sets b to value, which is 0 in all but tests.
 func fill(b []byte, value byte) {
-	if value == 0 {
-		clear(b)
-		return
-	}
-	if len(b) == 0 {
-		return
-	}
-	b[0] = value
-	for done := 1; done < len(b); {
-		done += copy(b[done:], b[:min(done, 16<<10)])
+	if clear(b); value != 0 {
+		for i := range b {
+			b[i] = value
+		}
 	}
 }
 

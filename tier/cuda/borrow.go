@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -37,15 +38,7 @@ func (l *loans) remove(x *loan) {
 	}
 }
 
-func compareLoan(l *loan, addr tier.Addr) int {
-	switch {
-	case l.addr < addr:
-		return -1
-	case l.addr > addr:
-		return 1
-	}
-	return 0
-}
+func compareLoan(l *loan, addr tier.Addr) int { return cmp.Compare(l.addr, addr) }
 
 // hold reports whether the n > 0 bytes at addr lie in one loan.
 func (l *loans) hold(addr tier.Addr, n int64) bool {
@@ -105,10 +98,13 @@ func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 		return nil, tier.ErrClosed
 	}
 	defer d.gate.Leave()
-	if d.owns(addr, size) {
+	d.mu.Lock()
+	_, notOurs := d.mu.table.Find(addr, size)
+	d.mu.Unlock()
+	if notOurs == nil {
 		return func() {}, nil
 	}
-	if d.source.has(addr) {
+	if base := tier.Addr(d.source.base); base != 0 && addr >= base && addr-base < tier.Addr(d.source.n+scratchRoom) {
 		return nil, &borrowError{addr, size, addr, ErrNotAllocated}
 	}
 	if err := d.dev.Here(func(c *cuda.Calls) error { return lent(c, addr, size) }); err != nil {
@@ -123,13 +119,6 @@ func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 		defer d.mu.Unlock()
 		d.mu.loans.remove(x)
 	}, nil
-}
-
-// owns reports whether the device has allocated the bytes.
-func (d *gpu) owns(addr tier.Addr, size int64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.mu.table.hold(addr, size) == nil
 }
 
 // mappingGranule is what access to mapped memory changes by.

@@ -1,16 +1,17 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// mostStaged is how many bytes of pinned memory may wait for an event before one is recorded
+// maxStaged is how many bytes of pinned memory may wait for an event before one is recorded
 // for their sake.
-const mostStaged = 8 << 20
+const maxStaged = 8 << 20
 
 // put calls f, which puts work on s, and notes what is due when it is done. Nothing is put on a
 // stream that has failed: the driver, or the GPU, would leave it undone.
@@ -26,43 +27,17 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 		d.suspect(err)
 	}
 	if skip || err != nil {
-		d.bounce.drop(work)
+		d.bounce.put(work.chunks()...)
 		return err
 	}
-	if work.empty() {
-		return nil
-	}
 	d.mu.Lock()
-	earlier := s.due
-	s.due = work
-	s.due.before(earlier)
-	full := s.due.bytes > mostStaged
+	s.due.add(work)
+	full := s.due.bytes > maxStaged
 	d.mu.Unlock()
 	if full {
 		_, _ = s.record() // refused, it is tried with the next
 	}
 	return nil
-}
-
-// pinned returns where the GPU can read the bytes of mem, or write them if it is to get bytes: there,
-// or in pinned memory of the device's own, by way of which they are copied.
-func (d *gpu) pinned(mem []byte, gets bool, work *due) (uintptr, error) {
-	at := cuda.AddressOf(mem)
-	if d.driver.lib.Pinned(at, int64(len(mem))) {
-		return at, nil
-	}
-	b, err := d.bounce.get(int64(len(mem)))
-	if err != nil {
-		return 0, err
-	}
-	if gets {
-		work.outs = append(work.outs, out{mem, b})
-	} else {
-		copy(b, mem)
-		work.spent = append(work.spent, b)
-	}
-	work.bytes += int64(cap(b))
-	return cuda.AddressOf(b), nil
 }
 
 // CopyToDevice implements tier.Device. Memory that is not pinned is read before it returns.
@@ -102,7 +77,7 @@ func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	for i, r := range regions {
 		p, err := d.region(r, &work)
 		if err != nil {
-			d.bounce.drop(work)
+			d.bounce.put(work.chunks()...)
 			return fmt.Errorf("cuda: region %d of %d: %w", i, len(regions), err)
 		}
 		if p.Size > 0 {
@@ -121,37 +96,44 @@ func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	return s.put(work, func(c *cuda.Calls) error { return s.oneByOne(c, copies) })
 }
 
-// region checks a region, and returns it as the driver wants it.
+// region checks a region, and returns it as the driver wants it. Host memory that is not pinned is
+// replaced with a chunk of the device's own, which work then has.
 func (d *gpu) region(r tier.Region, work *due) (p cuda.Copy, err error) {
-	p = cuda.Copy{Dst: cuda.Ptr(r.Dst), Src: cuda.Ptr(r.Src), Size: r.Size}
-	host := max(len(r.HostSrc), len(r.HostDst))
-	switch {
-	case r.HostSrc != nil && r.HostDst != nil:
-		return p, errors.New("both sides are host memory")
-	case r.HostSrc == nil && r.HostDst == nil:
-		if err := errors.Join(d.at(r.Dst, r.Size), d.at(r.Src, r.Size)); err != nil {
-			return p, err
-		}
-		if r.Dst < r.Src+tier.Addr(r.Size) && r.Src < r.Dst+tier.Addr(r.Size) {
-			err = fmt.Errorf("%d bytes from address %#x to %#x overlap", r.Size, uint64(r.Src), uint64(r.Dst))
-		}
-		return p, err
-	case r.Size != 0 && r.Size != int64(host):
-		return p, fmt.Errorf("a size of %d with %d bytes of host memory", r.Size, host)
-	}
-	p.Size = int64(host)
-	if r.HostSrc != nil {
-		p.Src = 0
-		if err = d.at(r.Dst, p.Size); err == nil && host > 0 {
-			p.HostSrc, err = d.pinned(r.HostSrc, false, work)
-		}
+	if p.Size, err = devpool.RegionSize(r, true); err != nil {
 		return p, err
 	}
-	p.Dst = 0
-	if err = d.at(r.Src, p.Size); err == nil && host > 0 {
-		p.HostDst, err = d.pinned(r.HostDst, true, work)
+	if r.HostDst == nil {
+		p.Dst = cuda.Ptr(r.Dst)
+		err = d.at(r.Dst, p.Size)
 	}
-	return p, err
+	if r.HostSrc == nil && err == nil {
+		p.Src = cuda.Ptr(r.Src)
+		err = d.at(r.Src, p.Size)
+	}
+	mem, side := r.HostSrc, &p.HostSrc
+	if r.HostDst != nil {
+		mem, side = r.HostDst, &p.HostDst
+	}
+	if err != nil || len(mem) == 0 {
+		return p, err
+	}
+	*side = address.Of(mem)
+	if d.driver.lib.Pinned(*side, p.Size) {
+		return p, nil
+	}
+	b, err := d.bounce.get(p.Size)
+	if err != nil {
+		return p, err
+	}
+	if r.HostDst != nil {
+		work.outs = append(work.outs, out{mem, b})
+	} else {
+		copy(b, mem)
+		work.spent = append(work.spent, b)
+	}
+	work.bytes += int64(cap(b))
+	*side = address.Of(b)
+	return p, nil
 }
 
 // oneByOne puts copies on the stream by a call for each.

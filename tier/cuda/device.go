@@ -3,22 +3,31 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"math"
 	"sync"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// granule is what allocations are rounded up to.
-const granule = 512
-
 // gpu is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender
 // and tier.Losable and is safe for concurrent use; a stream belongs to one goroutine at a time.
+//
+// The device is open while gate is. Calls enter the gate, so Close has the device to itself once it
+// has shut the gate and the last of them has left. Close ends the streams, the goroutines in waits,
+// the pins and the staging memory, in this order, and then the device's thread.
+//
+// A closed device still has its memory, its shared events and its context as long as memory is lent.
+// The last user of the memory gives them up.
+//
+// A device is lost when the driver reports that its context is. It stays open, its frees count as
+// done, and work on its streams fails.
 type gpu struct {
+	devpool.Granule
 	cfg    Config
 	driver *Driver
 	dev    *cuda.Device
@@ -26,22 +35,22 @@ type gpu struct {
 	gate   gate.Gate
 	bounce staging
 	waits  sync.WaitGroup // goroutines that wait for events
-	given  chan struct{}  // closed when Close has given up all that is not a stream
+	given  chan struct{}  // closed when Close has unpinned all host memory
+	key    *byte          // by which others know the device, which they must not keep in memory
 
-	pinning chan struct{} // holds a token while a goroutine pins host memory, which is slow
+	// users are the device, until Close has ended all else, and the loans of its memory. The last
+	// one gives up the memory and the context.
+	users atomic.Int64
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		table   table
+		table   *devpool.Table
 		loans   loans
 		live    int64
 		retired int64
 		streams map[*stream]struct{}
-		pins    []share
 		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
-		lent    int                      // users of the memory besides the device; Close leaves the rest to them
-		rest    *cuda.Rest               // what the last of them gives up
-		peers   map[*gpu]peerState       // what is known of them; those that may write here are in it, too
+		peers   map[*byte]bool           // by key: whether this device copies to the peer, as far as is known
 	}
 	loss loss.Signal // of the context
 }
@@ -69,26 +78,30 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	open := func() (*cuda.Device, error) { return d.lib.Open(cfg.Ordinal) }
-	if cfg.Context != 0 {
-		open = func() (*cuda.Device, error) { return d.lib.Adopt(cfg.Ordinal, cuda.Context(cfg.Context)) }
+	var dev *cuda.Device
+	var err error
+	if cfg.Context == 0 {
+		dev, err = d.lib.Open(cfg.Ordinal)
+	} else {
+		dev, err = d.lib.Adopt(cfg.Ordinal, cuda.Context(cfg.Context))
 	}
-	dev, err := open()
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Context != 0 {
-		if err := checkContext(dev, cfg.Ordinal); err != nil {
-			return nil, errors.Join(err, dev.Close())
-		}
-	}
-	x := &gpu{cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), pinning: make(chan struct{}, 1)}
+	x := &gpu{Granule: granule, cfg: cfg, driver: d, dev: dev, given: make(chan struct{}), key: new(byte)}
 	x.bounce.dev = x
+	x.users.Store(1)
+	x.mu.table = devpool.NewTable("cuda")
 	x.mu.streams = make(map[*stream]struct{})
-	x.mu.peers = make(map[*gpu]peerState)
+	x.mu.peers = make(map[*byte]bool)
 	x.mu.shared = make(map[*cuda.Event]struct{})
-	x.mu.table.init()
-	if err := x.getMemory(); err != nil {
+	if cfg.Context != 0 {
+		err = x.checkContext()
+	}
+	if err == nil {
+		err = x.openMemory()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
 	}
 	// Loading the kernel may wait for work in progress, of which there is none yet. If it fails,
@@ -97,49 +110,19 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	return x, nil
 }
 
-// checkContext returns an error unless the context of dev is one of the GPU that it is to be.
-func checkContext(dev *cuda.Device, ordinal int) error {
+// checkContext returns an error unless the context is one of the GPU that it is to be.
+func (d *gpu) checkContext() error {
 	var of int
-	err := dev.Here(func(c *cuda.Calls) (err error) { of, err = c.Ordinal(); return err })
+	err := d.dev.Here(func(c *cuda.Calls) (err error) { of, err = c.Ordinal(); return err })
 	if err != nil {
-		return fmt.Errorf("cuda: device %d: asking which device the context is of: %w", ordinal, err)
+		return fmt.Errorf("asking which device the context is of: %w", err)
 	}
-	if of != ordinal {
+	if of != d.cfg.Ordinal {
 		// The device would count on one GPU's memory and take the other's.
-		return fmt.Errorf(
-			"cuda: device %d: the context is of another GPU, device %d: "+
-				"set Config.Ordinal to %[2]d, or Config.Context to a context of device %[1]d",
-			ordinal,
-			of,
-		)
+		return fmt.Errorf("the context is of another GPU, device %d: "+
+			"set Config.Ordinal to %[1]d, or Config.Context to a context of device %[2]d", of, d.cfg.Ordinal)
 	}
 	return nil
-}
-
-// getMemory decides how much there is, and makes what it comes from.
-func (d *gpu) getMemory() error {
-	free, total, err := d.driverMemory()
-	if err != nil {
-		return err
-	}
-	if d.cfg.Memory == 0 {
-		d.cfg.Memory = free - free/16
-	}
-	d.cfg.Memory = min(d.cfg.Memory, total) / granule * granule
-	if d.cfg.Memory < granule {
-		return fmt.Errorf("%d bytes of its memory are free: %w", free, tier.ErrNoSpace)
-	}
-	if d.cfg.OnePiece || !d.dev.Info().Pools {
-		d.source, err = newPiece(d.dev, d.cfg.Memory)
-	} else {
-		d.source, err = newPool(d.dev)
-	}
-	return err
-}
-
-func (d *gpu) driverMemory() (free, total int64, err error) {
-	err = d.dev.Here(func(c *cuda.Calls) (err error) { free, total, err = c.MemInfo(); return err })
-	return free, total, err
 }
 
 // Info implements tier.Device.
@@ -161,46 +144,6 @@ func (d *gpu) Ordinal() int { return d.cfg.Ordinal }
 // Context returns the CUcontext that the device works in.
 func (d *gpu) Context() uintptr { return uintptr(d.dev.Context()) }
 
-// Charge implements tier.Device.
-func (d *gpu) Charge(size int64) int64 {
-	if size > math.MaxInt64-granule {
-		return math.MaxInt64 / granule * granule
-	}
-	return (max(0, size) + granule - 1) / granule * granule
-}
-
-// MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken
-// part of what is not allocated yet. A driver that does not answer has nothing free.
-func (d *gpu) MemInfo() (free, total int64) {
-	free, err := d.FreeBytes()
-	if err != nil {
-		return 0, d.cfg.Memory
-	}
-	return free, d.cfg.Memory
-}
-
-// FreeBytes returns the bytes that can still be allocated, or why that is not known.
-func (d *gpu) FreeBytes() (int64, error) {
-	if !d.gate.Enter() {
-		return 0, tier.ErrClosed
-	}
-	defer d.gate.Leave()
-	there, err := d.source.available()
-	if err != nil {
-		return 0, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return max(0, min(d.cfg.Memory-d.mu.live-d.mu.retired, there)), nil
-}
-
-// Outstanding implements tier.Device.
-func (d *gpu) Outstanding() int64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.mu.live + d.mu.retired
-}
-
 // Reap implements tier.Device. The device takes back by itself what an event has shown to be done.
 // Reap makes sure that there is an event behind each free. It returns 0.
 func (d *gpu) Reap() int64 {
@@ -209,7 +152,14 @@ func (d *gpu) Reap() int64 {
 	}
 	defer d.gate.Leave()
 	for _, s := range d.streams(func(s *stream) bool { return len(s.due.frees) > 0 }) {
-		s.recordForOthers()
+		select {
+		case s.turn <- struct{}{}:
+			if !s.closed.Load() { // a closer records afterwards, and so gives the stream up after this
+				_, _ = s.recordInTurn() // refused, it is tried again
+			}
+			<-s.turn
+		default: // another goroutine is recording
+		}
 	}
 	return 0
 }
@@ -227,7 +177,8 @@ func (d *gpu) streams(f func(*stream) bool) (found []*stream) {
 }
 
 // Close implements tier.Device. It waits for the work on all streams, and with them for the events
-// that they wait for.
+// that they wait for. The memory stays, with its context and the events that ShareEvent returned,
+// until the last loan of it ends.
 func (d *gpu) Close() error {
 	if !d.gate.Shut() {
 		return tier.ErrClosed
@@ -235,52 +186,40 @@ func (d *gpu) Close() error {
 	d.gate.Wait()
 	var errs []error
 	for _, s := range d.streams(func(*stream) bool { return true }) {
-		s.shut()
+		s.closed.Store(true)
 		errs = append(errs, s.end())
 	}
 	d.waits.Wait()
-	d.forgetPeers()
-	lent := d.isLent()
-	errs = append(errs, d.dev.Surely(func(c *cuda.Calls) error { return d.giveBack(c, !lent) }))
+	errs = append(errs, d.dev.Surely(func(c *cuda.Calls) error {
+		errs := []error{c.Unpin(0), d.bounce.close(c)}
+		if d.source.pool != 0 && d.users.Load() > 1 {
+			_ = c.TrimPool(d.source.pool) // refused, it goes with the rest
+		}
+		return firstOf(errs)
+	}))
 	close(d.given)
-	if lent {
-		errs = append(errs, d.detach())
-	} else {
-		errs = append(errs, d.dev.Close())
-	}
+	errs = append(errs, d.dev.Stop(), d.takeBack())
 	return firstOf(append([]error{d.loss.Err()}, errs...)) // the reason of whatever followed
 }
 
-// giveBack gives up all that is not a stream, or, while memory is lent, what no borrower needs.
-func (d *gpu) giveBack(c *cuda.Calls, all bool) error {
-	d.mu.Lock()
-	pins := d.mu.pins
-	d.mu.pins = nil
-	d.mu.Unlock()
-	var errs []error
-	for _, p := range pins {
-		errs = append(errs, p.pin.End(c))
+// Lend implements tier.Lender. After Close the context stays, too, without a thread. The last call
+// of back gives it up, on the calling thread. A context of the program's (Config.Context) must
+// exist until then.
+func (d *gpu) Lend() (back func() error, err error) {
+	if !d.gate.Enter() {
+		return nil, tier.ErrClosed
 	}
-	errs = append(errs, d.bounce.close(c))
-	if all {
-		errs = append(errs, d.giveBackShared(c))
-	} else {
-		d.source.trim(c)
-	}
-	return firstOf(errs)
+	defer d.gate.Leave()
+	d.users.Add(1)
+	return sync.OnceValue(d.takeBack), nil
 }
 
-// giveBackShared gives up the memory, and the events that others may wait for.
-func (d *gpu) giveBackShared(c *cuda.Calls) error {
-	d.mu.Lock()
-	shared := d.mu.shared
-	d.mu.shared = nil
-	d.mu.Unlock()
-	var errs []error
-	for e := range shared {
-		errs = append(errs, c.DestroyEvent(*e))
+// takeBack ends one use of the memory. The last gives the memory and the context up.
+func (d *gpu) takeBack() error {
+	if d.users.Add(-1) > 0 {
+		return nil
 	}
-	return firstOf(append(errs, d.source.close(c, d.mu.table.all())))
+	return d.dev.End(d.closeMemory)
 }
 
 // firstOf returns the first error that there is. When a context is lost all calls return the same.
@@ -303,7 +242,7 @@ func (d *gpu) own(s tier.Stream) (*stream, error) {
 	if !d.gate.Enter() {
 		return nil, tier.ErrClosed
 	}
-	if mine.isClosed() {
+	if mine.closed.Load() {
 		d.gate.Leave()
 		return nil, fmt.Errorf("cuda: the stream is %w", tier.ErrClosed)
 	}
@@ -332,7 +271,8 @@ func (d *gpu) suspect(err error) (lost bool) {
 		return false
 	}
 	if d.loss.Err() == nil {
-		if _, _, own := d.driverMemory(); !cuda.Lost(own) && !cuda.MaybeLost(own) {
+		own := d.dev.Here(func(c *cuda.Calls) error { _, _, err := c.MemInfo(); return err })
+		if !cuda.Lost(own) && !cuda.MaybeLost(own) {
 			return false
 		}
 		d.loss.Lose(err)

@@ -1,10 +1,10 @@
 package cuda
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -16,11 +16,6 @@ const digestBytes = 16
 type sum struct {
 	out  *tier.Digest
 	from []byte
-}
-
-func (x sum) deliver() {
-	x.out.Hash = binary.NativeEndian.Uint64(x.from)
-	x.out.Sum = binary.NativeEndian.Uint64(x.from[8:])
 }
 
 // Digest implements tier.Computer, by a kernel that the driver compiles at the first call. Where it
@@ -46,32 +41,29 @@ func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier
 		return err
 	}
 	if s.scratch == 0 { // the stream is the caller's alone
-		at, err := d.source.scratch(s)
-		if errors.Is(err, errRefused) {
+		at, err := d.scratch(s)
+		if errors.Is(err, cuda.ErrOutOfMemory) {
 			return fmt.Errorf("cuda: no room for a digest: %w: %w", tier.ErrNotSupported, err)
 		}
 		if err != nil {
 			return err
 		}
-		d.mu.Lock()
 		s.scratch = at
-		d.mu.Unlock()
 	}
 	b, err := d.bounce.get(digestBytes)
 	if err != nil {
 		return err
 	}
 	work := due{sums: []sum{{out, b}}, bytes: int64(cap(b))}
-	to := cuda.Ptr(s.scratch)
 	return s.put(work, func(c *cuda.Calls) error {
 		// What is refused half-way leaves nothing behind that the next digest here would not begin
 		// with anew.
-		if err := c.Fill(s.handle, to, 0, digestBytes); err != nil {
+		if err := c.Fill(s.handle, s.scratch, 0, digestBytes); err != nil {
 			return err
 		}
-		if err := c.Digest(s.handle, cuda.Ptr(src), size, first, to); err != nil {
+		if err := c.Digest(s.handle, cuda.Ptr(src), size, first, s.scratch); err != nil {
 			return err
 		}
-		return c.CopyToHost(s.handle, cuda.AddressOf(b), to, digestBytes)
+		return c.CopyToHost(s.handle, address.Of(b), s.scratch, digestBytes)
 	})
 }

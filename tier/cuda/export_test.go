@@ -1,11 +1,6 @@
 package cuda
 
-import (
-	"slices"
-
-	"github.com/spillway-db/spillway/internal/cuda"
-	"github.com/spillway-db/spillway/tier"
-)
+import "github.com/spillway-db/spillway/tier"
 
 // StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none
 // is under way.
@@ -18,21 +13,9 @@ func (d *Device) Staged() int64 {
 	return d.bounce.mu.bytes
 }
 
-// HasWord reports whether the word of s is in memory that is staged.
+// HasWord reports whether the word of s is in pinned memory.
 func (d *Device) HasWord(s tier.Stream) bool {
-	at := cuda.AddressOf(s.(*stream).word)
-	d.bounce.mu.Lock()
-	defer d.bounce.mu.Unlock()
-	return slices.ContainsFunc(d.bounce.mu.blocks, func(b *block) bool {
-		return at >= b.addr() && at-b.addr() < uintptr(len(b.mem))
-	})
-}
-
-// Peers returns how many other devices d knows of.
-func (d *Device) Peers() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.mu.peers)
+	return d.driver.lib.Pinned(s.(*stream).word, 4)
 }
 
 // Device is what Open returns.

@@ -3,8 +3,8 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"slices"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -22,36 +22,15 @@ func (d *gpu) Pin(mem []byte) error {
 		return tier.ErrClosed
 	}
 	defer d.gate.Leave()
-	x := share{at: cuda.AddressOf(mem), n: int64(len(mem))}
-	d.pinning <- struct{}{}
-	defer func() { <-d.pinning }()
-	d.mu.Lock()
-	pinned := slices.ContainsFunc(d.mu.pins, func(p share) bool {
-		return x.at >= p.at && x.at+uintptr(x.n) <= p.at+uintptr(p.n)
-	})
-	d.mu.Unlock()
-	if pinned {
-		return nil
-	}
-	var err error
-	x.pin, err = d.dev.PinHost(x.at, x.n)
+	n := int64(len(mem))
+	err := d.dev.Pin(address.Of(mem), n)
 	if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) {
-		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", x.n, err)
+		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", n, err)
 	}
 	if err != nil {
-		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", x.n, err)
+		return fmt.Errorf("cuda: pinning %d bytes of host memory: %w", n, err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.pins = append(d.mu.pins, x)
 	return nil
-}
-
-// share is the device's part in host memory that is pinned.
-type share struct {
-	at  uintptr
-	n   int64
-	pin *cuda.Pin
 }
 
 // Unpin implements tier.Pinner. No copy of the device may be using mem. While the device is being
@@ -63,17 +42,5 @@ func (d *gpu) Unpin(mem []byte) error {
 		return tier.ErrClosed
 	}
 	defer d.gate.Leave()
-	at := cuda.AddressOf(mem)
-	d.mu.Lock()
-	var x share
-	i := slices.IndexFunc(d.mu.pins, func(p share) bool { return p.at == at })
-	if i >= 0 {
-		x = d.mu.pins[i]
-		d.mu.pins = slices.Delete(d.mu.pins, i, i+1)
-	}
-	d.mu.Unlock()
-	if i < 0 {
-		return nil
-	}
-	return d.dev.Surely(x.pin.End)
+	return d.dev.Surely(func(c *cuda.Calls) error { return c.Unpin(address.Of(mem)) })
 }

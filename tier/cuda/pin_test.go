@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/spillway-db/spillway/internal/address"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/tier"
@@ -114,9 +115,11 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 			defer func() { must(t, other.Close()) }()
 			for _, p := range c.pieces {
 				part := mem[p[0]*page : (p[0]+p[1])*page]
-				must(t, other.Here(func(c *driver.Calls) error { return c.RegisterHost(driver.AddressOf(part), int64(len(part))) }))
+				must(t, other.Here(func(c *driver.Calls) error {
+					return c.RegisterHost(address.Of(part), int64(len(part)))
+				}))
 				defer func() {
-					must(t, other.Here(func(c *driver.Calls) error { return c.UnregisterHost(driver.AddressOf(part)) }))
+					must(t, other.Here(func(c *driver.Calls) error { return c.UnregisterHost(address.Of(part)) }))
 				}()
 			}
 			d := r.open(t, cuda.Config{Memory: 1 << 20})

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 	"time"
 
@@ -70,6 +71,37 @@ func TestStagingIsUsedAgain(t *testing.T) {
 	must(t, d.Free(s, a))
 }
 
+// While a copy is under way no pinned memory is given back, so that others need not pin it anew.
+func TestStagingStaysWhileInUse(t *testing.T) {
+	const n = 12 << 20 // bytes of a copy, which take 16 MiB
+	r := load(t, cudatest.Config{Memory: 64 << 20})
+	d := r.open(t, cuda.Config{Memory: 32 << 20})
+	busy, err := d.NewStream()
+	must(t, err)
+	s, err := d.NewStream()
+	must(t, err)
+	a, err := d.Alloc(s, n)
+	must(t, err)
+	b, err := d.Alloc(s, 1000)
+	must(t, errors.Join(err, s.Sync()))
+	pull := plug(t, d, busy)
+	must(t, d.CopyToDevice(busy, b, make([]byte, 1000)))
+	mem, calls := make([]byte, n), int64(0)
+	for range 3 {
+		must(t, errors.Join(d.CopyToDevice(s, a, mem), d.CopyToHost(s, mem, a), s.Sync()))
+		if now := r.Calls("cuMemHostAlloc"); calls != 0 && now != calls {
+			t.Errorf("memory was pinned %d times for copies like those before", now-calls)
+		} else {
+			calls = now
+		}
+	}
+	pull()
+	must(t, errors.Join(busy.Sync(), s.Sync()))
+	if rest := d.Staged(); rest > cuda.StagingRest {
+		t.Errorf("with no copy under way %d bytes are pinned, want at most %d", rest, int64(cuda.StagingRest))
+	}
+}
+
 // Pinned memory that is given back is none in which a stream has its word.
 func TestStagingKeepsWords(t *testing.T) {
 	const n = 12 << 20 // bytes of a copy, which take 16 MiB
@@ -113,9 +145,6 @@ func TestStagingOfRefusedRegions(t *testing.T) {
 // Of a region with host memory, the address on that side means nothing.
 func TestRegionsWithStrayAddresses(t *testing.T) {
 	for _, without := range [][]string{nil, {"cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2"}} {
-		if without != nil && driver.Linked {
-			continue
-		}
 		d := load(t, cudatest.Config{Without: without}).open(t, cuda.Config{Memory: 1 << 20})
 		s, err := d.NewStream()
 		must(t, err)

@@ -1,63 +1,89 @@
 package cuda
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// stream is a stream of the GPU's. The device's lock guards the fields that change.
+// stream is a stream of the GPU's, made by the device (NewStream) or by a program (AdoptStream).
+//
+// A stream is open until its Close, or that of the device, sets closed. From then on it takes no
+// work. The closer waits for the work that is there and destroys the handle, unless the handle is
+// the program's.
+//
+// A stream has failed once err is set: because its work failed, or work of another stream for which
+// it waited, or because the context was lost. No copies are put on it then. Frees, events and Close
+// work as before, so that memory comes back.
+//
+// What the host has to do behind work of the GPU is collected in due, and done by the next event.
 type stream struct {
 	dev     *gpu
 	handle  cuda.Stream
 	adopted bool // the handle is the program's
+	closed  atomic.Bool
 	// turn holds a token while a goroutine records: the owner of the stream, or a reaper. Two at
 	// once could take what is due in one order and record in the other. Then the event behind which
 	// nothing is due could be the first to be done.
 	turn chan struct{}
 	last *cuda.Mark // the last one recorded, by either
 
-	closed bool
-	queued int          // pieces of work put there since paced, or a little later
-	paced  tier.Event   // the last event that makeRoom has recorded; nil if there is none
-	err    error        // the first failure that is known
-	busy   bool         // work that takes time was put on it since the last event
-	open   int          // events that are not reached yet
-	due    due          // since the last event
-	deps   []tier.Event // what events to come depend on besides the GPU's own work
+	// The owner of the stream alone uses these.
+	queued  int        // pieces of work put there since paced, or a little later
+	paced   tier.Event // the last event that makeRoom has recorded; nil if there is none
+	scratch cuda.Ptr   // granule bytes of the device's; 0 without
+	// The GPU waits for waits events of others. word is the address of pinned memory that counts
+	// those that have happened, 0 without; waited is closed when the last of them has.
+	word   uintptr
+	waits  uint32
+	waited <-chan struct{}
 
-	scratch tier.Addr // granule bytes of the device's; 0 without
-
-	word   []byte          // pinned, 4 bytes: how many events of others have happened for which the GPU waits; nil without
-	waits  uint32          // how many it waits for
-	waited <-chan struct{} // closed when the last of them has happened
+	// The device's mutex guards these.
+	err  error        // the first failure that is known
+	busy bool         // work that takes time was put on it since the last event
+	open int          // events that are not reached yet
+	due  due          // since the last event
+	deps []tier.Event // what events to come depend on besides the GPU's own work
 }
 
 // due is what the host has to do when the GPU has come to a point of a stream.
 type due struct {
-	frees []*allocation // to take back
-	spent [][]byte      // pinned memory that copies to the device are done with
-	outs  []out         // bytes that have arrived in pinned memory
-	sums  []sum         // digests that have
-	bytes int64         // of pinned memory in all this
+	frees []*devpool.Allocation // to take back
+	spent [][]byte              // pinned memory that copies to the device are done with
+	outs  []out                 // bytes that have arrived in pinned memory
+	sums  []sum                 // digests that have
+	bytes int64                 // of pinned memory in all this
 }
 
 // out is pinned memory whose bytes belong elsewhere.
 type out struct{ dst, from []byte }
 
-func (d *due) empty() bool { return len(d.frees)+len(d.spent)+len(d.outs)+len(d.sums) == 0 }
+// add adds what is due later.
+func (d *due) add(later due) {
+	d.frees = append(d.frees, later.frees...)
+	d.spent = append(d.spent, later.spent...)
+	d.outs = append(d.outs, later.outs...)
+	d.sums = append(d.sums, later.sums...)
+	d.bytes += later.bytes
+}
 
-// before puts what was due earlier before d.
-func (d *due) before(earlier due) {
-	d.frees = append(earlier.frees, d.frees...)
-	d.spent = append(earlier.spent, d.spent...)
-	d.outs = append(earlier.outs, d.outs...)
-	d.sums = append(earlier.sums, d.sums...)
-	d.bytes += earlier.bytes
+// chunks returns the pinned memory of work that is not done.
+func (d *due) chunks() [][]byte {
+	chunks := d.spent
+	for _, o := range d.outs {
+		chunks = append(chunks, o.from)
+	}
+	for _, x := range d.sums {
+		chunks = append(chunks, x.from)
+	}
+	return chunks
 }
 
 // NewStream implements tier.Device.
@@ -77,42 +103,27 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 	return s, nil
 }
 
-// mostQueued is about how many pieces of work wait on a stream at most. A driver that has no room
+// maxQueued is about how many pieces of work wait on a stream at most. A driver that has no room
 // for more has its callers wait, also those with work for other streams. An H100 has room for some
 // 2,000 (driver 580).
-const mostQueued = 1024
+const maxQueued = 1024
 
 // makeRoom counts pieces of work that are about to be put on the stream. It waits while too many
 // are there. So nobody waits in the driver.
 func (s *stream) makeRoom(pieces int) {
-	d := s.dev
-	d.mu.Lock()
-	s.queued += pieces
-	full := s.queued >= mostQueued/2
-	if full {
-		s.queued = 0
-	}
-	d.mu.Unlock()
-	if !full {
+	if s.queued += pieces; s.queued < maxQueued/2 {
 		return
 	}
+	s.queued = 0
 	e, err := s.record()
 	if err != nil {
 		return // it is tried again with the next half
 	}
-	d.mu.Lock()
 	before := s.paced
 	s.paced = e
-	d.mu.Unlock()
 	if before != nil {
 		<-before.Done()
 	}
-}
-
-func (s *stream) isClosed() bool {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	return s.closed
 }
 
 // Err implements tier.Stream.
@@ -137,20 +148,46 @@ func (s *stream) Sync() error {
 		return s.Err()
 	}
 	defer s.dev.gate.Leave()
-	if s.isClosed() {
+	if s.closed.Load() {
 		return s.Err()
 	}
 	return s.sync()
 }
 
-// sync waits for the work put on the stream so far, by an event if one can be had.
+// sync waits for the work put on the stream so far, by an event if the driver does not refuse one.
 func (s *stream) sync() error {
-	e, err := s.record()
-	if err != nil {
-		e = s.settle()
+	if e, err := s.record(); err == nil {
+		<-e.Done()
+		return s.Err()
 	}
-	<-e.Done()
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	e := &event{s: s}
+	w := s.take(e, true)
+	// Not on the device's thread: what the stream waits for may need that.
+	err := again(func() error { return s.dev.dev.Here(func(c *cuda.Calls) error { return c.SyncStream(s.handle) }) })
+	s.catchUp()
+	e.finish(s.reached(w, err, false), w)
 	return s.Err()
+}
+
+// catchUp waits until the device has done what was due at the events before: it looks at them when
+// it gets to it, which may be some time after the work. It is called in turn.
+func (s *stream) catchUp() {
+	if s.last != nil {
+		<-s.last.Done()
+	}
+}
+
+// again calls f, which waits for the end of work, up to three times. Memory is reused after that,
+// so a refusal must not be taken for the end. A failure of the work is returned each time.
+func again(f func() error) (err error) {
+	for range 3 {
+		if err = f(); err == nil {
+			break
+		}
+	}
+	return err
 }
 
 // Close implements tier.Stream.
@@ -159,46 +196,35 @@ func (s *stream) Close() error {
 		return tier.ErrClosed
 	}
 	defer s.dev.gate.Leave()
-	if !s.shut() {
+	if s.closed.Swap(true) {
 		return tier.ErrClosed
 	}
 	return s.end()
 }
 
-// shut lets no more work in, and reports whether that is new.
-func (s *stream) shut() bool {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.closed = true
-	return true
-}
-
 // end waits for the work and gives the stream up. Err returns the result of the work.
 func (s *stream) end() error {
+	d := s.dev
 	_ = s.sync()
 	s.turn <- struct{}{}
-	s.caughtUp() // also where there was no event to be had any more
+	s.catchUp() // also where there was no event to be had any more
 	<-s.turn
 	if s.scratch != 0 {
-		_ = s.dev.source.unscratch(s, s.scratch) // refused, it goes with the context
+		d.endScratch(s)
 	}
 	var err error
 	if !s.adopted {
-		err = s.dev.dev.Surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
+		err = d.dev.Surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
 	}
-	s.dev.mu.Lock()
-	delete(s.dev.mu.streams, s)
-	word, waited, failed := s.word, s.waited, s.err != nil
-	s.word = nil
-	s.dev.mu.Unlock()
-	if waited != nil {
-		<-waited // if the stream has failed the word may still be written
-	}
-	if word != nil {
-		s.dev.bounce.putWord(word)
+	d.mu.Lock()
+	delete(d.mu.streams, s)
+	failed := s.err != nil
+	d.mu.Unlock()
+	if s.word != 0 {
+		if s.waited != nil {
+			<-s.waited // if the stream has failed the word may still be written
+		}
+		_ = d.dev.Surely(func(c *cuda.Calls) error { return c.FreeHost(s.word) }) // refused, it goes with the context
 	}
 	if failed {
 		return nil // a driver returns it again, at any call
@@ -206,7 +232,16 @@ func (s *stream) end() error {
 	return err
 }
 
-// event is a point in a stream's work.
+// event is a point in a stream's work. It has one of three forms.
+//
+// With a mark and no tail, nothing but the GPU's work is waited for: when that is done the device's
+// thread calls reached, and then closes the mark's channel.
+//
+// With both, there is more to wait for: events of other streams, or bytes that have arrived in pinned
+// memory and belong elsewhere. A goroutine waits for the mark and calls finish, which closes tail.
+//
+// Without a mark the work is done, or is lost with the context. tail is closed then, or is closed by
+// finish.
 type event struct {
 	s    *stream
 	mark *cuda.Mark    // nil if the work is done
@@ -245,28 +280,15 @@ func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 	return s.record()
 }
 
-// record returns an event behind the work so far, which does what is due. Whatever the
-// host has to wait for, or to do that may take long, is left to a goroutine.
+// record returns an event behind the work so far, which does what is due.
 func (s *stream) record() (tier.Event, error) {
 	s.turn <- struct{}{} // held by others for some calls of the driver at most
 	defer func() { <-s.turn }()
 	return s.recordInTurn()
 }
 
-// recordForOthers is record for a goroutine that does not own the stream. It does nothing if the
-// stream is closed, or if another goroutine is recording.
-func (s *stream) recordForOthers() {
-	select {
-	case s.turn <- struct{}{}:
-	default:
-		return
-	}
-	defer func() { <-s.turn }()
-	if !s.isClosed() { // a closer records afterwards, and so gives it up after this
-		_, _ = s.recordInTurn() // refused, it is tried again
-	}
-}
-
+// recordInTurn is record for a caller that has the turn. Whatever the host has to wait for, or to do
+// that may take long, is left to a goroutine.
 func (s *stream) recordInTurn() (tier.Event, error) {
 	e := &event{s: s}
 	w := s.take(e, false)
@@ -280,79 +302,34 @@ func (s *stream) recordInTurn() (tier.Event, error) {
 		}
 		return err
 	})
-	if s.dev.refused(err) { // there is nothing that the work could still do, and no event to be had any more
-		s.giveUp(e, w, err)
-		return e, nil
-	}
-	if err != nil {
+	switch {
+	case s.dev.refused(err): // there is nothing that the work could still do, and no event to be had any more
+		result = s.reached(w, err, true)
+	case err != nil:
 		s.restore(e, w)
 		return nil, err
 	}
-	if e.mark == nil {
-		e.tail, e.err = past, result
-		return e, nil
+	if e.mark != nil {
+		s.last = e.mark
 	}
-	s.last = e.mark
-	if e.tail != nil {
+	switch {
+	case e.tail != nil:
 		s.dev.waits.Go(func() { // ends with the events that the stream waits for; the device's Close waits for it
 			labels.GPU.Set()
-			<-e.mark.Done()
-			e.finish(e.mark.Err(), w)
+			if e.mark != nil {
+				<-e.mark.Done()
+				result = e.mark.Err()
+			}
+			e.finish(result, w)
 		})
+	case e.mark == nil:
+		e.tail, e.err = past, result
 	}
 	return e, nil
 }
 
 // past is the channel of events that were reached before the first query.
 var past = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-// giveUp makes e the event of work that was lost with the context.
-func (s *stream) giveUp(e *event, w *pending, err error) {
-	if e.tail == nil {
-		e.tail = make(chan struct{})
-	}
-	err = s.reached(w, err, true)
-	if len(w.deps) == 0 {
-		e.finish(err, w)
-		return
-	}
-	s.dev.waits.Go(func() { // ends with the events that the stream waits for
-		labels.GPU.Set()
-		e.finish(err, w)
-	})
-}
-
-// settle waits until the work on the stream is done, in place of an event that the driver refuses.
-func (s *stream) settle() tier.Event {
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
-	e := &event{s: s}
-	w := s.take(e, true)
-	// Not on the device's thread: what the stream waits for may need that.
-	err := again(func() error { return s.dev.dev.Here(func(c *cuda.Calls) error { return c.SyncStream(s.handle) }) })
-	s.caughtUp()
-	e.finish(s.reached(w, err, false), w)
-	return e
-}
-
-// caughtUp waits until the device has done what was due at the events before: it looks at them when
-// it gets to it, which may be some time after the work. It is called in turn.
-func (s *stream) caughtUp() {
-	if s.last != nil {
-		<-s.last.Done()
-	}
-}
-
-// again calls f, which waits for the end of work, up to three times. Memory is reused after that,
-// so a refusal must not be taken for the end. A failure of the work is returned each time.
-func again(f func() error) (err error) {
-	for range 3 {
-		if err = f(); err == nil {
-			break
-		}
-	}
-	return err
-}
 
 // pending is what an event completes besides the GPU's work.
 type pending struct {
@@ -368,13 +345,22 @@ func (s *stream) take(e *event, always bool) *pending {
 	s.dev.mu.Lock()
 	deps := s.deps // others only add to it as long as this has the turn
 	s.dev.mu.Unlock()
-	undone, failed := missing(deps)
+	w := &pending{}
+	var failed error
+	for _, dep := range deps { // without a lock: this may call other backends' code
+		if done, err := over(dep); !done {
+			w.deps = append(w.deps, dep)
+		} else if failed == nil {
+			failed = err
+		}
+	}
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	if s.err == nil {
 		s.err = failed
 	}
-	w := &pending{due: s.due, light: !s.busy && s.open == 0, failed: s.err, deps: append(undone, s.deps[len(deps):]...)}
+	w.due, w.light, w.failed = s.due, !s.busy && s.open == 0, s.err
+	w.deps = append(w.deps, s.deps[len(deps):]...)
 	s.due, s.busy, s.deps = due{}, false, w.deps
 	s.open++
 	if always || len(w.deps) > 0 || len(w.outs) > 0 {
@@ -384,26 +370,12 @@ func (s *stream) take(e *event, always bool) *pending {
 	return w
 }
 
-// missing returns which of the events are not done, and the first failure of the others. It calls
-// what may be other backends' code, and so without a lock.
-func missing(deps []tier.Event) (undone []tier.Event, failed error) {
-	for _, d := range deps {
-		switch done, err := over(d); {
-		case !done:
-			undone = append(undone, d)
-		case failed == nil:
-			failed = err
-		}
-	}
-	return undone, failed
-}
-
 // restore takes back what take did, for an event that could not be had.
 func (s *stream) restore(e *event, w *pending) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	s.due.before(w.due)
-	s.busy = true
+	w.due.add(s.due)
+	s.due, s.busy = w.due, true
 	s.open--
 	if e.tail != nil {
 		i := slices.Index(s.deps, tier.Event(e)) // others may have come behind it
@@ -431,23 +403,22 @@ func dependent(err error) error {
 // reached does what can be done at once when the GPU has come to an event, and returns the result
 // of the work before it. A final result is recorded in the stream.
 func (s *stream) reached(w *pending, err error, final bool) error {
-	s.dev.suspect(err)
-	for _, a := range w.frees {
-		s.dev.source.reclaimed(a)
-	}
-	for _, b := range w.spent {
-		s.dev.bounce.put(b)
-	}
+	d := s.dev
+	d.suspect(err)
+	d.bounce.put(w.spent...)
 	for _, x := range w.sums {
 		if err == nil {
-			x.deliver()
+			*x.out = tier.Digest{Hash: binary.NativeEndian.Uint64(x.from), Sum: binary.NativeEndian.Uint64(x.from[8:])}
 		}
-		s.dev.bounce.put(x.from)
+		d.bounce.put(x.from)
 	}
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, a := range w.frees {
-		s.dev.mu.retired -= a.charge
+		d.mu.retired -= a.Charge
+		if d.source.pool == 0 {
+			d.source.line.Free(int64(a.Addr)-int64(d.source.base), a.Charge)
+		}
 	}
 	s.open--
 	if w.failed != nil {
@@ -522,37 +493,23 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 // waitForeign makes the GPU wait until a goroutine has seen e and all events before it, and writes
 // that to the stream's word.
 func (s *stream) waitForeign(e tier.Event) error {
-	d := s.dev
-	if !d.driver.lib.HasValues() {
-		return fmt.Errorf(
-			"cuda: the driver cannot make a stream wait for an event of another backend: %w",
-			tier.ErrNotSupported,
-		)
-	}
-	if s.word == nil { // the stream is the caller's alone
-		word, err := d.bounce.word()
-		if err != nil {
-			return err
+	d, n := s.dev, s.waits+1
+	err := d.dev.Here(func(c *cuda.Calls) (err error) {
+		if s.word == 0 {
+			if s.word, err = c.AllocHost(4); err != nil {
+				return err
+			}
+			cuda.StoreWord(s.word, 0)
 		}
-		cuda.StoreWord(cuda.AddressOf(word), 0)
-		d.mu.Lock()
-		s.word = word
-		d.mu.Unlock()
-	}
-	at, n := cuda.AddressOf(s.word), s.waits+1
-	err := d.dev.Here(func(c *cuda.Calls) error {
-		p, err := c.HostDevicePtr(at)
+		p, err := c.HostDevicePtr(s.word)
 		if err != nil {
 			return err
 		}
 		return c.WaitValue(s.handle, p, n)
 	})
 	if errors.Is(err, cuda.ErrNotSupported) {
-		return fmt.Errorf(
-			"cuda: the GPU cannot wait for an event of another backend: %w: %w",
-			tier.ErrNotSupported,
-			err,
-		)
+		return fmt.Errorf("cuda: the GPU cannot wait for an event of another backend: %w: %w",
+			tier.ErrNotSupported, err)
 	}
 	if err != nil {
 		return err
@@ -565,7 +522,7 @@ func (s *stream) waitForeign(e tier.Event) error {
 			<-before
 		}
 		<-e.Done()
-		cuda.StoreWord(at, n)
+		cuda.StoreWord(s.word, n)
 		close(now)
 	})
 	return nil

@@ -14,10 +14,8 @@
 // the test's temporary directory. Without a C compiler New skips the test. The package takes no
 // locks of the module.
 //
-// With the tag gorgonia the program is linked with one library, which must be the emulator. Tests
-// use it in turns, even parallel ones. New resets it, so each test must have closed everything in
-// it before it ends. Tests that need two libraries at once, or one without some functions, are
-// skipped.
+// A program that uses gorgonia.org/cu is linked with one library, which must be the emulator: its
+// tests call NewLinked.
 package cudatest
 
 import (

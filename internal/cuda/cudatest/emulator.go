@@ -3,8 +3,6 @@ package cudatest
 import (
 	"embed"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/cfake"
@@ -35,43 +33,32 @@ type Emulator struct {
 	start         func(flags uint32) int32 // cuInit, which gorgonia.org/cu calls when the program starts; it may fail
 }
 
-// New makes a library for the test, or skips the test if no library can be compiled. A program with
-// the tag gorgonia has only one library, so New waits until the test that uses it has ended. There
-// it skips a test that needs functions to be missing, or that already has contexts in the library.
+// New makes a library for the test, or skips the test if no library can be compiled.
 func New(t testing.TB, cfg Config) *Emulator {
-	t.Helper()
-	if !cuda.Linked {
-		return NewApart(t, cfg)
-	}
-	if len(cfg.Without) > 0 {
-		t.Skipf("needs a driver without %v, so a build without the tag gorgonia", cfg.Without)
-	}
-	again := linked.take(t)
-	e := bind(t, cuda.DefaultPath)
-	t.Cleanup(func() { // for tests that use the driver they find, without New
-		e.reset()
-		e.start(0)
-	})
-	switch refused := e.reset() != 0; {
-	case refused && again:
-		t.Skip("needs two CUDA emulators at once, so a build without the tag gorgonia")
-	case refused:
-		t.Fatal("an earlier test still uses the CUDA emulator")
-	}
-	cfg.each(e.Set)
-	e.start(0)
-	return e
-}
-
-// NewApart is New for a library of the test's own in every build. With the tag gorgonia, a program
-// can inspect such a library but refuses to work with it.
-func NewApart(t testing.TB, cfg Config) *Emulator {
 	t.Helper()
 	if !dynlib.Supported {
 		t.Skip("needs the CUDA emulator, which is for Linux on amd64 and arm64")
 	}
 	e := bind(t, emulator.Write(t, cfg.Without...))
 	cfg.each(e.Set)
+	return e
+}
+
+// NewLinked is New for a program that is linked with the emulator, as one that uses gorgonia.org/cu
+// is. Such a program has only one library: NewLinked resets it, so each test must have closed
+// everything in it before it ends, and tests must not run in parallel. Config.Without has no effect.
+func NewLinked(t testing.TB, cfg Config) *Emulator {
+	t.Helper()
+	e := bind(t, cuda.DefaultPath)
+	t.Cleanup(func() { // for tests that use the driver they find, without the emulator's functions
+		e.reset()
+		e.start(0)
+	})
+	if e.reset() != 0 {
+		t.Fatal("an earlier test still uses the CUDA emulator")
+	}
+	cfg.each(e.Set)
+	e.start(0)
 	return e
 }
 
@@ -94,32 +81,6 @@ func bind(t testing.TB, path string) *Emulator {
 		dynlib.Bind(lib, name, f)
 	}
 	return e
-}
-
-// linked is the turn for the one library of a program with the tag gorgonia.
-var linked = turn{free: make(chan struct{}, 1)}
-
-// turn admits one test at a time.
-type turn struct {
-	free   chan struct{}          // holds a token while a test has its turn
-	holder atomic.Pointer[string] // the name of that test
-}
-
-// take waits for the turn and keeps it until t ends. It reports whether t, or a test that t is part
-// of, has it already.
-func (l *turn) take(t testing.TB) (again bool) {
-	t.Helper()
-	name := t.Name()
-	if h := l.holder.Load(); h != nil && strings.HasPrefix(name+"/", *h+"/") {
-		return true
-	}
-	l.free <- struct{}{}
-	l.holder.Store(&name)
-	t.Cleanup(func() {
-		l.holder.Store(nil)
-		<-l.free
-	})
-	return false
 }
 
 // Set changes a setting. At any time: delay_ns, bytes_per_second, peer, lying_peer, register_limit,

@@ -39,12 +39,6 @@ func TestEnviron(t *testing.T) {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestEnviron$")
 		cmd.Env = append(append(os.Environ(), variable+"="+e.Path), c.cfg.Environ()...)
 		out, err := cmd.CombinedOutput()
-		if cuda.Linked && c.want == doesNotStart { // for gorgonia.org/cu ends the program
-			if err == nil {
-				t.Errorf("the program runs without a device and prints %q", out)
-			}
-			continue
-		}
 		if err != nil || !strings.Contains(string(out), c.want) {
 			t.Errorf("the program prints %q (%v), want %q", out, err, c.want)
 		}
@@ -68,9 +62,6 @@ func describe(path string) {
 
 // TestStateOfItsOwn checks that two libraries of one test share no state.
 func TestStateOfItsOwn(t *testing.T) {
-	if cuda.Linked {
-		t.Skip("needs a build without the tag gorgonia, which links the program with one library for all")
-	}
 	a, b := New(t, Config{Devices: 2}), New(t, Config{})
 	for _, c := range []struct {
 		e    *Emulator
@@ -107,7 +98,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 		d, err := lib.Open(ordinal)
 		ok(err)
 		var p cuda.Pool
-		ok(d.Here(func(c *cuda.Calls) (err error) { p, err = c.NewPool(0); return err }))
+		ok(d.Here(func(c *cuda.Calls) (err error) { p, err = c.NewPool(); return err }))
 		return d, p
 	}
 	// A stream of another device's waits for a word, and one of the first context for that stream:

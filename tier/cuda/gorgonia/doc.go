@@ -16,8 +16,8 @@
 // builds the package is empty. Package cu, of version 0.9.6, needs the header cuda.h of CUDA 11 or
 // 12 and links the program with libcuda.so.1. It calls cuInit when the program starts and ends the
 // process with status 1 where that fails: so such a program does not run on a machine without a GPU
-// and its driver, not even with simulated GPUs. With the tag package tier/cuda calls the driver
-// through cu, too, and refuses other libraries than the one that is linked.
+// and its driver, not even with simulated GPUs. The engine binds the same library at run time, as in
+// other programs: handles of cu's mean nothing in a library that cuda.Load got by another path.
 //
 // # Ownership
 //

@@ -41,7 +41,7 @@ func must(t testing.TB, err error) {
 // emulated returns the driver, in which nothing may be left when the test ends.
 func emulated(t *testing.T, cfg cudatest.Config) *cudatest.Emulator {
 	t.Helper()
-	e := cudatest.New(t, cfg)
+	e := cudatest.NewLinked(t, cfg)
 	t.Cleanup(func() {
 		for _, leak := range e.Leaks() {
 			t.Error(leak)
@@ -231,7 +231,7 @@ func (k *kernel) close(t *testing.T) {
 
 // A kernel that fails ends the context, and the engine reports the loss of its GPU.
 func TestKernelFails(t *testing.T) {
-	cudatest.New(t, cudatest.Config{})
+	cudatest.NewLinked(t, cudatest.Config{})
 	dev := openDevice(t, newContext(t))
 	k := newKernel(t, dev)
 	lost := make(chan error, 10)
@@ -291,6 +291,31 @@ func TestRoundTrips(t *testing.T) {
 		t.Errorf("the device reads %d in memory of cu's, want sevens", got)
 	}
 	within(t, ctx, func() error { return errors.Join(cu.MemFree(p), theirs.Destroy()) })
+}
+
+// TestAdoptCtx: a *cu.Ctx, which has a thread of its own for its context, works in that while a
+// device does, and after it is closed.
+func TestAdoptCtx(t *testing.T) {
+	emulated(t, cudatest.Config{})
+	const n = 100
+	ctx := cu.NewContext(cu.Device(0), cu.SchedAuto)
+	t.Cleanup(func() { must(t, ctx.Close()) })
+	dev := openDevice(t, ctx.CUDAContext())
+	s, err := dev.NewStream()
+	must(t, err)
+	p, err := ctx.MemAlloc(n)
+	must(t, err)
+	giveBack, err := dev.(tier.Borrower).Borrow(gorgonia.Addr(p), n)
+	must(t, err)
+	got := make([]byte, n)
+	must(t, errors.Join(dev.Fill(s, gorgonia.Addr(p), 7, n), dev.CopyToHost(s, got, gorgonia.Addr(p)), s.Sync()))
+	if !bytes.Equal(got, bytes.Repeat([]byte{7}, n)) {
+		t.Errorf("the bytes are %d", got)
+	}
+	giveBack()
+	must(t, errors.Join(s.Close(), dev.Close()))
+	ctx.MemFree(p)
+	must(t, ctx.Error())
 }
 
 // Streams of both sides wait for the other side's events.

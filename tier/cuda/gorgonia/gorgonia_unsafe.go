@@ -5,12 +5,30 @@ package gorgonia
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"gorgonia.org/cu"
 
-	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
+)
+
+// handle returns one of cu's handles as the driver's number. cu's handles are structs of one private
+// field, so there is no other way to read or to make one.
+func handle[H cu.CUContext | cu.Stream | cu.Event](h H) uintptr {
+	return *(*uintptr)(unsafe.Pointer(&h))
+}
+
+// of returns the driver's number as one of cu's handles.
+func of[H cu.CUContext | cu.Stream | cu.Event](number uintptr) H {
+	return *(*H)(unsafe.Pointer(&number))
+}
+
+// These declarations do not compile if cu's types hold more than a handle.
+var (
+	_ [unsafe.Sizeof(uintptr(0))]byte = [unsafe.Sizeof(cu.CUContext{})]byte{}
+	_ [unsafe.Sizeof(uintptr(0))]byte = [unsafe.Sizeof(cu.Stream{})]byte{}
+	_ [unsafe.Sizeof(uintptr(0))]byte = [unsafe.Sizeof(cu.Event{})]byte{}
 )
 
 // Open opens a device that works in ctx, a context of the GPU cfg.Ordinal, as cuda.Driver.Open does
@@ -21,7 +39,7 @@ func Open(ctx cu.CUContext, cfg cuda.Config) (tier.Device, error) {
 	if cfg.Context != 0 {
 		return nil, errors.New("gorgonia: opening a device: Config.Context is set beside the argument ctx: want 0")
 	}
-	cfg.Context = uintptr(driver.ContextOf(ctx))
+	cfg.Context = handle(ctx)
 	if cfg.Context == 0 {
 		return nil, errors.New("gorgonia: opening a device: ctx is no context: " +
 			"make one with cu.Device.MakeContext or cu.NewContext")
@@ -38,34 +56,34 @@ func Open(ctx cu.CUContext, cfg cuda.Config) (tier.Device, error) {
 // also where the engine has opened it.
 func Context(dev tier.Device) (cu.CUContext, error) {
 	ctx, err := cuda.ContextOf(dev)
-	return driver.CUContextOf(driver.Context(ctx)), err
+	return of[cu.CUContext](ctx), err
 }
 
 // Stream returns the CUstream of s, for kernels and copies of cu's. It is valid until s is closed:
 // see cuda.StreamOf.
 func Stream(s tier.Stream) (cu.Stream, error) {
-	handle, err := cuda.StreamOf(s)
-	return driver.CUStreamOf(driver.Stream(handle)), err
+	stream, err := cuda.StreamOf(s)
+	return of[cu.Stream](stream), err
 }
 
 // AdoptStream returns a stream of dev whose work goes to s, a stream of cu's in the context of dev.
 // The program destroys s after the result, or dev, is closed: see cuda.AdoptStream.
 func AdoptStream(dev tier.Device, s cu.Stream) (tier.Stream, error) {
-	return cuda.AdoptStream(dev, uintptr(driver.StreamOf(s)))
+	return cuda.AdoptStream(dev, handle(s))
 }
 
 // Event records an event behind the work put on s so far, for streams of cu's to wait for. It is
 // valid until end is called, once, which destroys it: see cuda.ShareEvent.
 func Event(s tier.Stream) (e cu.Event, end func() error, err error) {
-	handle, end, err := cuda.ShareEvent(s)
-	return driver.CUEventOf(driver.Event(handle)), end, err
+	event, end, err := cuda.ShareEvent(s)
+	return of[cu.Event](event), end, err
 }
 
 // AdoptEvent makes work put on s afterwards wait for e, an event that cu has recorded, and returns
 // an event of Spillway's behind it. The program may destroy e when AdoptEvent has returned: see
 // cuda.AdoptEvent.
 func AdoptEvent(s tier.Stream, e cu.Event) (tier.Event, error) {
-	return cuda.AdoptEvent(s, uintptr(driver.EventOf(e)))
+	return cuda.AdoptEvent(s, handle(e))
 }
 
 // DevicePtr returns the address of a buffer, such as Reservation.Alloc returns in GPU memory. It is
