@@ -99,7 +99,7 @@ func encoded(keys, values []string) []byte {
 // schemaReader reads structs from outside the engine.
 type schemaReader struct {
 	path    image.Path
-	structs int
+	structs int64 // with those that are only announced, because room is made for all children at once
 }
 
 // record reads the schema of a record: a struct.
@@ -123,7 +123,6 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 // field reads a struct, which may be nil, and what it points to. A field of a registered extension
 // has its type. One that is not registered has the type that it is stored as, and its metadata.
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
-	r.structs++
 	switch {
 	case r.structs > maxStructs || len(r.path) > maxDepth:
 		return f, r.path.Invalid("a schema of more than %d fields, or nested deeper than %d", maxStructs, maxDepth)
@@ -131,8 +130,8 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		return f, r.path.Invalid("a field is missing")
 	case s.Release == 0:
 		return f, r.path.Invalid("a schema that is released")
-	case s.NChildren < 0 || s.NChildren > maxStructs || s.NChildren > 0 && s.Children == 0:
-		return f, r.path.Invalid("%d children at %#x", s.NChildren, s.Children)
+	case s.NChildren < 0 || s.NChildren > maxStructs-r.structs || s.NChildren > 0 && s.Children == 0:
+		return f, r.path.Invalid("%d children at %#x, with %d fields before them", s.NChildren, s.Children, r.structs)
 	}
 	f.Nullable = s.Flags&flagNullable != 0
 	if s.Name != 0 {
@@ -145,13 +144,12 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	if f.Metadata, err = r.metadata(s.Metadata); err != nil {
 		return f, err
 	}
-	var children []arrow.Field
-	for _, c := range several[uintptr](s.Children, s.NChildren) {
-		child, err := r.field(at[Schema](c))
-		if err != nil {
+	r.structs += s.NChildren
+	children := make([]arrow.Field, s.NChildren)
+	for i, c := range several[uintptr](s.Children, s.NChildren) {
+		if children[i], err = r.field(at[Schema](c)); err != nil {
 			return f, err
 		}
-		children = append(children, child)
 	}
 	if f.Type, err = typeOf(r.path, textAt(s.Format), s.Flags, children); err != nil {
 		return f, err
@@ -160,6 +158,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		if !arrow.IsInteger(f.Type.ID()) {
 			return f, r.path.Invalid("a dictionary under %s", f.Type)
 		}
+		r.structs++
 		values, err := r.field(at[Schema](s.Dictionary))
 		if err != nil {
 			return f, err
