@@ -1,9 +1,4 @@
-// Package memdir gives tests directories in memory. It is for those that repeat what other tests do
-// on the disk, for each fault or each byte of a file: there the disk adds nothing but waits.
-//
-// On 2 cores with a virtual disk, the life of a volume took 8 ms in /tmp and 1 ms here
-// (2026-11-23).
-package memdir
+package testfs
 
 import (
 	"os"
@@ -32,9 +27,9 @@ var usable = sync.OnceValue(func() bool {
 	return err == nil && f.Close() == nil
 })
 
-// New returns a new directory in memory, which is removed when t ends. Where the machine has no
+// MemoryDir returns a new directory in memory, which is removed when t ends. Where the machine has no
 // memory file system that serves, it is t.TempDir().
-func New(t testing.TB) string {
+func MemoryDir(t testing.TB) string {
 	t.Helper()
 	if !usable() {
 		return t.TempDir()
@@ -51,10 +46,10 @@ func New(t testing.TB) string {
 	return dir
 }
 
-// FS returns inner, or disk.OS() if it is nil, for a directory of New: it does not say that it is
-// in memory, so that volumes do not warn of it, and files take the memory for room when they are
-// written. For another directory it is inner itself.
-func FS(dir string, inner disk.FS) disk.FS {
+// DiskFS returns inner, or disk.OS() if it is nil, for a directory of MemoryDir: it does not report that
+// it is in memory, so that volumes do not warn of it, and files take the memory for room when they are
+// written. For another directory it returns inner itself.
+func DiskFS(dir string, inner disk.FS) disk.FS {
 	switch {
 	case !strings.HasPrefix(dir, prefix):
 		return inner

@@ -1,6 +1,4 @@
-// Package hidingfs is a file system for tests. As on FUSE and NFS, a file that is removed while it
-// is open stays in its directory under a hidden name until it is closed.
-package hidingfs
+package testfs
 
 import (
 	"cmp"
@@ -15,9 +13,11 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// FS is a disk.FS without anonymous files. A directory with a hidden file in it cannot be removed.
-// An FS is safe for concurrent use. Files must be opened, locked and removed only through it.
-type FS struct {
+// Hiding is a file system without anonymous files. As on FUSE and NFS, a file that is removed while it
+// is open stays in its directory under a hidden name until it is closed. A directory with a hidden
+// file in it cannot be removed. Hiding is safe for concurrent use. Files must be opened, locked and
+// removed only through it.
+type Hiding struct {
 	disk.FS
 	late int
 
@@ -40,38 +40,37 @@ type closing struct {
 	left int // operations until it takes effect
 }
 
-var _ disk.FS = (*FS)(nil)
+var _ disk.FS = (*Hiding)(nil)
 
-// New returns such a file system over inner, whose paths must be the machine's. A close takes
-// effect only after late further operations (Remove and ReadDir), because FUSE servers learn of it
-// later, too.
-func New(inner disk.FS, late int) *FS {
-	return &FS{FS: inner, late: late, nodes: make(map[string]*node)}
+// NewHiding returns a Hiding over inner, whose paths must be the machine's. A close takes effect only
+// after late further operations (Remove and ReadDir), because FUSE servers learn of it later, too.
+func NewHiding(inner disk.FS, late int) *Hiding {
+	return &Hiding{FS: inner, late: late, nodes: make(map[string]*node)}
 }
 
 // Hidden returns how many files were removed while they were open.
-func (h *FS) Hidden() int {
+func (h *Hiding) Hidden() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.hidden
 }
 
 // OpenAnonymous implements disk.FS. It returns errors.ErrUnsupported.
-func (h *FS) OpenAnonymous(dir string, _ bool) (disk.File, error) {
+func (h *Hiding) OpenAnonymous(dir string, _ bool) (disk.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: dir, Err: errors.ErrUnsupported}
 }
 
 // Create implements disk.FS.
-func (h *FS) Create(path string, direct bool) (disk.File, error) {
+func (h *Hiding) Create(path string, direct bool) (disk.File, error) {
 	return h.open(path, func() (disk.File, error) { return h.FS.Create(path, direct) })
 }
 
 // Reopen implements disk.FS.
-func (h *FS) Reopen(path string, direct bool) (disk.File, error) {
+func (h *Hiding) Reopen(path string, direct bool) (disk.File, error) {
 	return h.open(path, func() (disk.File, error) { return h.FS.Reopen(path, direct) })
 }
 
-func (h *FS) open(path string, open func() (disk.File, error)) (disk.File, error) {
+func (h *Hiding) open(path string, open func() (disk.File, error)) (disk.File, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f, err := open()
@@ -82,7 +81,7 @@ func (h *FS) open(path string, open func() (disk.File, error)) (disk.File, error
 }
 
 // Lock implements disk.FS.
-func (h *FS) Lock(path string, create bool) (disk.Lock, error) {
+func (h *Hiding) Lock(path string, create bool) (disk.Lock, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l, err := h.FS.Lock(path, create)
@@ -93,7 +92,7 @@ func (h *FS) Lock(path string, create bool) (disk.Lock, error) {
 }
 
 // enterLocked counts an opened file or lock until its handle is closed.
-func (h *FS) enterLocked(path string, inner io.Closer) *handle {
+func (h *Hiding) enterLocked(path string, inner io.Closer) *handle {
 	n := h.nodes[path]
 	if n == nil {
 		n = &node{path: path}
@@ -104,7 +103,7 @@ func (h *FS) enterLocked(path string, inner io.Closer) *handle {
 }
 
 // ReadDir implements disk.FS.
-func (h *FS) ReadDir(path string) ([]fs.DirEntry, error) {
+func (h *Hiding) ReadDir(path string) ([]fs.DirEntry, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.passLocked()
@@ -112,7 +111,7 @@ func (h *FS) ReadDir(path string) ([]fs.DirEntry, error) {
 }
 
 // Rename implements disk.FS. It does not hide a file that was there with the new name.
-func (h *FS) Rename(from, to string) error {
+func (h *Hiding) Rename(from, to string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	err := h.FS.Rename(from, to)
@@ -125,7 +124,7 @@ func (h *FS) Rename(from, to string) error {
 }
 
 // Remove implements disk.FS.
-func (h *FS) Remove(path string) error {
+func (h *Hiding) Remove(path string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.passLocked()
@@ -145,7 +144,7 @@ func (h *FS) Remove(path string) error {
 }
 
 // passLocked counts an operation for the closes that have not taken effect.
-func (h *FS) passLocked() {
+func (h *Hiding) passLocked() {
 	waiting := h.closing
 	h.closing = nil
 	for _, c := range waiting {
@@ -158,7 +157,7 @@ func (h *FS) passLocked() {
 }
 
 // endLocked ends a use of a file. The last one removes a hidden file.
-func (h *FS) endLocked(n *node) error {
+func (h *Hiding) endLocked(n *node) error {
 	if n.open--; n.open > 0 {
 		return nil
 	}
@@ -172,7 +171,7 @@ func (h *FS) endLocked(n *node) error {
 // handle is an open file or lock.
 type handle struct {
 	io.Closer
-	fs   *FS
+	fs   *Hiding
 	node *node
 }
 

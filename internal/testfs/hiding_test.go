@@ -1,4 +1,4 @@
-package hidingfs
+package testfs
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ func TestHidingHidesWhatIsOpen(t *testing.T) {
 	for _, late := range []int{0, 2} {
 		dir := filepath.Join(t.TempDir(), "d")
 		path := filepath.Join(dir, "file")
-		h := New(disk.OS(), late)
+		h := NewHiding(disk.OS(), late)
 		if err := h.Mkdir(dir); err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package treefile_test
+package testfs_test
 
 import (
 	"fmt"
@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/treefile"
+	"github.com/spillway-db/spillway/internal/testfs"
 )
 
-func Example() {
-	entries, err := treefile.Parse(`a machine with one disk
+func ExampleParseTree() {
+	entries, err := testfs.ParseTree(`a machine with one disk
 -- sys/block/sda -> ../devices/pci0000:00/0000:00:17.0/sda --
 -- sys/devices/pci0000:00/0000:00:17.0/sda/size --
 2048
@@ -25,14 +25,14 @@ func Example() {
 
 func TestParse(t *testing.T) {
 	text := "comment\n-- a/b --\nx\n\ny\n-- c/ --\n-- d -> ../nowhere --\n-- e --\n"
-	got, err := treefile.Parse(text)
+	got, err := testfs.ParseTree(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []treefile.Entry{
+	want := []testfs.Entry{
 		{Path: "a/b", Text: "x\n\ny\n"},
-		{Path: "c", Kind: treefile.Directory},
-		{Path: "d", Kind: treefile.Link, Text: "../nowhere"},
+		{Path: "c", Kind: testfs.Directory},
+		{Path: "d", Kind: testfs.Link, Text: "../nowhere"},
 		{Path: "e"},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -51,7 +51,7 @@ func TestParseErrors(t *testing.T) {
 		"-- a/ --\ntext\n",
 		"-- a -> b --\ntext\n",
 	} {
-		if got, err := treefile.Parse(text); err == nil {
+		if got, err := testfs.ParseTree(text); err == nil {
 			t.Errorf("%q: got %+v, want an error", text, got)
 		}
 	}
@@ -63,7 +63,7 @@ func TestUnpack(t *testing.T) {
 	if err := os.WriteFile(file, []byte("-- root/a:b/f --\nhello\n-- root/link -> a:b/f --\n-- root/empty/ --\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := treefile.Unpack(file, dir); err != nil {
+	if err := testfs.UnpackTree(file, dir); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "root/link")); err != nil || string(got) != "hello\n" {
@@ -72,13 +72,13 @@ func TestUnpack(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, "root/empty")); err != nil || !info.IsDir() {
 		t.Errorf("the directory: %v, %v", info, err)
 	}
-	if err := treefile.Unpack(file, dir); err == nil {
+	if err := testfs.UnpackTree(file, dir); err == nil {
 		t.Error("a second time over the first: want an error")
 	}
-	if err := treefile.Unpack(filepath.Join(dir, "missing"), dir); err == nil {
+	if err := testfs.UnpackTree(filepath.Join(dir, "missing"), dir); err == nil {
 		t.Error("a missing file: want an error")
 	}
-	if err := treefile.Unpack(file, file); err == nil {
+	if err := testfs.UnpackTree(file, file); err == nil {
 		t.Error("into a file: want an error")
 	}
 }
@@ -86,8 +86,8 @@ func TestUnpack(t *testing.T) {
 // A link of the tree must not lead a later entry out of it.
 func TestWriteStaysBelow(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
-	err := treefile.Write(dir, []treefile.Entry{
-		{Path: "out", Kind: treefile.Link, Text: outside},
+	err := testfs.WriteTree(dir, []testfs.Entry{
+		{Path: "out", Kind: testfs.Link, Text: outside},
 		{Path: "out/f", Text: "x"},
 	})
 	if err == nil {
@@ -102,7 +102,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("-- a --\ntext\n-- b/ --\n-- c -> d --\n")
 	f.Add("comment only")
 	f.Fuzz(func(t *testing.T, text string) {
-		entries, err := treefile.Parse(text)
+		entries, err := testfs.ParseTree(text)
 		if err != nil {
 			return
 		}

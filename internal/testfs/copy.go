@@ -1,5 +1,4 @@
-// Package copytree copies directories of spill volumes, for tests.
-package copytree
+package testfs
 
 import (
 	"bytes"
@@ -11,9 +10,9 @@ import (
 	"testing"
 )
 
-// Copy copies the directory src to dst, which need not exist. Holes of files stay holes, because
+// CopyTree copies the directory src to dst, which need not exist. Holes of files stay holes, because
 // files of spill volumes are long and mostly empty.
-func Copy(t testing.TB, dst, src string) {
+func CopyTree(t testing.TB, dst, src string) {
 	t.Helper()
 	err := fs.WalkDir(os.DirFS(src), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -1,4 +1,4 @@
-package copytree_test
+package testfs_test
 
 import (
 	"os"
@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/testfs"
 )
 
 // TestCopyOfZerosTakesNoRoom checks that zeros become a hole: most of a volume's files is
@@ -17,7 +17,7 @@ func TestCopyOfZerosTakesNoRoom(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(src, "zeros"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	copytree.Copy(t, dst, src)
+	testfs.CopyTree(t, dst, src)
 	var room unix.Stat_t
 	err := unix.Stat(filepath.Join(dst, "zeros"), &room)
 	if err != nil || room.Size != 1<<20 || room.Blocks*512 > 64<<10 {

@@ -1,4 +1,4 @@
-package copytree_test
+package testfs_test
 
 import (
 	"bytes"
@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/internal/testfs"
 )
 
 // TestCopyTree checks names, modes and bytes, also of files that end in zeros or in a hole.
@@ -45,7 +45,7 @@ func TestCopyTree(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(src, "nothing"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	copytree.Copy(t, dst, src)
+	testfs.CopyTree(t, dst, src)
 	for name, want := range files {
 		got, err := os.ReadFile(filepath.Join(dst, name))
 		if err != nil || !bytes.Equal(got, want) {
