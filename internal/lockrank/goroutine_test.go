@@ -1,17 +1,15 @@
-package goid_test
+package lockrank
 
 import (
 	"runtime"
 	"sync"
 	"testing"
-
-	"github.com/spillway-db/spillway/internal/goid"
 )
 
 // Goroutines that run at once have different numbers, and each keeps its own.
-func TestID(t *testing.T) { apart(t, goid.ID) }
+func TestGoroutineID(t *testing.T) { apart(t, GoroutineID) }
 
-func TestLiving(t *testing.T) { apart(t, func() int64 { return int64(goid.Living()) }) }
+func TestLiving(t *testing.T) { apart(t, func() int64 { return int64(living()) }) }
 
 // grown has a deep stack, so that the goroutine's moves.
 func grown(depth int) int {
