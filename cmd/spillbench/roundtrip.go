@@ -1,15 +1,4 @@
-// Package roundtrip does the work of spillbench verify: it moves batches along every edge of an engine's
-// registry, there and back, and compares the results with the original records.
-//
-//	record ─▶ Put ─▶ [ from ─▶ to ─▶ compare ─▶ back ─▶ compare ]  for each edge  ─▶ drop
-//
-// An edge of the registry is a pair of forms. Here it becomes an edge for each pair of spaces of
-// these tiers. If a tier has a single space, Run clones a batch to test the converter of a type to
-// itself.
-//
-// Run moves one batch at a time, and only if each space has room for two of it, so that no move has to
-// wait for room. The package takes no locks and starts no goroutine.
-package roundtrip
+package main
 
 import (
 	"context"
@@ -28,19 +17,31 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Edge is a pair of spaces and the types of payload that batches have in them.
-type Edge struct {
-	From, To         *tier.Space
-	FromType, ToType batch.PayloadType
+// This file does the work of verify: it moves batches along every edge of an engine's registry, there
+// and back, and compares the results with the original records.
+//
+//	record ─▶ Put ─▶ [ from ─▶ to ─▶ compare ─▶ back ─▶ compare ]  for each edge  ─▶ drop
+//
+// An edge of the registry is a pair of forms. Here it becomes an edge for each pair of spaces of
+// these tiers. If a tier has a single space, a batch is cloned to test the converter of a type to
+// itself.
+//
+// One batch moves at a time, and only if each space has room for two of it, so that no move has to
+// wait for room.
+
+// edge is a pair of spaces and the types of payload that batches have in them.
+type edge struct {
+	from, to         *tier.Space
+	fromType, toType batch.PayloadType
 }
 
-func (e Edge) String() string {
-	return fmt.Sprintf("%s (%s) to %s (%s)", e.From.ID(), e.FromType, e.To.ID(), e.ToType)
+func (e edge) String() string {
+	return fmt.Sprintf("%s (%s) to %s (%s)", e.from.ID(), e.fromType, e.to.ID(), e.toType)
 }
 
-// Edges returns every pair of spaces for which the registry has a converter between images. unknown
+// edgesOf returns every pair of spaces for which the registry has a converter between images. unknown
 // names the other registered pairs: those of a program's own payloads.
-func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
+func edgesOf(eng *spillway.Engine) (edges []edge, unknown []string) {
 	images := []batch.PayloadType{batch.PlainImage, batch.CompressedImage, batch.ScatteredImage}
 	spaces := eng.Reservations().Spaces()
 	for _, e := range eng.Registry().Edges() {
@@ -51,7 +52,7 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 		for _, a := range spaces.InTier(e.From.Kind) {
 			for _, b := range spaces.InTier(e.To.Kind) {
 				if a != b || len(spaces.InTier(e.From.Kind)) == 1 {
-					edges = append(edges, Edge{a, b, e.From.Type, e.To.Type})
+					edges = append(edges, edge{a, b, e.From.Type, e.To.Type})
 				}
 			}
 		}
@@ -59,21 +60,23 @@ func Edges(eng *spillway.Engine) (edges []Edge, unknown []string) {
 	return edges, unknown
 }
 
-// Source returns the batches of a file, and io.EOF at the end. input.Source is one.
-type Source interface {
+// recordReader returns the batches of a file, and io.EOF at the end. input.Source is one.
+type recordReader interface {
 	Next(ctx context.Context) (arrow.RecordBatch, error)
 }
 
-// Result has the findings. After an error it has those up to then.
-type Result struct {
-	Batches    int64
-	Edges      int // that a batch was moved along, including the one that failed
-	Mismatches int64
-	First      error // the first difference; nil if there is none
+// roundTrips has the findings. After an error it has those up to then.
+type roundTrips struct {
+	batches    int64
+	edges      int // that a batch was moved along, including the one that failed
+	mismatches int64
+	first      error // the first difference; nil if there is none
 }
 
-// Run moves every batch of src along the edges. Messages and the plan have name, the name of the file.
-func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, src Source) (res Result, err error) {
+// verifyBatches moves every batch of src along the edges. Messages and the plan have name, the name of the file.
+func verifyBatches(
+	ctx context.Context, eng *spillway.Engine, edges []edge, name string, src recordReader,
+) (res roundTrips, err error) {
 	plan, err := eng.Plan("verify " + name)
 	if err != nil {
 		return res, err
@@ -95,8 +98,8 @@ func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, s
 		if err != nil {
 			return res, err
 		}
-		res.Batches++
-		w.name = fmt.Sprintf("%s, batch %d", name, res.Batches)
+		res.batches++
+		w.name = fmt.Sprintf("%s, batch %d", name, res.batches)
 		err = w.walk(ctx, rec)
 		rec.Release()
 		if err != nil {
@@ -108,9 +111,9 @@ func Run(ctx context.Context, eng *spillway.Engine, edges []Edge, name string, s
 // walker moves the batches of one source.
 type walker struct {
 	eng   *spillway.Engine
-	edges []Edge
+	edges []edge
 	repo  *repository.Repository
-	res   *Result
+	res   *roundTrips
 	name  string // of the present batch
 }
 
@@ -129,7 +132,7 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	defer b.Subscribe()() // the monitor must not move it
 	defer func() { err = errors.Join(err, b.Discard(ctx)) }()
 	for i, e := range w.edges {
-		w.res.Edges = max(w.res.Edges, i+1)
+		w.res.edges = max(w.res.edges, i+1)
 		if err := w.edge(ctx, b, rec, e); err != nil {
 			return fmt.Errorf("%s: %w", e, err)
 		}
@@ -160,23 +163,23 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 
 // edge moves the batch along an edge, there and back, and compares it after each move. An edge of a
 // space to itself is a clone.
-func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e Edge) error {
-	if err := w.bring(ctx, b, e.From, e.FromType); err != nil {
+func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, e edge) error {
+	if err := w.bring(ctx, b, e.from, e.fromType); err != nil {
 		return w.judge(err, e, "before")
 	}
-	if e.From == e.To && e.FromType == e.ToType {
+	if e.from == e.to && e.fromType == e.toType {
 		c, err := w.eng.Mover().Clone(ctx, b, nil)
 		if err != nil {
 			return w.judge(err, e, "cloned")
 		}
-		err = w.judge(w.compare(ctx, c, rec, e.To), e, "cloned")
+		err = w.judge(w.compare(ctx, c, rec, e.to), e, "cloned")
 		return errors.Join(err, c.Discard(ctx))
 	}
 	for _, leg := range []struct {
 		way string
 		to  *tier.Space
 		as  batch.PayloadType
-	}{{"there", e.To, e.ToType}, {"back", e.From, e.FromType}} {
+	}{{"there", e.to, e.toType}, {"back", e.from, e.fromType}} {
 		if err := w.bring(ctx, b, leg.to, leg.as); err != nil {
 			return w.judge(err, e, leg.way)
 		}
@@ -217,14 +220,14 @@ func (w *walker) compare(ctx context.Context, b *batch.Batch, rec arrow.RecordBa
 
 // judge counts errors of wrong data and returns nil for them. It returns other errors, which end the
 // walk.
-func (w *walker) judge(err error, e Edge, way string) error {
+func (w *walker) judge(err error, e edge, way string) error {
 	var d differs
 	if !errors.As(err, &d) && !errors.Is(err, convert.ErrCorrupt) {
 		return err
 	}
-	w.res.Mismatches++
-	if w.res.First == nil {
-		w.res.First = fmt.Errorf("%s, from %s, %s: %w", w.name, e, way, err)
+	w.res.mismatches++
+	if w.res.first == nil {
+		w.res.first = fmt.Errorf("%s, from %s, %s: %w", w.name, e, way, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package roundtrip
+package main
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func engine(t *testing.T) *spillway.Engine {
+func smallEngine(t *testing.T) *spillway.Engine {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(8 << 20)}}, HostMemory: spillway.Bytes(8 << 20),
@@ -57,11 +57,11 @@ func numbers(n int) *records {
 	return &out
 }
 
-// TestEdges: all pairs of six forms in three tiers; and what the registry no longer has is
+// TestEdgesOf: all pairs of six forms in three tiers; and what the registry no longer has is
 // no edge.
-func TestEdges(t *testing.T) {
-	eng := engine(t)
-	if edges, unknown := Edges(eng); len(edges) != 36 || len(unknown) != 0 {
+func TestEdgesOf(t *testing.T) {
+	eng := smallEngine(t)
+	if edges, unknown := edgesOf(eng); len(edges) != 36 || len(unknown) != 0 {
 		t.Errorf("%v, %v", edges, unknown)
 	}
 	if err := eng.Registry().Unregister(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Disk)); err != nil {
@@ -73,18 +73,18 @@ func TestEdges(t *testing.T) {
 	if err := eng.Registry().Register(convert.Form{Type: "own", Kind: tier.GPU}, convert.ImageIn(tier.Host), same); err != nil {
 		t.Fatal(err)
 	}
-	edges, unknown := Edges(eng)
+	edges, unknown := edgesOf(eng)
 	if len(edges) != 35 || len(unknown) != 1 || unknown[0] != "own in gpu to image in host" {
 		t.Errorf("%v, %v", edges, unknown)
 	}
 }
 
-// TestWhole: sound converters, no difference.
-func TestWhole(t *testing.T) {
-	eng := engine(t)
-	edges, _ := Edges(eng)
-	res, err := Run(t.Context(), eng, edges, "numbers", numbers(3))
-	if err != nil || res.Batches != 3 || res.Mismatches != 0 || res.First != nil {
+// TestVerifyBatches: sound converters, no difference.
+func TestVerifyBatches(t *testing.T) {
+	eng := smallEngine(t)
+	edges, _ := edgesOf(eng)
+	res, err := verifyBatches(t.Context(), eng, edges, "numbers", numbers(3))
+	if err != nil || res.batches != 3 || res.mismatches != 0 || res.first != nil {
 		t.Errorf("%+v, %v", res, err)
 	}
 	moved := 0
@@ -99,15 +99,15 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestThereAndBack: a batch moves along a single edge, and back.
-func TestThereAndBack(t *testing.T) {
-	eng := engine(t)
-	edges, _ := Edges(eng)
-	i := slices.IndexFunc(edges, func(e Edge) bool {
-		return e.FromType == batch.PlainImage && e.ToType == batch.PlainImage &&
-			e.From.Kind() == tier.GPU && e.To.Kind() == tier.Host
+// TestVerifyThereAndBack: a batch moves along a single edge, and back.
+func TestVerifyThereAndBack(t *testing.T) {
+	eng := smallEngine(t)
+	edges, _ := edgesOf(eng)
+	i := slices.IndexFunc(edges, func(e edge) bool {
+		return e.fromType == batch.PlainImage && e.toType == batch.PlainImage &&
+			e.from.Kind() == tier.GPU && e.to.Kind() == tier.Host
 	})
-	if _, err := Run(t.Context(), eng, edges[i:i+1], "numbers", numbers(1)); err != nil {
+	if _, err := verifyBatches(t.Context(), eng, edges[i:i+1], "numbers", numbers(1)); err != nil {
 		t.Fatal(err)
 	}
 	moved := make(map[[2]tier.Kind]int64)
@@ -120,11 +120,11 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// TestBrokenConverter: one that changes a byte is found, on its edge, and the
+// TestVerifyBrokenConverter: one that changes a byte is found, on its edge, and the
 // first difference names the batch and the column.
-func TestBrokenConverter(t *testing.T) {
-	eng := engine(t)
-	edges, _ := Edges(eng)
+func TestVerifyBrokenConverter(t *testing.T) {
+	eng := smallEngine(t)
+	edges, _ := edgesOf(eng)
 	registry := eng.Registry()
 	if err := registry.Unregister(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Host)); err != nil {
 		t.Fatal(err)
@@ -154,12 +154,12 @@ func TestBrokenConverter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := Run(t.Context(), eng, edges, "numbers", numbers(2))
+	res, err := verifyBatches(t.Context(), eng, edges, "numbers", numbers(2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Batches != 2 || res.Mismatches == 0 || res.First == nil ||
-		!strings.Contains(res.First.Error(), "numbers, batch 1") {
+	if res.batches != 2 || res.mismatches == 0 || res.first == nil ||
+		!strings.Contains(res.first.Error(), "numbers, batch 1") {
 		t.Errorf("%+v", res)
 	}
 }
@@ -181,24 +181,24 @@ func copyDown(ctx context.Context, dst, src *tier.Buffer) error {
 	return s.Close() // waits
 }
 
-// TestTooLarge: a batch that does not fit twice is refused, and not waited for.
-func TestTooLarge(t *testing.T) {
-	eng := engine(t)
-	edges, _ := Edges(eng)
+// TestVerifyTooLarge: a batch that does not fit twice is refused, and not waited for.
+func TestVerifyTooLarge(t *testing.T) {
+	eng := smallEngine(t)
+	edges, _ := edgesOf(eng)
 	big := records{arrowgen.Flights(1, 200_000)}
-	_, err := Run(t.Context(), eng, edges, "big", &big)
+	_, err := verifyBatches(t.Context(), eng, edges, "big", &big)
 	if !errors.Is(err, reservation.ErrExceeded) || !strings.Contains(err.Error(), "big, batch 1") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestCancelled: a cancelled walk ends and leaves nothing.
-func TestCancelled(t *testing.T) {
-	eng := engine(t)
-	edges, _ := Edges(eng)
+// TestVerifyCancelled: a cancelled walk ends and leaves nothing.
+func TestVerifyCancelled(t *testing.T) {
+	eng := smallEngine(t)
+	edges, _ := edgesOf(eng)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, eng, edges, "numbers", numbers(1)); !errors.Is(err, context.Canceled) {
+	if _, err := verifyBatches(ctx, eng, edges, "numbers", numbers(1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
