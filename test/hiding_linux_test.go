@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )

@@ -18,7 +18,7 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/topology"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestDocumentsOfEveryCommand: what each command writes is what the schema says. All other tests

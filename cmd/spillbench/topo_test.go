@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestTopo: this machine has a CPU and a node, in the table and in the document.

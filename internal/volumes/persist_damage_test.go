@@ -16,9 +16,9 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/spillway-db/spillway/internal/testfs"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"

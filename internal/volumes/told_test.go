@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/testfs"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestCopyOfZerosTakesNoRoom checks that zeros become a hole: most of a volume's files is

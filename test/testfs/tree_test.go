@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 func ExampleParseTree() {

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/testfs"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestCopyTree checks names, modes and bytes, also of files that end in zeros or in a hole.
