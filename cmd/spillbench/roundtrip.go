@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// This file does the work of verify: it moves batches along every edge of an engine's registry, there
-// and back, and compares the results with the original records.
+// This file does the work of verify: it moves batches along every edge of an engine's registry,
+// there and back, and compares the results with the original records.
 //
 //	record ─▶ Put ─▶ [ from ─▶ to ─▶ compare ─▶ back ─▶ compare ]  for each edge  ─▶ drop
 //
@@ -39,8 +39,8 @@ func (e edge) String() string {
 	return fmt.Sprintf("%s (%s) to %s (%s)", e.from.ID(), e.fromType, e.to.ID(), e.toType)
 }
 
-// edgesOf returns every pair of spaces for which the registry has a converter between images. unknown
-// names the other registered pairs: those of a program's own payloads.
+// edgesOf returns every pair of spaces for which the registry has a converter between images.
+// unknown names the other registered pairs: those of a program's own payloads.
 func edgesOf(eng *spillway.Engine) (edges []edge, unknown []string) {
 	images := []batch.PayloadType{batch.PlainImage, batch.CompressedImage, batch.ScatteredImage}
 	spaces := eng.Reservations().Spaces()
@@ -73,7 +73,8 @@ type roundTrips struct {
 	first      error // the first difference; nil if there is none
 }
 
-// verifyBatches moves every batch of src along the edges. Messages and the plan have name, the name of the file.
+// verifyBatches moves every batch of src along the edges. Messages and the plan have name, the name
+// of the file.
 func verifyBatches(
 	ctx context.Context, eng *spillway.Engine, edges []edge, name string, src recordReader,
 ) (res roundTrips, err error) {
@@ -140,8 +141,8 @@ func (w *walker) walk(ctx context.Context, rec arrow.RecordBatch) (err error) {
 	return nil
 }
 
-// fits returns an error unless each space has room for the batch twice. Without it a clone, or the copy
-// that compare opens, would wait for its own original.
+// fits returns an error unless each space has room for the batch twice. Without it a clone, or the
+// copy that compare opens, would wait for its own original.
 func (w *walker) fits(rec arrow.RecordBatch) error {
 	l, err := convert.NewLayout(rec)
 	if err != nil {
@@ -218,8 +219,8 @@ func (w *walker) compare(ctx context.Context, b *batch.Batch, rec arrow.RecordBa
 	return nil
 }
 
-// judge counts errors of wrong data and returns nil for them. It returns other errors, which end the
-// walk.
+// judge counts errors of wrong data and returns nil for them. It returns other errors, which end
+// the walk.
 func (w *walker) judge(err error, e edge, way string) error {
 	var d differs
 	if !errors.As(err, &d) && !errors.Is(err, convert.ErrCorrupt) {

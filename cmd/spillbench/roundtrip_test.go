@@ -70,7 +70,8 @@ func TestEdgesOf(t *testing.T) {
 	same := func(_ context.Context, p batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
 		return p, nil
 	}
-	if err := eng.Registry().Register(convert.Form{Type: "own", Kind: tier.GPU}, convert.ImageIn(tier.Host), same); err != nil {
+	own := convert.Form{Type: "own", Kind: tier.GPU}
+	if err := eng.Registry().Register(own, convert.ImageIn(tier.Host), same); err != nil {
 		t.Fatal(err)
 	}
 	edges, unknown := edgesOf(eng)

@@ -21,8 +21,8 @@ var callbacks = sync.OnceValue(func() *releases {
 	return r
 })
 
-// releases lists the exports that are not released, by their numbers. It is safe for concurrent use:
-// C may release structs of one export on several threads.
+// releases lists the exports that are not released, by their numbers. It is safe for concurrent
+// use: C may release structs of one export on several threads.
 type releases struct {
 	array, schema uintptr
 	last          atomic.Uintptr

@@ -83,7 +83,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	case d.kind == 0 && info.Backend == "cuda":
 		d.kind = CUDA
 	default:
-		return d, unsupported(nil, "the memory of the device %q (%s): set Config.Type to its kind", info.Name, info.Backend)
+		return d, unsupported(nil, "the memory of the device %q (%s): set Config.Type to its kind",
+			info.Name, info.Backend)
 	}
 	return d, nil
 }

@@ -38,8 +38,8 @@ type arrayWriter struct {
 	*exported
 	dev  device
 	body body
-	// The memory of the image, of the dictionaries that the batch shares, and what was taken for the
-	// time of the export; nil for a body without bytes.
+	// The memory of the image, of the dictionaries that the batch shares, and what was taken for
+	// the time of the export; nil for a body without bytes.
 	buffers map[*batch.Descriptor]*tier.Buffer
 	taken   []*tier.Buffer
 
@@ -319,8 +319,8 @@ func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) er
 	return w.array(&dict[0], p, dt, 0)
 }
 
-// assemble copies the array of a dictionary that extends others to one piece of memory, which becomes
-// the body.
+// assemble copies the array of a dictionary that extends others to one piece of memory, which
+// becomes the body.
 func (w *arrayWriter) assemble(desc *batch.Descriptor) error {
 	whole := image.Whole(desc)
 	parts, err := image.ChainParts(desc, whole)

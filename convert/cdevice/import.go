@@ -68,7 +68,8 @@ func Import(
 	return t, nil
 }
 
-// wait waits for the event of an array, if it has one. A panic of the program's function is an error.
+// wait waits for the event of an array, if it has one. A panic of the program's function is an
+// error.
 func (d device) wait(
 	ctx context.Context, event uintptr, program func(context.Context, uintptr) error,
 ) (err error) {

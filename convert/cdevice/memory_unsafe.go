@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// memory is what C may point to until free: objects of Go's that the garbage collector neither moves
-// nor frees. They have no pointers of Go's in them, and are zero at first.
+// memory is what C may point to until free: objects of Go's that the garbage collector neither
+// moves nor frees. They have no pointers of Go's in them, and are zero at first.
 type memory struct{ pinned runtime.Pinner }
 
 func (m *memory) free() { m.pinned.Unpin() }

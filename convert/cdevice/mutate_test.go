@@ -184,8 +184,8 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	}
 }
 
-// TestStructsAreKeptUntilTheRelease: the garbage collector keeps the structs of an export while it is
-// not released, and takes them then.
+// TestStructsAreKeptUntilTheRelease: the garbage collector keeps the structs of an export while it
+// is not released, and takes them then.
 func TestStructsAreKeptUntilTheRelease(t *testing.T) {
 	r := newRig(t, nil)
 	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.ListOf(arrow.PrimitiveTypes.Int32)), 100)

@@ -19,7 +19,9 @@ func FuzzFormat(f *testing.F) {
 			f.Add(text, 1)
 		}
 	}
-	for _, text := range []string{"", ":", "+", "+w:99999999999", "d:1,2,3,4", "ts", "tss", "+ud:", "+us:0,0", "+ud:127", "w:", "+m:"} {
+	for _, text := range []string{
+		"", ":", "+", "+w:99999999999", "d:1,2,3,4", "ts", "tss", "+ud:", "+us:0,0", "+ud:127", "w:", "+m:",
+	} {
 		f.Add(text, 2)
 	}
 	f.Fuzz(func(t *testing.T, text string, children int) {
@@ -34,7 +36,8 @@ func FuzzFormat(f *testing.F) {
 			kept[i] = Schema{Format: number, Release: 1}
 		}
 		structs[0] = Schema{Format: at, Release: 1, NChildren: int64(len(fields)), Children: to}
-		if _, err := new(schemaReader).record(&structs[0]); err != nil && !errors.Is(err, convert.ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {
+		_, err := new(schemaReader).record(&structs[0])
+		if err != nil && !errors.Is(err, convert.ErrInvalid) && !errors.Is(err, tier.ErrNotSupported) {
 			t.Errorf("%q: %v", text, err)
 		}
 	})
@@ -58,7 +61,8 @@ func TestFormats(t *testing.T) {
 func TestParameters(t *testing.T) {
 	field := arrow.Field{Name: "f", Type: arrow.PrimitiveTypes.Int8}
 	for text, want := range map[string]arrow.DataType{
-		"d:10,2": &arrow.Decimal128Type{Precision: 10, Scale: 2}, "d:10,2,128": &arrow.Decimal128Type{Precision: 10, Scale: 2},
+		"d:10,2":      &arrow.Decimal128Type{Precision: 10, Scale: 2},
+		"d:10,2,128":  &arrow.Decimal128Type{Precision: 10, Scale: 2},
 		"d:10,-2,256": &arrow.Decimal256Type{Precision: 10, Scale: -2}, "tss": &arrow.TimestampType{},
 		"w:x": nil, "w:": nil, "w": nil, "w:-4": nil, "w:4,128": nil, "w:99999999999": nil, "w:4x": nil,
 		"d:3": nil, "d:1,2,128,4": nil, "d:1,2,128,128": nil, "d:1,2x": nil, "d:1,2,32x": nil, "d:39,1": nil,
@@ -89,13 +93,17 @@ func TestParameters(t *testing.T) {
 func TestSchemasComeBack(t *testing.T) {
 	sorted := arrow.MapOf(arrow.BinaryTypes.String, arrow.PrimitiveTypes.Int8)
 	sorted.KeysSorted = true
+	unsorted := arrow.MapOf(arrow.PrimitiveTypes.Int8, arrow.Null)
+	ordered := &arrow.DictionaryType{
+		IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String, Ordered: true,
+	}
 	meta := arrow.NewMetadata([]string{"k", "k", ""}, []string{"v", "", "\xff\x00"})
 	runs := arrow.RunEndEncodedOf(arrow.PrimitiveTypes.Int16, arrow.PrimitiveTypes.Int8)
 	runs.ValueNullable = false
 	want := arrow.NewSchema([]arrow.Field{
-		{Name: "sorted", Type: sorted}, {Name: "not", Type: arrow.MapOf(arrow.PrimitiveTypes.Int8, arrow.Null), Nullable: true},
-		{Name: "ordered", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String, Ordered: true}},
-		{Name: "", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int8), Metadata: meta}, {Name: "runs", Type: runs},
+		{Name: "sorted", Type: sorted}, {Name: "unsorted", Type: unsorted, Nullable: true},
+		{Name: "ordered", Type: ordered}, {Name: "runs", Type: runs},
+		{Name: "", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int8), Metadata: meta},
 	}, &meta)
 	e, s := new(exported), new(Schema)
 	defer e.free()

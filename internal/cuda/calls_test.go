@@ -9,7 +9,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/racemark"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -263,7 +263,7 @@ func TestMistakes(t *testing.T) {
 
 // TestQueriesAllocateNothing: the thread of a device looks at events without a pause.
 func TestQueriesAllocateNothing(t *testing.T) {
-	if racemark.Enabled || cuda.Linked {
+	if invariants.Race || cuda.Linked {
 		t.Skip("needs a build without -race, which drops what is pooled, and without the tag gorgonia")
 	}
 	open(t, cudatest.Config{}).do(func(c *cuda.Calls) error {

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// GoroutineID returns the number of the goroutine that calls it, which the runtime gives to no other.
-// It reads the first line of the goroutine's stack, "goroutine 12 [running]:". That takes
+// GoroutineID returns the number of the goroutine that calls it, which the runtime gives to no
+// other. It reads the first line of the goroutine's stack, "goroutine 12 [running]:". That takes
 // microseconds on a deep stack, so it is for places where that does not matter, such as out of
 // memory.
 func GoroutineID() int64 {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// CopyTree copies the directory src to dst, which need not exist. Holes of files stay holes, because
-// files of spill volumes are long and mostly empty.
+// CopyTree copies the directory src to dst, which need not exist. Holes of files stay holes,
+// because files of spill volumes are long and mostly empty.
 func CopyTree(t testing.TB, dst, src string) {
 	t.Helper()
 	err := fs.WalkDir(os.DirFS(src), ".", func(name string, d fs.DirEntry, err error) error {

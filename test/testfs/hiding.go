@@ -13,10 +13,10 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Hiding is a file system without anonymous files. As on FUSE and NFS, a file that is removed while it
-// is open stays in its directory under a hidden name until it is closed. A directory with a hidden
-// file in it cannot be removed. Hiding is safe for concurrent use. Files must be opened, locked and
-// removed only through it.
+// Hiding is a file system without anonymous files. As on FUSE and NFS, a file that is removed while
+// it is open stays in its directory under a hidden name until it is closed. A directory with a
+// hidden file in it cannot be removed. Hiding is safe for concurrent use. Files must be opened,
+// locked and removed only through it.
 type Hiding struct {
 	disk.FS
 	late int
@@ -42,8 +42,9 @@ type closing struct {
 
 var _ disk.FS = (*Hiding)(nil)
 
-// NewHiding returns a Hiding over inner, whose paths must be the machine's. A close takes effect only
-// after late further operations (Remove and ReadDir), because FUSE servers learn of it later, too.
+// NewHiding returns a Hiding over inner, whose paths must be the machine's. A close takes effect
+// only after late further operations (Remove and ReadDir), because FUSE servers learn of it later,
+// too.
 func NewHiding(inner disk.FS, late int) *Hiding {
 	return &Hiding{FS: inner, late: late, nodes: make(map[string]*node)}
 }

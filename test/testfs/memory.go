@@ -27,8 +27,8 @@ var usable = sync.OnceValue(func() bool {
 	return err == nil && f.Close() == nil
 })
 
-// MemoryDir returns a new directory in memory, which is removed when t ends. Where the machine has no
-// memory file system that serves, it is t.TempDir().
+// MemoryDir returns a new directory in memory, which is removed when t ends. Where the machine has
+// no memory file system that serves, it is t.TempDir().
 func MemoryDir(t testing.TB) string {
 	t.Helper()
 	if !usable() {
@@ -46,9 +46,9 @@ func MemoryDir(t testing.TB) string {
 	return dir
 }
 
-// DiskFS returns inner, or disk.OS() if it is nil, for a directory of MemoryDir: it does not report that
-// it is in memory, so that volumes do not warn of it, and files take the memory for room when they are
-// written. For another directory it returns inner itself.
+// DiskFS returns inner, or disk.OS() if it is nil, for a directory of MemoryDir: it does not report
+// that it is in memory, so that volumes do not warn of it, and files take the memory for room when
+// they are written. For another directory it returns inner itself.
 func DiskFS(dir string, inner disk.FS) disk.FS {
 	switch {
 	case !strings.HasPrefix(dir, prefix):

@@ -1,15 +1,15 @@
 // Package testfs has directories and file systems for tests.
 //
 //	MemoryDir, DiskFS      a directory in memory that looks like one on a disk
-//	NewHiding              a file system that hides removed files while they are open, as FUSE and NFS do
+//	NewHiding              hides removed files while they are open, as FUSE and NFS do
 //	CopyTree               copies a directory, with the holes of its files
 //	UnpackTree, ParseTree  a directory tree that is stored as one text file
 //
 // # Directories in memory
 //
-// MemoryDir is for tests that repeat what other tests do on the disk, for each fault or each byte of
-// a file: there the disk adds nothing but waits. On 2 cores with a virtual disk, the life of a volume
-// took 8 ms in /tmp and 1 ms in memory (2026-11-23).
+// MemoryDir is for tests that repeat what other tests do on the disk, for each fault or each byte
+// of a file: there the disk adds nothing but waits. On 2 cores with a virtual disk, the life of a
+// volume took 8 ms in /tmp and 1 ms in memory (2026-11-23).
 //
 // # Trees as text
 //

@@ -1,4 +1,4 @@
-package racemark
+package invariants
 
 import (
 	"os"
@@ -9,11 +9,12 @@ import (
 )
 
 // child names the variable that makes this test do what its parent wants to see found.
-const child = "SPILLWAY_RACEMARK_CHILD"
+const child = "SPILLWAY_RACE_CHILD"
 
-// Who writes to memory that is read at the same time is found if both use a page, and only then.
+// TestRacesAreFound: the detector finds a write to memory that is read at the same time if both use
+// a page, and only then.
 func TestRacesAreFound(t *testing.T) {
-	if !Enabled {
+	if !Race {
 		t.Skip("needs a build for the race detector")
 	}
 	if which := os.Getenv(child); which != "" {
@@ -27,8 +28,8 @@ func TestRacesAreFound(t *testing.T) {
 			written = b[1000 : 5*page]
 		}
 		var both sync.WaitGroup
-		both.Go(func() { Read(b[:5*page]) })
-		both.Go(func() { Write(written) })
+		both.Go(func() { Reads(b[:5*page]) })
+		both.Go(func() { Writes(written) })
 		both.Wait()
 		return
 	}

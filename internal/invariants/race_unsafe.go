@@ -1,6 +1,6 @@
 //go:build race
 
-package racemark
+package invariants
 
 import (
 	"runtime"
@@ -12,19 +12,19 @@ const (
 	mark = 64
 )
 
-// Enabled reports whether this is a build for the race detector.
-const Enabled = true
+// Race reports whether this is a build for the race detector.
+const Race = true
 
-// Read says that all of b is read.
-func Read(b []byte) {
+// Reads reports to the race detector that all of b is read.
+func Reads(b []byte) {
 	for len(b) > 0 {
 		runtime.RaceReadRange(unsafe.Pointer(unsafe.SliceData(b)), min(mark, len(b)))
 		b = behindPage(b)
 	}
 }
 
-// Write says that all of b is written.
-func Write(b []byte) {
+// Writes is Reads for memory that is written.
+func Writes(b []byte) {
 	for len(b) > 0 {
 		runtime.RaceWriteRange(unsafe.Pointer(unsafe.SliceData(b)), min(mark, len(b)))
 		b = behindPage(b)
