@@ -19,13 +19,13 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -107,11 +107,11 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	arena, err := host.NewArena(host.Config{Capacity: size(cfg.host, 4<<20), Node: -1, Touch: cfg.fast, Huge: cfg.fast})
 	check(err)
 	cfg.gpus.pin(t, arena, dev)
-	dir := memdir.New(t)
+	dir := testfs.MemoryDir(t)
 	if _, bench := t.(*testing.B); bench || cfg.onDisk {
 		dir = t.TempDir()
 	}
-	system := memdir.FS(dir, disk.OS())
+	system := testfs.DiskFS(dir, disk.OS())
 	if cfg.buffered {
 		system = buffered{system}
 	}

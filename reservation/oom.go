@@ -3,7 +3,6 @@ package reservation
 import (
 	"sync"
 
-	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
@@ -40,7 +39,7 @@ type memoryHook struct {
 // ask calls the hook, unless this goroutine is in it already.
 func (h *memoryHook) ask(r Reservation, requested int64, first error) (again bool, err error) {
 	lockrank.AssertNone("an out-of-memory hook is called")
-	id := goid.ID()
+	id := lockrank.GoroutineID()
 	if _, inside := h.inside.LoadOrStore(id, struct{}{}); inside {
 		return false, nil
 	}

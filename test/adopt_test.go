@@ -20,10 +20,10 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -93,7 +93,7 @@ func setByte(t *testing.T, path string, at int, value byte) {
 func adoptDamaged(t *testing.T, dir string) (refused int) {
 	t.Helper()
 	work := t.TempDir()
-	copytree.Copy(t, work, dir)
+	testfs.CopyTree(t, work, dir)
 	eng := persistentEngine(t, work)
 	for _, k := range eng.Persisted() {
 		used := onDisk(eng)
@@ -363,7 +363,7 @@ func TestAdoptingSurvivesEveryFault(t *testing.T) {
 	dir := crashed(t, 3)
 	for i := 0; ; i += testseed.Rounds(1, 4) {
 		work := t.TempDir()
-		copytree.Copy(t, work, dir)
+		testfs.CopyTree(t, work, dir)
 		at := ""
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO), Hit: func(op, path string) { at = fmt.Sprint(op, " ", filepath.Base(path)) }})
 		eng, err := openPersistent(t, work, func(c *spillway.Config) { c.Disks[0].FS = files })
@@ -445,7 +445,7 @@ func TestAdoptedBatchKeepsItsRecord(t *testing.T) {
 	eng := persistentEngine(t, dir)
 	adopted := adoptAll(t, eng)
 	copied := t.TempDir()
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	dropAll(t, adopted)
 	closePersistent(t, eng)
 	eng = persistentEngine(t, copied)

@@ -19,11 +19,10 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/internal/treefile"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/topology"
@@ -45,8 +44,8 @@ func recordedMachine(t testing.TB, name string) *topology.Topology {
 	defer discoveredMu.Unlock()
 	top, ok := discovered[name]
 	if !ok {
-		root := memdir.New(t)
-		if err := treefile.Unpack(filepath.Join("..", "topology", "testdata", name+".txtar"), root); err != nil {
+		root := testfs.MemoryDir(t)
+		if err := testfs.UnpackTree(filepath.Join("..", "topology", "testdata", name+".txtar"), root); err != nil {
 			t.Fatal(err)
 		}
 		found, err := topology.Discover(t.Context(), topology.Options{Root: root})

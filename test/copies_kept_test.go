@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -177,7 +177,7 @@ func TestReadAheadKeepsWhatPersists(t *testing.T) {
 				for n := int64(10); put(1, n) == nil; n++ {
 				}
 				copied := t.TempDir() // what a kill -9 leaves
-				copytree.Copy(t, copied, dir)
+				testfs.CopyTree(t, copied, dir)
 				next := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {
 					c.Disks[0].Dir, c.Disks[0].Capacity = copied, spillway.Bytes(16*mib)
 				})

@@ -27,11 +27,11 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -402,7 +402,7 @@ func TestKilledEngines(t *testing.T) {
 			for lane := range killsAtOnce {
 				dir := t.TempDir()
 				if lane%2 == 1 { // on the disk they wait for it more than they work
-					dir = memdir.New(t)
+					dir = testfs.MemoryDir(t)
 				}
 				was := foreign(t, dir)
 				rng := rand.New(rand.NewPCG(uint64(lane), 5))
@@ -538,7 +538,7 @@ func TestEnginesInOneDirectory(t *testing.T) {
 			t.Parallel() // engines wait for the disk
 			dir := t.TempDir()
 			if !kinds[0] { // the other two were on the disk
-				dir = memdir.New(t)
+				dir = testfs.MemoryDir(t)
 			}
 			was := foreign(t, dir)
 			var beside, engines sync.WaitGroup

@@ -22,10 +22,10 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -33,11 +33,11 @@ import (
 // cursorConfig is an engine with a GPU, host memory and a disk in memory.
 func cursorConfig(t *testing.T, gpu, host, disk int64) spillway.Config {
 	t.Helper()
-	dir := memdir.New(t)
+	dir := testfs.MemoryDir(t)
 	return spillway.Config{
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(gpu)}},
 		HostMemory: spillway.Bytes(host),
-		Disks:      []spillway.DiskConfig{{Dir: dir, FS: memdir.FS(dir, nil), Capacity: spillway.Bytes(disk)}},
+		Disks:      []spillway.DiskConfig{{Dir: dir, FS: testfs.DiskFS(dir, nil), Capacity: spillway.Bytes(disk)}},
 	}
 }
 

@@ -14,10 +14,10 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -222,14 +222,14 @@ func TestDiskThatDies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it waits for disks that are to be tried again
-			dir := memdir.New(t)
+			dir := testfs.MemoryDir(t)
 			tried, told := 0, 0
 			for n := first; ; n += step {
 				var inner []faultfs.Rule
 				if c.named {
 					inner = append(inner, noAnonymous)
 				}
-				files := faultfs.New(faultfs.New(memdir.FS(dir, disk.OS()), 1, inner...), 1)
+				files := faultfs.New(faultfs.New(testfs.DiskFS(dir, disk.OS()), 1, inner...), 1)
 				alive := files.Add(faultfs.Rule{Ops: c.ops, Skip: n, Effect: faultfs.Fail(c.err)})
 				cfg := spillConfig(dir, files, top)
 				cfg.MonitorPeriod = 250 * time.Microsecond // it waits for 64 of them before it tries again

@@ -16,10 +16,10 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -273,10 +273,10 @@ func faultLives(t *testing.T, index func(l *life, n int, cancel func()) (hits fu
 	}
 	step := testseed.Rounds(1, 7)
 	records := []arrow.RecordBatch{numberedRecord(1, 5000, wordList(1, 20)), numberedRecord(2, 700, wordList(1, 20))}
-	dir := memdir.New(t)
+	dir := testfs.MemoryDir(t)
 	for n := 0; ; n += step {
 		ctx, cancel := context.WithCancel(t.Context())
-		l := &life{t: t, dir: dir, ctx: ctx, files: faultfs.New(memdir.FS(dir, disk.OS()), 1), want: want}
+		l := &life{t: t, dir: dir, ctx: ctx, files: faultfs.New(testfs.DiskFS(dir, disk.OS()), 1), want: want}
 		hits := index(l, n, cancel)
 		l.live(top, records...)
 		cancel()
@@ -372,7 +372,7 @@ func enough(t *testing.T, tried, told, least int, want bool) {
 func TestEveryBitThatFlipsIsFound(t *testing.T) {
 	for seed := range uint64(8) { // of which bit it is
 		tried, told := faultLives(t, func(l *life, n int, _ func()) func() int {
-			l.files, l.seal = faultfs.New(memdir.FS(l.dir, disk.OS()), seed), seed%2 == 1
+			l.files, l.seal = faultfs.New(testfs.DiskFS(l.dir, disk.OS()), seed), seed%2 == 1
 			l.armed = func(l *life) { // opening a volume also reads what the test did not store
 				l.files.Add(faultfs.Rule{Ops: []string{"read"}, Skip: n, Times: 1, Effect: faultfs.BitFlip()})
 			}

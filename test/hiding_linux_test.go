@@ -5,8 +5,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway"
-	"github.com/spillway-db/spillway/internal/copytree"
-	"github.com/spillway-db/spillway/internal/hidingfs"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/topology"
 )
@@ -21,13 +20,13 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := spillOnce(t.Context(), dir, hidingfs.New(disk.OS(), 3), top, 1, 1); err != nil {
+	if err := spillOnce(t.Context(), dir, testfs.NewHiding(disk.OS(), 3), top, 1, 1); err != nil {
 		t.Error(err)
 	}
 	wantNothingIn(t, dir)
 
 	kept := t.TempDir()
-	files := hidingfs.New(disk.OS(), 3)
+	files := testfs.NewHiding(disk.OS(), 3)
 	onFiles := func(c *spillway.Config) { c.Disks[0].FS = files }
 	eng := persistentEngine(t, dir, onFiles)
 	plan, err := eng.Plan("query")
@@ -41,7 +40,7 @@ func TestEngineWhereRemovedFilesStay(t *testing.T) {
 		}
 		putPersisted(t, eng, repo, n, false)
 	}
-	copytree.Copy(t, kept, dir)
+	testfs.CopyTree(t, kept, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 

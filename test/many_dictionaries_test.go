@@ -5,9 +5,9 @@ import (
 
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -31,7 +31,7 @@ func TestPersistedBatchOfManyDictionaries(t *testing.T) {
 		if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 			t.Fatal(err)
 		}
-		copytree.Copy(t, copied, dir)
+		testfs.CopyTree(t, copied, dir)
 		closePersistent(t, eng)
 		eng = persistentEngine(t, copied)
 		if len(eng.Persisted()) != 1 {

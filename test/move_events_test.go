@@ -19,10 +19,10 @@ import (
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -130,8 +130,8 @@ func TestMoveEventsPair(t *testing.T) {
 // moveStorm runs a storm to its end.
 func moveStorm(t *testing.T, seed uint64) *movePairs {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	dir, pairs := memdir.New(t), new(movePairs)
-	files := faultfs.New(memdir.FS(dir, disk.OS()), seed,
+	dir, pairs := testfs.MemoryDir(t), new(movePairs)
+	files := faultfs.New(testfs.DiskFS(dir, disk.OS()), seed,
 		faultfs.Rule{Ops: []string{"read", "write"}, Skip: 20, Probability: 0.02, Effect: faultfs.Fail(syscall.EIO)},
 		faultfs.Rule{Ops: []string{"allocate"}, Skip: 5, Probability: 0.05, Effect: faultfs.Fail(syscall.ENOSPC)})
 	broken := faultdev.FailWork(errors.New("injected"))

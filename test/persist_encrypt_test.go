@@ -19,10 +19,10 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -177,7 +177,7 @@ func TestNothingPlainPersists(t *testing.T) {
 			if err := repo.Put(t.Context(), 0, rec, repository.WithPlacement(reservation.AnyInTier(tier.Disk))); err != nil {
 				t.Fatal(err)
 			}
-			copytree.Copy(t, copied, dir)
+			testfs.CopyTree(t, copied, dir)
 			closePersistent(t, eng)
 			found := make(map[string]bool)
 			look := func() {

@@ -8,10 +8,10 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -33,13 +33,13 @@ func TestBatchesOfTwoProcesses(t *testing.T) {
 		processes = append(processes, eng)
 	}
 	dir := t.TempDir()
-	copytree.Copy(t, dir, work) // as if both had been killed
+	testfs.CopyTree(t, dir, work) // as if both had been killed
 	for _, eng := range processes {
 		closeClean(t, eng)
 	}
 	for disks := 1; disks <= 2; disks++ {
 		copied := t.TempDir()
-		copytree.Copy(t, copied, dir)
+		testfs.CopyTree(t, copied, dir)
 		eng := persistentEngine(t, copied, func(c *spillway.Config) {
 			for len(c.Disks) < disks {
 				c.Disks = append(c.Disks, c.Disks[0])
@@ -121,7 +121,7 @@ func persistIn(t *testing.T, dirs ...string) int {
 		c.Disks = nil
 		for _, dir := range dirs {
 			first.Dir = t.TempDir()
-			copytree.Copy(t, first.Dir, dir)
+			testfs.CopyTree(t, first.Dir, dir)
 			c.Disks = append(c.Disks, first)
 		}
 	})
@@ -245,7 +245,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := t.TempDir()
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	next := persistentEngine(t, copied)
 	if n := len(next.Persisted()); n != 1 {
 		t.Errorf("%d batches persist", n)

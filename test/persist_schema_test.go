@@ -10,8 +10,8 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -57,7 +57,7 @@ func TestSchemaOfManyBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 

@@ -27,11 +27,11 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/persist"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -474,7 +474,7 @@ func crashed(t testing.TB, n int64, change ...func(*spillway.Config)) string {
 		repo := joinOf(t, plan, int(i+1))
 		putPersisted(t, eng, repo, i+1, i%2 == 0)
 	}
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	closePersistent(t, eng)
 	wantNothingIn(t, dir)
 	return copied
@@ -521,7 +521,7 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := t.TempDir()
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	closePersistent(t, eng)
 
 	eng = persistentEngine(t, copied) // as after another crash
@@ -569,7 +569,7 @@ func TestBatchWithoutBytesHasOneRecord(t *testing.T) {
 	want := func(partitions ...int) {
 		t.Helper()
 		copied := t.TempDir()
-		copytree.Copy(t, copied, dir)
+		testfs.CopyTree(t, copied, dir)
 		next := persistentEngine(t, copied)
 		var got []int
 		for _, k := range next.Persisted() {
@@ -659,7 +659,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	want := func(partition int) {
 		t.Helper()
 		copied := t.TempDir()
-		copytree.Copy(t, copied, dir)
+		testfs.CopyTree(t, copied, dir)
 		next := persistentEngine(t, copied)
 		if all := next.Persisted(); len(all) != 1 || all[0].Err != nil || all[0].Partition != partition {
 			t.Errorf("kept: %+v, want the batch in partition %d", all, partition)

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -136,7 +136,7 @@ func TestBatchesThatTheEngineDoesNotKnow(t *testing.T) {
 func wantPersisted(t *testing.T, dir string, want ...int64) {
 	t.Helper()
 	copied := t.TempDir()
-	copytree.Copy(t, copied, dir)
+	testfs.CopyTree(t, copied, dir)
 	eng := persistentEngine(t, copied)
 	var got []int64
 	for _, k := range eng.Persisted() {

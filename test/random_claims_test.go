@@ -17,10 +17,10 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
@@ -48,8 +48,8 @@ func runRandomClaims(t *testing.T, seed uint64) {
 	var files []*faultfs.FS
 	for i := range 2 {
 		cfg.GPUs = append(cfg.GPUs, spillway.GPUConfig{Backend: spillway.Sim, Memory: kib(256, 1024), Node: &node[i]})
-		dir := memdir.New(t)
-		files = append(files, faultfs.New(memdir.FS(dir, nil), seed))
+		dir := testfs.MemoryDir(t)
+		files = append(files, faultfs.New(testfs.DiskFS(dir, nil), seed))
 		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{
 			Dir: dir, FS: files[i], Capacity: spillway.Bytes(256 << 20), Persist: i == 1 && runtime.GOOS == "linux",
 		})

@@ -23,11 +23,11 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -75,14 +75,14 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	kib := func(least, most int) int64 { return int64(least+rng.IntN(most-least)) << 10 }
 	dir := t.TempDir()
 	if cfg.GPUs[0].Backend != spillway.Sim { // which have been on the disk
-		dir = memdir.New(t)
+		dir = testfs.MemoryDir(t)
 	}
 	cfg.GPUs[0].Memory = spillway.Bytes(kib(256, 1024))
 	cfg.HostMemory = spillway.Bytes(kib(384, 1024))
 	cfg.Disks = []spillway.DiskConfig{
 		{
 			Dir:      dir,
-			FS:       memdir.FS(dir, nil),
+			FS:       testfs.DiskFS(dir, nil),
 			Capacity: spillway.Bytes(256 << 20),
 			Persist:  seed%2 == 0 && runtime.GOOS == "linux",
 		},

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/repository"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -42,8 +42,8 @@ func TestSmallBatchesSpill(t *testing.T) {
 		"fails twice": {disk: 8 << 20, fault: &faultfs.Rule{Ops: writes, Skip: 1, Times: 2, Effect: faultfs.Fail(syscall.EIO)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := memdir.New(t)
-			l := &life{t: t, dir: dir, ctx: t.Context(), files: faultfs.New(memdir.FS(dir, disk.OS()), 1), seal: c.encrypt}
+			dir := testfs.MemoryDir(t)
+			l := &life{t: t, dir: dir, ctx: t.Context(), files: faultfs.New(testfs.DiskFS(dir, disk.OS()), 1), seal: c.encrypt}
 			var err error
 			var log bytes.Buffer // the handler writes one line at a time
 			l.eng, err = spillway.Open(t.Context(), spillway.Config{

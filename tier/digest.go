@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"github.com/spillway-db/spillway/internal/racemark"
+	"github.com/spillway-db/spillway/internal/invariants"
 )
 
 // The multipliers are the odd 64-bit constants of the golden ratio and of
@@ -22,7 +22,7 @@ const (
 //
 //go:norace
 func DigestBytes(b []byte, first int64) Digest {
-	racemark.Read(b)
+	invariants.Reads(b)
 	var sum, hash uint64
 	salt := uint64(first) * digestStep
 	add := func(w uint64) {

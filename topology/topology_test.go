@@ -18,7 +18,7 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/treefile"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -93,7 +93,7 @@ func TestMain(m *testing.M) {
 
 func unpackTo(t testing.TB, machine, dir string) string {
 	t.Helper()
-	if err := treefile.Unpack(filepath.Join("testdata", machine+".txtar"), dir); err != nil {
+	if err := testfs.UnpackTree(filepath.Join("testdata", machine+".txtar"), dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -102,12 +102,12 @@ func unpackTo(t testing.TB, machine, dir string) string {
 // tree makes a machine out of a text.
 func tree(t testing.TB, text string) string {
 	t.Helper()
-	entries, err := treefile.Parse(text)
+	entries, err := testfs.ParseTree(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := tempDir(t)
-	if err := treefile.Write(dir, entries); err != nil {
+	if err := testfs.WriteTree(dir, entries); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -19,9 +19,9 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -98,7 +98,7 @@ func persisting(t *testing.T, codec convert.Codec, key []byte) (dir string) {
 func left(t *testing.T, dir string) (top, kept string) {
 	t.Helper()
 	top = t.TempDir()
-	copytree.Copy(t, top, dir)
+	testfs.CopyTree(t, top, dir)
 	all, err := filepath.Glob(filepath.Join(top, "spillway-kept-*"))
 	if err != nil || len(all) != 1 {
 		t.Fatal(all, err)

@@ -11,8 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/memdir"
-	"github.com/spillway-db/spillway/internal/treefile"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestDocumentsOfEveryCommand: what each command writes is what the schema says. All other tests
@@ -34,8 +33,8 @@ func TestDocumentsOfEveryCommand(t *testing.T) {
 func TestUnusualDocuments(t *testing.T) {
 	t.Parallel()
 	for _, machine := range []string{"dgx-a100", "mig", "numa-unknown"} {
-		root := memdir.New(t)
-		if err := treefile.Unpack(filepath.Join("../../topology/testdata", machine+".txtar"), root); err != nil {
+		root := testfs.MemoryDir(t)
+		if err := testfs.UnpackTree(filepath.Join("../../topology/testdata", machine+".txtar"), root); err != nil {
 			t.Fatal(err)
 		}
 		decode(t, succeed(t, "topo", "--root", root, "--format=json").stdout, &report.Topo{})

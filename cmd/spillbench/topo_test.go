@@ -9,8 +9,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/memdir"
-	"github.com/spillway-db/spillway/internal/treefile"
+	"github.com/spillway-db/spillway/test/testfs"
 )
 
 // TestTopo: this machine has a CPU and a node, in the table and in the document.
@@ -103,8 +102,8 @@ func TestQuietPrinters(t *testing.T) {
 // TestMachineWithoutAGPU: commands that open no engine name no simulated GPU.
 func TestMachineWithoutAGPU(t *testing.T) {
 	t.Parallel()
-	root := memdir.New(t)
-	if err := treefile.Unpack("../../topology/testdata/vm.txtar", root); err != nil {
+	root := testfs.MemoryDir(t)
+	if err := testfs.UnpackTree("../../topology/testdata/vm.txtar", root); err != nil {
 		t.Fatal(err)
 	}
 	var doc report.Topo
@@ -133,8 +132,8 @@ func TestTopoMachines(t *testing.T) {
 	const recorded = "../../topology/testdata"
 	for _, machine := range []string{"dgx-a100", "workstation", "vm", "pod", "mig", "numa-unknown"} {
 		t.Run(machine, func(t *testing.T) {
-			root := memdir.New(t)
-			if err := treefile.Unpack(filepath.Join(recorded, machine+".txtar"), root); err != nil {
+			root := testfs.MemoryDir(t)
+			if err := testfs.UnpackTree(filepath.Join(recorded, machine+".txtar"), root); err != nil {
 				t.Fatal(err)
 			}
 			want, err := os.ReadFile(filepath.Join(recorded, machine+".table"))

@@ -9,7 +9,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/input"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/roundtrip"
 )
 
 // verifyMemory is larger than run's default: a space must hold a batch twice, and verify doesn't
@@ -62,29 +61,29 @@ func (f *verifyFlags) run(cmd *cobra.Command, paths []string) error {
 		return err
 	}
 	doc := &report.Verify{}
-	edges, unknown := roundtrip.Edges(m.engine)
+	edges, unknown := edgesOf(m.engine)
 	for _, u := range unknown {
 		m.notes.add("not verified, because no tier has these types: " + u)
 	}
 	var wrong, failed error // the first difference, and the first other error
 	for _, path := range paths {
-		var res roundtrip.Result
+		var res roundTrips
 		src, err := input.Open(ctx, path, m.reading(int64(f.rowsPerBatch)))
 		if err == nil {
-			res, err = roundtrip.Run(ctx, m.engine, edges, src.Path(), src)
+			res, err = verifyBatches(ctx, m.engine, edges, src.Path(), src)
 			err = errors.Join(err, src.Close())
 		}
 		if ctx.Err() != nil {
 			return errors.Join(err, m.engine.Close())
 		}
 		path = input.Name(path)
-		file := report.File{Path: path, Batches: res.Batches, Edges: res.Edges, Mismatches: res.Mismatches}
-		if res.First != nil && wrong == nil {
-			wrong = fail.Wrongf("%d differences in %s; the first: %w", res.Mismatches, path, res.First)
+		file := report.File{Path: path, Batches: res.batches, Edges: res.edges, Mismatches: res.mismatches}
+		if res.first != nil && wrong == nil {
+			wrong = fail.Wrongf("%d differences in %s; the first: %w", res.mismatches, path, res.first)
 		}
-		if first := cmp.Or(res.First, err); first != nil {
+		if first := cmp.Or(res.first, err); first != nil {
 			file.Error = fail.Line(first)
-		} else if res.Batches == 0 {
+		} else if res.batches == 0 {
 			m.notes.add(path + " holds no batches: it can be read, and nothing was verified")
 		}
 		failed = cmp.Or(failed, err)

@@ -1,12 +1,12 @@
 package cdevice
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/ebitengine/purego"
 
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -21,75 +21,48 @@ var callbacks = sync.OnceValue(func() *releases {
 	return r
 })
 
-// releases lists what was exported and is not released.
+// releases lists the exports that are not released, by their numbers. It is safe for concurrent
+// use: C may release structs of one export on several threads.
 type releases struct {
 	array, schema uintptr
-
-	mu struct {
-		lockrank.Mutex[lockrank.Device]
-		last uintptr
-		out  map[uintptr]*exported
-	}
+	last          atomic.Uintptr
+	out           sync.Map // of *exported
 }
 
-// exported is one export: the structs of a tree, each of which is released by itself.
+// exported is one export: a tree of structs, each of which is released by itself. The last release
+// frees the memory of the structs and calls done.
+//
+// Export alone uses it until the structs are the caller's. From then on only left changes.
 type exported struct {
-	mem    *memory
-	left   atomic.Int64 // structs that are not released
-	done   func()       // may be nil
-	space  *tier.Space  // of an array: in which these are charged until done
+	memory
+	id   uintptr
+	left atomic.Int64 // structs that are not released
+	done func()       // may be nil
+
+	// Of an array: the memory that stays charged in space until done.
+	space  *tier.Space
 	ranges []payload.DeviceRange
 }
 
-func (r *releases) add(e *exported) uintptr {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.mu.out == nil {
-		r.mu.out = make(map[uintptr]*exported)
-	}
-	r.mu.last++
-	r.mu.out[r.mu.last] = e
-	return r.mu.last
+func (r *releases) add(e *exported) {
+	e.id = r.last.Add(1)
+	r.out.Store(e.id, e)
 }
 
-func (r *releases) find(id uintptr) *exported {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.mu.out[id]
+// drop forgets an export and frees its structs.
+func (r *releases) drop(e *exported) {
+	r.out.Delete(e.id)
+	e.free()
 }
 
-// charged returns what of an array's memory is charged in space until the array is released, as it
-// is an export from there.
+// charged returns the memory that stays charged in space until the array is released, if it is an
+// export from there.
 func (r *releases) charged(a *Array, space *tier.Space) []payload.DeviceRange {
-	if a.Release != r.array {
-		return nil
-	}
-	if e := r.find(a.PrivateData); e != nil && e.space == space {
+	found, _ := r.out.Load(a.PrivateData)
+	if e, ok := found.(*exported); ok && a.Release == r.array && e.space == space {
 		return e.ranges
 	}
 	return nil
-}
-
-// end counts a struct as released.
-func (r *releases) end(id uintptr) {
-	e := r.find(id)
-	if e == nil || e.left.Add(-1) != 0 {
-		return
-	}
-	r.mu.Lock()
-	delete(r.mu.out, id)
-	r.mu.Unlock()
-	e.mem.free()
-	if e.done != nil {
-		e.done()
-	}
-}
-
-// open returns how many exports are not released.
-func (r *releases) open() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.mu.out)
 }
 
 // tree is what the two structs have in common.
@@ -126,7 +99,13 @@ func (r *releases) release(p uintptr, read func(p uintptr) tree) {
 		r.call(t.dictionary, *read(t.dictionary).release)
 	}
 	*t.release = 0
-	r.end(t.private)
+	found, _ := r.out.Load(t.private)
+	if e, ok := found.(*exported); ok && e.left.Add(-1) == 0 {
+		r.drop(e)
+		if e.done != nil {
+			e.done()
+		}
+	}
 }
 
 // call calls a release callback, ours or another library's.
@@ -144,7 +123,13 @@ func (r *releases) call(p, callback uintptr) {
 
 // Release calls the array's release callback, if it is not released. The memory that the
 // callback frees must not be used any more.
-func (a *DeviceArray) Release() { callbacks().call(addressOf(&a.Array), a.Array.Release) }
+func (a *DeviceArray) Release() {
+	callbacks().call(addressOf(&a.Array), a.Array.Release)
+	runtime.KeepAlive(a)
+}
 
 // Close calls the schema's release callback, if it is not released.
-func (s *Schema) Close() { callbacks().call(addressOf(s), s.Release) }
+func (s *Schema) Close() {
+	callbacks().call(addressOf(s), s.Release)
+	runtime.KeepAlive(s)
+}

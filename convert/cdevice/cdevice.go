@@ -5,9 +5,9 @@
 //	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
 //	batch.Payload ◀──Import── DeviceArray, Schema ◀── C
 //
-// The structs are where the caller wants them; everything that they point to is outside of
-// Go's memory, and pointers in them are numbers to Go. No C compiler is needed, to build or to
-// run.
+// The structs are where the caller wants them. What those of an export point to is memory of Go's
+// that is pinned until the release, or the device's. Pointers in structs are numbers to Go. No C
+// compiler is needed, to build or to run.
 //
 // # Ownership
 //
@@ -41,10 +41,12 @@
 // What a struct says is checked as far as that can be done: pointers that point nowhere cannot
 // be found out.
 //
-// # Locks
+// # Files
 //
-// A table of the exports that are out is guarded by a mutex of rank Device, under which nothing is
-// called. C calls back with a number, not with an object of Go's, so there is one for the process.
+// types.go has the table of types and their formats, schema.go the structs of schemas, both ways.
+// export.go and export_arrays.go write arrays, import.go reads them, and callback.go releases them.
+// C calls back with a number, not with an object of Go's, so there is one table of exports for the
+// process.
 package cdevice
 
 // DeviceType says what kind of memory an array is in, as ArrowDeviceType does.

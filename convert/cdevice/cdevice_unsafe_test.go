@@ -433,10 +433,11 @@ func TestOtherBackendNeedsAType(t *testing.T) {
 func TestReleaseOnAStackThatGrows(t *testing.T) {
 	r := callbacks()
 	for depth := range 400 {
-		e := &exported{mem: new(memory)}
+		e := new(exported)
 		e.left.Store(1)
-		id, released := r.add(e), make(chan bool)
-		go func() { released <- releasedAt(depth, r.array, id) }()
+		r.add(e)
+		released := make(chan bool)
+		go func() { released <- releasedAt(depth, r.array, e.id) }()
 		if !<-released {
 			t.Fatalf("%d calls deep what was released does not say so", depth)
 		}

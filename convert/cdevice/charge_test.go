@@ -68,6 +68,10 @@ func TestExportThatIsAnothers(t *testing.T) {
 	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	a, s := r.export(t, b, Config{})
+	of := Array{Release: a.Array.Release + 1, PrivateData: a.Array.PrivateData}
+	if own := callbacks().charged(&of, r.gpu); own != nil {
+		t.Errorf("an array with another release is taken for an export with %v", own)
+	}
 	call(lib.produce, a, nil)
 	var full *tier.NoSpaceError
 	if _, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{}); !errors.As(err, &full) {

@@ -52,12 +52,18 @@ type sharer interface {
 
 // device is a space's device in C's terms.
 type device struct {
+	tier.Device
 	kind   DeviceType
 	id     int64
-	mapped mapped // nil where addresses are pointers
+	mapped        // between its addresses and pointers
 	sharer sharer // nil where there are no events
-	lend   func() (back func() error, err error)
 }
+
+// direct is a device whose addresses are pointers.
+type direct struct{}
+
+func (direct) Pointer(a tier.Addr, _ int64) (uintptr, error) { return uintptr(a), nil }
+func (direct) AddrOf(p uintptr) (tier.Addr, error)           { return tier.Addr(p), nil }
 
 // deviceOf finds out what the device of a space is.
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
@@ -65,73 +71,22 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	if !ok {
 		return d, unsupported(nil, "the memory of %s has no device", space.ID())
 	}
-	dev := pool.Device()
-	// The memory of other backends ends with the device.
-	d.lend = func() (func() error, error) { return func() error { return nil }, nil }
-	if l, ok := tier.As[tier.Lender](dev); ok {
-		d.lend = l.Lend
-	}
-	backend := dev.Info().Backend
-	for d.mapped == nil && d.sharer == nil {
-		d.mapped, _ = dev.(mapped)
-		d.sharer, _ = dev.(sharer)
-		w, ok := dev.(interface{ Unwrap() tier.Device })
-		if !ok {
-			break
-		}
-		dev = w.Unwrap()
-	}
-	d.kind, d.id = cfg.Type, cfg.ID
-	switch {
+	d = device{Device: pool.Device(), kind: cfg.Type, id: cfg.ID, mapped: direct{}}
+	d.sharer, _ = tier.As[sharer](d.Device)
+	m, isMapped := tier.As[mapped](d.Device)
+	switch info := d.Info(); {
 	case d.kind != 0 && d.kind != CPU:
-		d.mapped = nil
-	case d.mapped != nil:
-		d.kind, d.id = CPU, -1
+	case isMapped:
+		d.kind, d.id, d.mapped = CPU, -1, m
 	case d.kind == 0 && d.sharer != nil:
 		d.kind, d.id = CUDA, int64(d.sharer.Ordinal())
-	case d.kind == 0 && backend == "cuda":
+	case d.kind == 0 && info.Backend == "cuda":
 		d.kind = CUDA
 	default:
 		return d, unsupported(nil, "the memory of the device %q (%s): set Config.Type to its kind",
-			dev.Info().Name, backend)
+			info.Name, info.Backend)
 	}
 	return d, nil
-}
-
-func (d device) pointer(a tier.Addr, n int64) (uintptr, error) {
-	if d.mapped == nil {
-		return uintptr(a), nil
-	}
-	return d.mapped.Pointer(a, n)
-}
-
-func (d device) addr(p uintptr) (tier.Addr, error) {
-	if d.mapped == nil {
-		return tier.Addr(p), nil
-	}
-	return d.mapped.AddrOf(p)
-}
-
-// event returns where there is an event behind the work on s, until end is called; 0 without a
-// stream.
-func (d device) event(mem *memory, s tier.Stream) (p uintptr, end func() error, err error) {
-	if s == nil {
-		return 0, func() error { return nil }, nil
-	}
-	if d.sharer == nil {
-		return 0, nil, unsupported(nil, "Config.Stream, for a device that has no events for others")
-	}
-	p, where := place[uintptr](mem, 1)
-	where[0], end, err = d.sharer.ShareEvent(s)
-	return p, end, err
-}
-
-// wait waits for the event that p points to, a cudaEvent_t.
-func (d device) wait(ctx context.Context, p uintptr) error {
-	if d.sharer == nil {
-		return unsupported(nil, "an array with an event, without Config.Wait")
-	}
-	return d.sharer.AwaitShared(ctx, *at[uintptr](p))
 }
 
 // DeviceError reports that an array is in the memory of another device than the space's. It

@@ -3,12 +3,10 @@ package cdevice
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -36,96 +34,70 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if h == nil {
 		return errors.New("cdevice: exporting a batch: the handle is nil")
 	}
-	payload := h.Payload()
-	if payload == nil {
+	p := h.Payload()
+	if p == nil {
 		return fmt.Errorf("cdevice: exporting a closed handle: %w", tier.ErrReleased)
 	}
-	dev, err := deviceOf(payload.Space(), cfg)
+	dev, err := deviceOf(p.Space(), cfg)
 	if err != nil {
 		return err
+	}
+	img, ok := p.(*batch.Image)
+	if !ok {
+		return unsupported(nil, "a payload of type %s", p.Type())
 	}
 	if cfg.Event != 0 && cfg.Stream != nil {
 		return errors.New("cdevice: exporting with Config.Event and with Config.Stream: want one of them")
 	}
-	back, err := dev.lend()
-	if err != nil {
-		return err
+	nothing := func() error { return nil }
+	closeHandle, endEvent, giveBack := nothing, nothing, nothing
+	if l, ok := tier.As[tier.Lender](dev.Device); ok { // the memory of other backends ends with the device
+		if giveBack, err = l.Lend(); err != nil {
+			return err
+		}
 	}
 	r := callbacks()
-	names := &exported{mem: new(memory)}
-	var endEvent func() error
-	w := &arrayWriter{dev: dev, space: payload.Space()}
-	values := &exported{mem: new(memory), done: func() {
-		if err := errors.Join(endEvent(), w.release(), h.Close(), back()); err != nil && cfg.Failed != nil {
-			panics.Do("Config.Failed", func() { cfg.Failed(err) })
-		}
-	}}
-	w.mem, w.id = values.mem, r.add(values)
-	s := &schemaWriter{mem: names.mem, id: r.add(names)}
+	names, values := new(exported), &exported{space: img.Space()}
+	s, w := &schemaWriter{exported: names}, &arrayWriter{exported: values, dev: dev}
+	release := func() error { return errors.Join(endEvent(), w.release(), closeHandle(), giveBack()) }
+	r.add(names)
+	r.add(values)
 	defer func() {
 		if err != nil {
-			r.drop(w.id, s.id)
-			err = errors.Join(err, w.release(), back())
+			r.drop(names)
+			r.drop(values)
+			err = errors.Join(err, release())
 		}
 	}()
 	var outArray Array
 	var outSchema Schema
-	desc, err := w.open(payload)
-	if err != nil {
-		return err
-	}
-	root := arrow.Field{Type: arrow.StructOf(desc.Schema.Fields()...), Metadata: desc.Schema.Metadata()}
+	fields := img.Descriptor().Schema
+	root := arrow.Field{Type: arrow.StructOf(fields.Fields()...), Metadata: fields.Metadata()}
 	if err := s.field(&outSchema, root); err != nil {
 		return err
 	}
-	if err := w.record(&outArray, desc); err != nil {
+	if err := w.image(&outArray, img); err != nil {
 		return err
 	}
-	if err := w.zeros(); err != nil {
-		return err
+	event := cfg.Event
+	if cfg.Stream != nil {
+		if dev.sharer == nil {
+			return unsupported(nil, "Config.Stream, for a device that has no events for others")
+		}
+		at, where := place[uintptr](&values.memory, 1)
+		shared, end, err := dev.sharer.ShareEvent(cfg.Stream)
+		if err != nil {
+			return err
+		}
+		event, where[0], endEvent = at, shared, end
 	}
-	var event uintptr
-	if event, endEvent, err = dev.event(values.mem, cfg.Stream); err != nil {
-		return err
+	closeHandle = h.Close
+	values.done = func() {
+		if err := release(); err != nil && cfg.Failed != nil {
+			panics.Do("Config.Failed", func() { cfg.Failed(err) })
+		}
 	}
-	if err = errors.Join(names.mem.err, values.mem.err); err != nil {
-		return errors.Join(err, endEvent())
-	}
-	values.space, values.ranges = payload.Space(), charged(payload, w.taken)
-	values.left.Store(w.count)
-	names.left.Store(s.count)
-	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: cfg.Event | event}
+	*array = DeviceArray{Array: outArray, DeviceID: dev.id, DeviceType: dev.kind, SyncEvent: event}
 	*schema = outSchema
 	return nil
-}
-
-// drop forgets exports that no consumer has seen.
-func (r *releases) drop(ids ...uintptr) {
-	for _, id := range ids {
-		r.mu.Lock()
-		e := r.mu.out[id]
-		delete(r.mu.out, id)
-		r.mu.Unlock()
-		e.mem.free()
-	}
-}
-
-// charged is the memory that an export keeps in its space.
-func charged(p batch.Payload, bufs []*tier.Buffer) (out []payload.DeviceRange) {
-	var shared []batch.Shared
-	if p, ok := p.(*batch.Image); ok {
-		shared, out = p.Shared(), slices.Clone(p.Ranges())
-		if p.Encoding() != payload.Scattered {
-			bufs = append(bufs, p.Buffer())
-		}
-	}
-	for _, s := range shared {
-		bufs = append(bufs, s.Buffer())
-	}
-	for _, b := range bufs {
-		if m, ok := b.Memory().(tier.DeviceMemory); ok {
-			out = append(out, payload.DeviceRange{Addr: m.Addr(), Length: m.Size()})
-		}
-	}
-	return out
 }

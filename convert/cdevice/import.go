@@ -43,8 +43,7 @@ func Import(
 			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
 		}
 	}
-	sr := new(schemaReader)
-	s, err := sr.record(schema)
+	s, err := new(schemaReader).record(schema)
 	if err != nil {
 		return nil, err
 	}
@@ -52,31 +51,15 @@ func Import(
 	if err != nil {
 		return nil, err
 	}
-	if array.SyncEvent != 0 {
-		wait := cfg.Wait
-		if wait == nil {
-			wait = dev.wait
-		}
-		if err := await(ctx, wait, array.SyncEvent); err != nil {
-			return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
-		}
+	if err := dev.wait(ctx, array.SyncEvent, cfg.Wait); err != nil {
+		return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
 	}
-	mem := new(memory)
-	where, moved := place[Array](mem, 1)
-	if mem.err != nil {
-		return nil, mem.err
-	}
-	moved[0] = array.Array
+	moved := &DeviceArray{Array: array.Array}
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
 		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
-		Charged: callbacks().charged(&array.Array, space),
-		Release: func() {
-			callbacks().call(where, moved[0].Release)
-			mem.free()
-		},
+		Charged: callbacks().charged(&array.Array, space), Release: moved.Release,
 	})
 	if err != nil {
-		mem.free()
 		return nil, err
 	}
 	array.Array.Release = 0
@@ -85,45 +68,46 @@ func Import(
 	return t, nil
 }
 
-// await waits for an event, and makes a panic of wait an error.
-func await(ctx context.Context, wait func(context.Context, uintptr) error, event uintptr) (err error) {
-	defer guard.Error(&err, "Config.Wait")
-	return wait(ctx, event)
+// wait waits for the event of an array, if it has one. A panic of the program's function is an
+// error.
+func (d device) wait(
+	ctx context.Context, event uintptr, program func(context.Context, uintptr) error,
+) (err error) {
+	switch {
+	case event == 0:
+		return nil
+	case program != nil:
+		defer guard.Error(&err, "Config.Wait")
+		return program(ctx, event)
+	case d.sharer == nil:
+		return unsupported(nil, "an array with an event, without Config.Wait")
+	}
+	return d.sharer.AwaitShared(ctx, *at[uintptr](event))
 }
 
 // arrayReader reads structs from outside the engine.
 type arrayReader struct {
 	dev     device
-	path    image.Path
 	structs int
 	count   int64 // of buffers, in all structs
 }
 
-// record reads the columns. Rows that the struct around them leaves out at its beginning are
-// left out in each.
+// record reads the columns of a record: the children of a struct. Rows that it leaves out at its
+// beginning are left out in each.
 func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray, error) {
-	if err := r.check(a, 1); err != nil {
-		return nil, err
-	}
-	valid := uintptr(0)
-	if a.NBuffers == 1 {
-		valid = several[uintptr](a.Buffers, 1)[0]
-	}
+	whole, err := r.array(nil, a, arrow.StructOf(s.Fields()...))
 	switch {
-	case a.NBuffers > 1:
-		return nil, r.path.Invalid("%d buffers of a struct", a.NBuffers)
-	case a.NullCount > 0 || a.NullCount != 0 && valid != 0:
-		return nil, unsupported(r.path, "a record of which rows are null")
-	case a.Dictionary != 0:
-		return nil, r.path.Invalid("a struct with a dictionary")
-	}
-	columns, err := r.children(a, s.Fields())
-	if err != nil {
+	case err != nil:
 		return nil, err
+	case len(whole.Buffers) > 1:
+		return nil, image.Path(nil).Invalid("%d buffers of a struct", a.NBuffers)
+	case a.NullCount > 0 || whole.Nulls != 0 && a.NBuffers == 1:
+		return nil, unsupported(nil, "a record of which rows are null")
 	}
-	for _, c := range columns {
+	for i, c := range whole.Children {
 		if c.Length < a.Offset || c.Length-a.Offset < a.Length {
-			return nil, r.path.Invalid("a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
+			return nil, image.Path{s.Field(i).Name}.Invalid(
+				"a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
 		}
 		c.Offset += a.Offset
 		c.Length -= a.Offset
@@ -131,83 +115,51 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 			c.Nulls = convert.Unknown
 		}
 	}
-	return columns, nil
+	return whole.Children, nil
 }
 
-// check checks what is the same in all structs, and counts them.
-func (r *arrayReader) check(a *Array, depth int) error {
+// array reads an array of type dt, which may be nil.
+func (r *arrayReader) array(p image.Path, a *Array, dt arrow.DataType) (out *convert.DeviceArray, err error) {
+	if a == nil {
+		return nil, p.Invalid("the array is missing")
+	}
+	sh, ok := shape.Of(dt)
 	r.structs++
 	r.count += max(0, a.NBuffers)
 	switch {
-	case r.structs > maxStructs || depth > maxDepth:
-		return r.path.Invalid("more than %d arrays, or nested deeper than %d", maxStructs, maxDepth)
+	case r.structs > maxStructs || len(p) > maxDepth:
+		return nil, p.Invalid("more than %d arrays, or nested deeper than %d", maxStructs, maxDepth)
+	case !ok:
+		return nil, unsupported(p, "the type %s", dt)
 	case a.Release == 0:
-		return r.path.Invalid("an array that is released")
+		return nil, p.Invalid("an array that is released")
 	case a.Length < 0 || a.Length > image.MaxRows || a.Offset < 0 || a.Offset > image.MaxRows ||
 		a.NullCount < convert.Unknown || a.NullCount > a.Length:
-		return r.path.Invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
+		return nil, p.Invalid("length %d, offset %d, %d nulls", a.Length, a.Offset, a.NullCount)
 	case a.NBuffers < 0 || a.NBuffers > maxStructs || a.NBuffers > 0 && a.Buffers == 0 || r.count > maxBuffers:
-		return r.path.Invalid("%d buffers at %#x, %d in all", a.NBuffers, a.Buffers, r.count)
-	case a.NChildren < 0 || a.NChildren > maxStructs || a.NChildren > 0 && a.Children == 0:
-		return r.path.Invalid("%d children at %#x", a.NChildren, a.Children)
+		return nil, p.Invalid("%d buffers at %#x, %d in all", a.NBuffers, a.Buffers, r.count)
+	case a.NChildren != int64(sh.NumChildren) || a.NChildren > 0 && a.Children == 0:
+		return nil, p.Invalid("%d children at %#x, want %d", a.NChildren, a.Children, sh.NumChildren)
+	case (sh.Values != nil) != (a.Dictionary != 0):
+		return nil, p.Invalid("a dictionary is there: %v", a.Dictionary != 0)
 	}
-	return nil
-}
-
-// children reads the children of a, which has been checked.
-func (r *arrayReader) children(a *Array, fields []arrow.Field) ([]*convert.DeviceArray, error) {
-	if a.NChildren != int64(len(fields)) {
-		return nil, r.path.Invalid("%d children, want %d", a.NChildren, len(fields))
-	}
-	var out []*convert.DeviceArray
-	for i, f := range fields {
-		child, err := r.array(several[uintptr](a.Children, a.NChildren)[i], f.Name, f.Type)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, child)
-	}
-	return out, nil
-}
-
-// array reads the array at p, which may be 0.
-func (r *arrayReader) array(p uintptr, name string, dt arrow.DataType) (*convert.DeviceArray, error) {
-	r.path = append(r.path, name)
-	if p == 0 {
-		return nil, r.path.Invalid("the array is missing")
-	}
-	a := at[Array](p)
-	if err := r.check(a, len(r.path)+1); err != nil {
-		return nil, err
-	}
-	sh, ok := shape.Of(dt)
-	if !ok {
-		return nil, unsupported(r.path, "the type %s", dt)
-	}
-	out := &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
-	var all []uintptr
-	if a.NBuffers > 0 {
-		all = several[uintptr](a.Buffers, a.NBuffers)
-	}
+	out = &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
+	all := several[uintptr](a.Buffers, a.NBuffers)
 	var sizes []int64 // of the data buffers of views; the last buffer has them
 	if sh.Views && len(all) > 0 {
 		last, n := all[len(all)-1], len(all)-3
 		if n < 0 || n > 0 && last == 0 {
-			return nil, r.path.Invalid("%d buffers of views, without the lengths", len(all))
+			return nil, p.Invalid("%d buffers of views, without the lengths", len(all))
 		}
-		if n > 0 {
-			sizes = several[int64](last, int64(n))
-		}
-		all = all[:len(all)-1]
+		all, sizes = all[:len(all)-1], several[int64](last, int64(n))
 	}
 	out.Buffers = make([]payload.DeviceRange, len(all))
-	for i, p := range all {
+	for i, at := range all {
 		b := &out.Buffers[i]
-		if p != 0 {
+		if at != 0 {
 			b.Length = convert.Unknown
-			var err error
-			if b.Addr, err = r.dev.addr(p); err != nil {
-				return nil, r.path.Invalid("buffer %d: %v", i, err)
+			if b.Addr, err = r.dev.AddrOf(at); err != nil {
+				return nil, p.Invalid("buffer %d: %v", i, err)
 			}
 		}
 		if i >= 2 && sh.Views {
@@ -217,22 +169,16 @@ func (r *arrayReader) array(p uintptr, name string, dt arrow.DataType) (*convert
 	if len(all) > 0 && all[0] == 0 && out.Nulls == convert.Unknown {
 		out.Nulls = 0
 	}
-	var fields []arrow.Field
-	if n, ok := sh.Type.(arrow.NestedType); ok {
-		fields = n.Fields()
-	}
-	var err error
-	if out.Children, err = r.children(a, fields); err != nil {
-		return nil, err
-	}
-	if (sh.Values != nil) != (a.Dictionary != 0) {
-		return nil, r.path.Invalid("a dictionary is there: %v", a.Dictionary != 0)
-	}
-	if sh.Values != nil {
-		if out.Dictionary, err = r.array(a.Dictionary, "dictionary", sh.Values); err != nil {
+	for i, c := range several[uintptr](a.Children, a.NChildren) {
+		name, dt := sh.Child(i)
+		child, err := r.array(append(p, name), at[Array](c), dt)
+		if err != nil {
 			return nil, err
 		}
+		out.Children = append(out.Children, child)
 	}
-	r.path = r.path[:len(r.path)-1]
-	return out, nil
+	if sh.Values != nil {
+		out.Dictionary, err = r.array(append(p, "dictionary"), at[Array](a.Dictionary), sh.Values)
+	}
+	return out, err
 }

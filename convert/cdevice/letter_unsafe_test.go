@@ -27,8 +27,7 @@ type letters struct {
 	stream tier.Stream
 	addrs  []tier.Addr
 	mem    *memory
-	id     uintptr
-	count  int64
+	out    *exported
 	rng    *rand.Rand
 }
 
@@ -40,13 +39,14 @@ type mappedDevice interface {
 // produce makes the array of rows from on, of a struct with the record's columns.
 func (r *rig) produce(t *testing.T, rec arrow.RecordBatch, rng *rand.Rand, from, rows int64) (*DeviceArray, *Schema) {
 	t.Helper()
-	l := &letters{t: t, dev: r.dev.(mappedDevice), mem: new(memory), rng: rng}
+	out := new(exported)
+	l := &letters{t: t, dev: r.dev.(mappedDevice), mem: &out.memory, out: out, rng: rng}
+	out.done = l.release
+	callbacks().add(out)
 	var err error
 	if l.stream, err = l.dev.NewStream(); err != nil {
 		t.Fatal(err)
 	}
-	out := &exported{mem: l.mem, done: l.release}
-	l.id = callbacks().add(out)
 	a := &DeviceArray{DeviceType: CPU, DeviceID: -1}
 	l.header(&a.Array, rows, from, 0)
 	a.Array.NBuffers, a.Array.Buffers = 1, l.pointers([]uintptr{0})
@@ -55,19 +55,18 @@ func (r *rig) produce(t *testing.T, rec arrow.RecordBatch, rng *rand.Rand, from,
 		columns = append(columns, c.Data())
 	}
 	l.children(&a.Array, columns)
-	out.left.Store(l.count)
-	names := &exported{mem: new(memory)}
-	s, w := new(Schema), &schemaWriter{mem: names.mem, id: callbacks().add(names)}
+	names := new(exported)
+	callbacks().add(names)
+	s, w := new(Schema), &schemaWriter{exported: names}
 	if err := w.field(s, arrow.Field{Type: arrow.StructOf(rec.Schema().Fields()...), Metadata: rec.Schema().Metadata()}); err != nil {
 		t.Fatal(err)
 	}
-	names.left.Store(w.count)
 	return a, s
 }
 
 func (l *letters) header(out *Array, length, offset, nulls int64) {
-	l.count++
-	*out = Array{Length: length, Offset: offset, NullCount: nulls, Release: callbacks().array, PrivateData: l.id}
+	l.out.left.Add(1)
+	*out = Array{Length: length, Offset: offset, NullCount: nulls, Release: callbacks().array, PrivateData: l.out.id}
 }
 
 func (l *letters) pointers(p []uintptr) uintptr {

@@ -1,82 +1,56 @@
 package cdevice
 
 import (
-	"fmt"
+	"runtime"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
-// memory is what C may point to for as long as it likes: mapped, so that neither Go's garbage
-// collector nor C's allocator manages it. It is zero at first. If mapping fails, err is set, and
-// what is taken from then on is Go's: it can be written, and must not be given to C.
-type memory struct {
-	blocks [][]byte
-	rest   []byte
-	err    error
-}
+// memory is what C may point to until free: objects of Go's that the garbage collector neither
+// moves nor frees. They have no pointers of Go's in them, and are zero at first.
+type memory struct{ pinned runtime.Pinner }
 
-const blockSize = 16 << 10
+func (m *memory) free() { m.pinned.Unpin() }
 
-// take returns n bytes, aligned to 8.
-func (m *memory) take(n int) (uintptr, []byte) {
-	n = (n + 7) &^ 7
-	if n > len(m.rest) {
-		size := (n + blockSize - 1) / blockSize * blockSize
-		b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-		if err != nil {
-			m.err, m.rest = fmt.Errorf("cdevice: mapping %d bytes: %w", n, err), make([]byte, size)
-		} else {
-			m.blocks, m.rest = append(m.blocks, b), b
-		}
+// place makes room for n values of a type without pointers. Its address is 0 if n is.
+func place[T any](m *memory, n int) (uintptr, []T) {
+	if n == 0 {
+		return 0, nil
 	}
-	b := m.rest[:n:n]
-	m.rest = m.rest[n:]
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b))), b
+	values := make([]T, n)
+	m.pinned.Pin(&values[0])
+	return addressOf(&values[0]), values
 }
 
-// free gives everything back.
-func (m *memory) free() {
-	for _, b := range m.blocks {
-		_ = unix.Munmap(b) // it is what was mapped
+// placeAll makes room for n structs, and for their addresses, which C calls an array of pointers.
+func placeAll[T any](m *memory, n int) (pointers uintptr, structs []T) {
+	_, structs = place[T](m, n)
+	pointers, at := place[uintptr](m, n)
+	for i := range structs {
+		at[i] = addressOf(&structs[i])
 	}
-	m.blocks, m.rest = nil, nil
+	return pointers, structs
 }
 
-// put copies p to memory of C's; 0 for no bytes.
+// put copies p; 0 for no bytes.
 func (m *memory) put(p []byte) uintptr {
-	if len(p) == 0 {
-		return 0
-	}
-	a, b := m.take(len(p))
-	copy(b, p)
-	return a
+	at, to := place[byte](m, len(p))
+	copy(to, p)
+	return at
 }
 
 // text puts a string that ends with 0.
 func (m *memory) text(s string) uintptr { return m.put(append([]byte(s), 0)) }
 
-// place makes room for n values of a type without pointers.
-func place[T any](m *memory, n int) (uintptr, []T) {
-	if n == 0 {
-		return 0, nil
+// textAt reads a string that ends with 0.
+func textAt(p uintptr) string {
+	n := int64(0)
+	for *at[byte](p + uintptr(n)) != 0 {
+		n++
 	}
-	var t T
-	a, b := m.take(n * int(unsafe.Sizeof(t)))
-	return a, unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
+	return string(several[byte](p, n))
 }
 
-// placeAll makes room for n structs, and for their addresses, which C calls an array of pointers.
-func placeAll[T any](m *memory, n int) (pointers uintptr, structs []T) {
-	first, structs := place[T](m, n)
-	pointers, at := place[uintptr](m, n)
-	for i := range structs {
-		at[i] = first + uintptr(i)*unsafe.Sizeof(structs[i])
-	}
-	return pointers, structs
-}
-
-// at returns what is at p, which is not 0 and not in Go's heap, or else kept alive.
+// at returns what is at p, nil for 0. It is not in Go's heap, or else kept alive.
 func at[T any](p uintptr) *T { return *(**T)(unsafe.Pointer(&p)) }
 
 // several returns the n values at p.
@@ -96,17 +70,4 @@ func addressOf[T any](p *T) uintptr {
 var escape struct {
 	never bool
 	to    unsafe.Pointer
-}
-
-// textMost is how long a name or a format may be.
-const textMost = 1 << 20
-
-// textAt reads up to the 0; false if there is none within textMost.
-func textAt(p uintptr) (string, bool) {
-	for n := uintptr(0); n < textMost; n++ {
-		if *at[byte](p + n) == 0 {
-			return string(several[byte](p, int64(n))), true
-		}
-	}
-	return "", false
 }

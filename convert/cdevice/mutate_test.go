@@ -3,9 +3,11 @@ package cdevice
 import (
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
+	"weak"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
@@ -178,6 +180,43 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 		callbacks().call(addressOf(pieces[0]), pieces[0].Release)
 		if b.Info().State != batch.Idle || callbacks().open() != 0 {
 			t.Errorf("the batch is %s, and %d exports are out", b.Info().State, callbacks().open())
+		}
+	}
+}
+
+// TestStructsAreKeptUntilTheRelease: the garbage collector keeps the structs of an export while it
+// is not released, and takes them then.
+func TestStructsAreKeptUntilTheRelease(t *testing.T) {
+	r := newRig(t, nil)
+	rec := arrowgen.New(4).Record(arrowgen.Schema(arrow.ListOf(arrow.PrimitiveTypes.Int32)), 100)
+	defer rec.Release()
+	b := r.put(t, rec, batch.PlainImage)
+	defer r.drop(t, b)
+	a, s := r.export(t, b, Config{})
+	column, field := a.Array.Child(0), at[Schema](several[uintptr](s.Children, 1)[0])
+	kept := map[string]func() bool{}
+	for name, p := range map[string]uintptr{
+		"a column": several[uintptr](a.Array.Children, 1)[0], "a field": several[uintptr](s.Children, 1)[0],
+		"a field's children": field.Children, "a column's buffers": column.Buffers,
+	} {
+		w := weak.Make(at[uintptr](p))
+		kept[name] = func() bool { return w.Value() != nil }
+	}
+	runtime.GC()
+	for name, kept := range kept {
+		if !kept() {
+			t.Errorf("%s was taken before the release", name)
+		}
+	}
+	if t.Failed() {
+		return // a release would read them
+	}
+	a.Release()
+	s.Close()
+	runtime.GC()
+	for name, kept := range kept {
+		if kept() {
+			t.Errorf("%s is still there after the release", name)
 		}
 	}
 }

@@ -108,6 +108,12 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	return r
 }
 
+// open returns how many exports are not released.
+func (r *releases) open() (n int) {
+	r.out.Range(func(any, any) bool { n++; return true })
+	return n
+}
+
 // batch makes a batch of a payload, which the test drops.
 func (r *rig) batch(t testing.TB, p batch.Payload) *batch.Batch {
 	t.Helper()

@@ -1,6 +1,7 @@
 package cdevice
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,52 +18,48 @@ const (
 	extensionData = "ARROW:extension:metadata"
 )
 
-// How large the trees may be that are read: more is a mistake, or an attack.
+// The largest trees that are read: more is a mistake, or an attack.
 const (
-	maxDepth   = 64
-	maxStructs = 1 << 20
-	maxBuffers = 4 * maxStructs // in all structs of an array
+	maxDepth    = 64
+	maxStructs  = 1 << 20
+	maxBuffers  = 4 * maxStructs // in all structs of an array
+	maxMetadata = 64 << 20       // bytes of a field
 )
 
 // schemaWriter lays out the structs of a schema.
 type schemaWriter struct {
-	mem   *memory
-	id    uintptr
-	count int64
-	path  image.Path
+	*exported
+	path image.Path
 }
 
 // field fills out, which may be anywhere.
 func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	w.path = append(w.path, f.Name)
 	defer func() { w.path = w.path[:len(w.path)-1] }()
-	w.count++
-	dt, meta := f.Type, f.Metadata
+	dt, keys, values := f.Type, f.Metadata.Keys(), f.Metadata.Values()
 	if e, ok := dt.(arrow.ExtensionType); ok {
-		if meta.FindKey(extensionName) < 0 {
-			meta = arrow.NewMetadata(slices.Concat(meta.Keys(), []string{extensionName, extensionData}),
-				slices.Concat(meta.Values(), []string{e.ExtensionName(), e.Serialize()}))
+		if f.Metadata.FindKey(extensionName) < 0 {
+			keys = append(slices.Clone(keys), extensionName, extensionData)
+			values = append(slices.Clone(values), e.ExtensionName(), e.Serialize())
 		}
 		dt = e.StorageType()
-		if _, ok := dt.(arrow.ExtensionType); ok {
-			return unsupported(w.path, "an extension of an extension")
-		}
 	}
 	text, ok := format(dt)
-	if !ok {
+	if !ok { // of an extension of an extension, too
 		return unsupported(w.path, "the type %s", dt)
 	}
+	w.left.Add(1)
+	out.Format, out.Name, out.Metadata = w.text(text), w.text(f.Name), w.put(encoded(keys, values))
+	out.Release, out.PrivateData = callbacks().schema, w.id
 	if f.Nullable {
 		out.Flags |= flagNullable
 	}
-	out.Format, out.Name, out.Metadata = w.mem.text(text), w.mem.text(f.Name), w.mem.put(encoded(meta))
-	out.Release, out.PrivateData = callbacks().schema, w.id
 	switch t := dt.(type) {
 	case *arrow.DictionaryType:
 		if t.Ordered {
 			out.Flags |= flagOrdered
 		}
-		at, dict := place[Schema](w.mem, 1)
+		at, dict := place[Schema](&w.memory, 1)
 		out.Dictionary = at
 		return w.field(&dict[0], arrow.Field{Type: t.ValueType, Nullable: true})
 	case *arrow.MapType:
@@ -74,7 +71,7 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	if !ok {
 		return nil
 	}
-	at, structs := placeAll[Schema](w.mem, nested.NumFields())
+	at, structs := placeAll[Schema](&w.memory, nested.NumFields())
 	out.Children, out.NChildren = at, int64(len(structs))
 	for i, f := range nested.Fields() {
 		if err := w.field(&structs[i], f); err != nil {
@@ -82,6 +79,21 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 		}
 	}
 	return nil
+}
+
+// encoded returns metadata as the C data interface has it: the number of pairs, and each key
+// and value behind its length, in 32 bits.
+func encoded(keys, values []string) []byte {
+	if len(keys) == 0 {
+		return nil
+	}
+	b := binary.NativeEndian.AppendUint32(nil, uint32(len(keys)))
+	for i, k := range keys {
+		for _, s := range []string{k, values[i]} {
+			b = append(binary.NativeEndian.AppendUint32(b, uint32(len(s))), s...)
+		}
+	}
+	return b
 }
 
 // schemaReader reads structs from outside the engine.
@@ -105,53 +117,41 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	if !ok {
 		return nil, unsupported(r.path, "a %s: a record is a struct", f.Type)
 	}
-	meta := f.Metadata
-	return arrow.NewSchema(t.Fields(), &meta), nil
+	return arrow.NewSchema(t.Fields(), &f.Metadata), nil
 }
 
-// field reads a struct and what it points to.
+// field reads a struct, which may be nil, and what it points to. A field of a registered extension
+// has its type. One that is not registered has the type that it is stored as, and its metadata.
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
-	if r.structs > maxStructs || len(r.path) > maxDepth {
+	switch {
+	case r.structs > maxStructs || len(r.path) > maxDepth:
 		return f, r.path.Invalid("a schema of more than %d fields, or nested deeper than %d", maxStructs, maxDepth)
-	}
-	if s.Release == 0 {
+	case s == nil:
+		return f, r.path.Invalid("a field is missing")
+	case s.Release == 0:
 		return f, r.path.Invalid("a schema that is released")
-	}
-	named, ok := true, false
-	if s.Name != 0 {
-		f.Name, named = textAt(s.Name)
-	}
-	r.path = append(r.path, fmt.Sprintf("%.100q", f.Name))
-	text := ""
-	if s.Format != 0 {
-		text, ok = textAt(s.Format)
-	}
-	if !named || !ok {
-		return f, r.path.Invalid("no format, or a name or format without an end")
-	}
-	if f.Metadata, err = metadata(r.path, s.Metadata); err != nil {
-		return f, err
+	case s.NChildren < 0 || s.NChildren > maxStructs-r.structs || s.NChildren > 0 && s.Children == 0:
+		return f, r.path.Invalid("%d children at %#x, with %d fields before them", s.NChildren, s.Children, r.structs)
 	}
 	f.Nullable = s.Flags&flagNullable != 0
-	var children []arrow.Field
-	switch {
-	case s.NChildren < 0 || s.NChildren > maxStructs-r.structs:
-		return f, r.path.Invalid("%d children, with %d fields before them", s.NChildren, r.structs)
-	case s.NChildren > 0 && s.Children == 0:
-		return f, r.path.Invalid("%d children that are missing", s.NChildren)
-	case s.NChildren > 0:
-		r.structs += s.NChildren
-		children = make([]arrow.Field, s.NChildren)
-		for i, c := range several[uintptr](s.Children, s.NChildren) {
-			if c == 0 {
-				return f, r.path.Invalid("child %d is missing", i)
-			}
-			if children[i], err = r.field(at[Schema](c)); err != nil {
-				return f, err
-			}
+	if s.Name != 0 {
+		f.Name = textAt(s.Name)
+	}
+	r.path = append(r.path, fmt.Sprintf("%.100q", f.Name))
+	if s.Format == 0 {
+		return f, r.path.Invalid("a schema without a format")
+	}
+	if f.Metadata, err = r.metadata(s.Metadata); err != nil {
+		return f, err
+	}
+	r.structs += s.NChildren
+	children := make([]arrow.Field, s.NChildren)
+	for i, c := range several[uintptr](s.Children, s.NChildren) {
+		if children[i], err = r.field(at[Schema](c)); err != nil {
+			return f, err
 		}
 	}
-	if f.Type, err = typeOf(r.path, text, s.Flags, children); err != nil {
+	if f.Type, err = typeOf(r.path, textAt(s.Format), s.Flags, children); err != nil {
 		return f, err
 	}
 	if s.Dictionary != 0 {
@@ -165,39 +165,44 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		}
 		f.Type = &arrow.DictionaryType{IndexType: f.Type, ValueType: values.Type, Ordered: s.Flags&flagOrdered != 0}
 	}
-	if f, err = r.extension(f); err == nil {
-		r.path = r.path[:len(r.path)-1]
+	name, _ := f.Metadata.GetValue(extensionName)
+	if known := arrow.GetExtensionType(name); known != nil {
+		data, _ := f.Metadata.GetValue(extensionData)
+		if f.Type, err = known.Deserialize(f.Type, data); err != nil {
+			return f, r.path.Invalid("the extension %s: %v", name, err)
+		}
+		var keys, values []string
+		for i, k := range f.Metadata.Keys() {
+			if k != extensionName && k != extensionData {
+				keys, values = append(keys, k), append(values, f.Metadata.Values()[i])
+			}
+		}
+		f.Metadata = arrow.NewMetadata(keys, values)
 	}
-	return f, err
+	r.path = r.path[:len(r.path)-1]
+	return f, nil
 }
 
-// extension makes a field of a registered extension out of its storage. One that is not
-// registered stays what it is stored as, with its metadata.
-func (r *schemaReader) extension(f arrow.Field) (arrow.Field, error) {
-	i := f.Metadata.FindKey(extensionName)
-	if i < 0 {
-		return f, nil
+// metadata reads what encoded writes.
+func (r *schemaReader) metadata(p uintptr) (m arrow.Metadata, err error) {
+	if p == 0 {
+		return m, nil
 	}
-	known := arrow.GetExtensionType(f.Metadata.Values()[i])
-	if known == nil {
-		return f, nil
+	number := func(at int64) int64 { return int64(int32(binary.NativeEndian.Uint32(several[byte](p+uintptr(at), 4)))) }
+	pairs, end := number(0), int64(4)
+	if pairs < 0 {
+		return m, r.path.Invalid("metadata of %d pairs", pairs)
 	}
-	data := ""
-	if j := f.Metadata.FindKey(extensionData); j >= 0 {
-		data = f.Metadata.Values()[j]
-	}
-	dt, err := known.Deserialize(f.Type, data)
-	if err != nil {
-		return f, r.path.Invalid("the extension %s: %v", known.ExtensionName(), err)
-	}
-	var keys, values []string
-	for j, k := range f.Metadata.Keys() {
-		if k != extensionName && k != extensionData {
-			keys, values = append(keys, k), append(values, f.Metadata.Values()[j])
+	texts := [2][]string{} // keys and values
+	for i := range 2 * pairs {
+		n := number(end)
+		if end += 4; n < 0 || end+n > maxMetadata {
+			return m, r.path.Invalid("metadata of %d bytes and more", end)
 		}
+		texts[i%2] = append(texts[i%2], string(several[byte](p+uintptr(end), n)))
+		end += n
 	}
-	f.Type, f.Metadata = dt, arrow.NewMetadata(keys, values)
-	return f, nil
+	return arrow.NewMetadata(texts[0], texts[1]), nil
 }
 
 // unsupported returns an error for what the engine does not support in an array.

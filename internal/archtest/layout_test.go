@@ -27,8 +27,7 @@ var layout = []string{
 	"tier/disk",
 	"internal/volumes",
 	"tier/disk/faultfs",
-	"internal/hidingfs",
-	"internal/memdir",
+	"test/testfs",
 	"tier/faultdev",
 	"reservation",
 	"reservation/arrowmem",
@@ -65,10 +64,10 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"topology/gonvml", "test/browser", "test/busyengine", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "internal/hidingfs", "internal/memdir", "tier/faultdev"}
+var testRigs = []string{"topology/gonvml", "test/browser", "test/busyengine", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "test/testfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"test/browser", "test/busyengine", "tier/tiertest", "internal/hidingfs", "internal/memdir", "internal/image/imagetest"}
+var testOnly = []string{"test/browser", "test/busyengine", "tier/tiertest", "test/testfs", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
-	"github.com/spillway-db/spillway/internal/racemark"
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -267,7 +267,7 @@ func TestMistakes(t *testing.T) {
 
 // TestQueriesAllocateNothing: the thread of a device looks at events without a pause.
 func TestQueriesAllocateNothing(t *testing.T) {
-	if racemark.Enabled {
+	if invariants.Race {
 		t.Skip("needs a build without -race, which drops what is pooled")
 	}
 	open(t, cudatest.Config{}).do(func(c *cuda.Calls) error {

@@ -1,8 +1,10 @@
 //go:build !invariants
 
-// Package invariants holds the switch for the checks that are too dear for
-// normal builds: lock ranks, stacks of buffers and handles, panics on a second
-// release, unreadable freed memory. Build with -tags invariants to have them.
+// Package invariants holds the switches for the checks that are too dear for normal builds.
+//
+// A build with -tags invariants (Enabled) checks lock ranks, keeps stacks of buffers and handles,
+// panics on a second release, and makes freed memory unreadable. A build with -race (Race) reports
+// accesses to much memory at once to the race detector.
 package invariants
 
 // Enabled reports whether the program was built with -tags invariants.

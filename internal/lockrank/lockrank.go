@@ -7,6 +7,9 @@
 // The order, outermost first:
 //
 //	Monitor → Manager → Repository → Batch → Registry → Reservation → Space → Backend → Device
+//
+// The checks tell goroutines apart by living, a number that takes a nanosecond. GoroutineID is for
+// other code that has to know its goroutine.
 package lockrank
 
 // Violation is what a broken order panics with in an invariants build. Code that

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -75,7 +74,7 @@ func (m *Mutex[R]) remove() {
 		if (*stack)[i].mu == any(m) {
 			*stack = append((*stack)[:i], (*stack)[i+1:]...)
 			if len(*stack) == 0 {
-				held.Delete(goid.Living())
+				held.Delete(living())
 			}
 			return
 		}
@@ -90,7 +89,7 @@ func AssertNone(what string) {
 	if !invariants.Enabled {
 		return
 	}
-	s, ok := held.Load(goid.Living())
+	s, ok := held.Load(living())
 	if !ok {
 		return
 	}
@@ -100,7 +99,7 @@ func AssertNone(what string) {
 }
 
 func mine() *[]entry {
-	id := goid.Living()
+	id := living()
 	if s, ok := held.Load(id); ok {
 		return s.(*[]entry)
 	}

@@ -21,8 +21,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
-	"github.com/spillway-db/spillway/internal/racemark"
 )
 
 // Block is the granule of Copy, in bytes: XXH3 mixes its state once a block.
@@ -42,7 +42,7 @@ type Sum struct {
 // fusedLeast is from where on a copy takes the loop: below it memmove writes through the cache, which
 // is what short copies want. The race detector looks at each byte of memmove's.
 var fusedLeast = func() int {
-	if racemark.Enabled {
+	if invariants.Race {
 		return 16 << 10
 	}
 	return 1 << 20
@@ -171,8 +171,8 @@ func (s *Sum) Copy(dst, src []byte, by Lower) {
 		s.hash.Write(dst) // never fails
 		return
 	}
-	racemark.Read(src)
-	racemark.Write(dst)
+	invariants.Reads(src)
+	invariants.Writes(dst)
 	blocks, last := uint64(n), uint64(0)
 	if s.blocks == 0 { // the run's last block is mixed differently
 		blocks, last = blocks-1, 1

@@ -25,7 +25,6 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/invariants"
-	"github.com/spillway-db/spillway/internal/racemark"
 )
 
 // Variable names the environment variable with the seed of all random tests, a decimal number.
@@ -161,7 +160,7 @@ func Main(m *testing.M) {
 
 // Raced reports whether the race detector is on. Tests then take ten times as long, and their
 // memory is Go's.
-const Raced = racemark.Enabled
+const Raced = invariants.Race
 
 // Hurried reports whether tests should try less: in short mode, and in a build in which they are
 // slow.

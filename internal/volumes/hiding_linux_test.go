@@ -12,8 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/hidingfs"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -24,7 +24,7 @@ import (
 func TestFilesThatStayWhileTheyAreOpen(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		for _, late := range []int{0, 1, 9} {
-			files := hidingfs.New(disk.OS(), late)
+			files := testfs.NewHiding(disk.OS(), late)
 			v := open(t, volumes.Config{Capacity: 8 * mib, FS: files, Persist: keep, Idle: -1})
 			e := alloc(t, v, 4*mib)
 			want := random(4*mib, 1)
@@ -57,7 +57,7 @@ func TestHiddenFileThatStays(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) { // so that patience takes no time
 			dir := t.TempDir()
-			files := hidingfs.New(disk.OS(), 0)
+			files := testfs.NewHiding(disk.OS(), 0)
 			v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib, FS: files, Persist: keep})
 			if err != nil {
 				t.Fatal(err)
@@ -122,7 +122,7 @@ func TestHiddenFilesThatWereLeft(t *testing.T) {
 func TestVolumeIsOpenedWhileAnotherRemovesItsDirectory(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		dir := t.TempDir()
-		hiding := hidingfs.New(disk.OS(), 0)
+		hiding := testfs.NewHiding(disk.OS(), 0)
 		at, on := make(chan struct{}), make(chan struct{})
 		files := faultfs.New(hiding, 1, faultfs.Rule{Ops: []string{"unlock"}, Times: 1, Effect: faultfs.Do(func(string, string) {
 			close(at)

@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -51,7 +51,7 @@ func openVolume(cfg volumes.Config) (*volumes.Volume, error) {
 	if cfg.Encrypt = cfg.Encrypt || encrypted; cfg.Encrypt && cfg.Persist && cfg.Key == nil {
 		cfg.Key = usersKey
 	}
-	cfg.FS = memdir.FS(cfg.Dir, cfg.FS)
+	cfg.FS = testfs.DiskFS(cfg.Dir, cfg.FS)
 	return volumes.Open(cfg)
 }
 
@@ -60,7 +60,7 @@ func openVolume(cfg volumes.Config) (*volumes.Volume, error) {
 func tempDir(t testing.TB) string {
 	t.Helper()
 	if encrypted {
-		return memdir.New(t)
+		return testfs.MemoryDir(t)
 	}
 	return t.TempDir()
 }

@@ -16,10 +16,9 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/spillway-db/spillway/internal/copytree"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -79,8 +78,8 @@ func TestMutatedFiles(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	rounds := testseed.Rounds(2000, 200)
 	for round := range rounds {
-		work := memdir.New(t)
-		copytree.Copy(t, work, dir)
+		work := testfs.MemoryDir(t)
+		testfs.CopyTree(t, work, dir)
 		files := persistedFiles(t, work, "*")
 		path := files[r.IntN(len(files))]
 		p, err := os.ReadFile(path)
@@ -292,7 +291,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 	const size = mib / 4
 	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 4*mib, mib }
 	for i := 0; ; i += testseed.Rounds(1, 3) {
-		dir := memdir.New(t)
+		dir := testfs.MemoryDir(t)
 		v := openPersistent(t, dir, small)
 		_, es := persist(t, v, 1, size)
 		leave(t, v, es)
@@ -310,8 +309,8 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 				kept = failed == nil
 			}
 			if kept && found {
-				saved := memdir.New(t)
-				copytree.Copy(t, saved, dir)
+				saved := testfs.MemoryDir(t)
+				testfs.CopyTree(t, saved, dir)
 				again := openPersistent(t, saved, small)
 				if n := len(again.Persisted()); n != 2 {
 					t.Errorf("fault %d: %d of 2 are kept", i, n)
@@ -361,7 +360,7 @@ func TestRandomPersisting(t *testing.T) {
 	var loose []tier.FileMemory
 	look := func() {
 		work := tempDir(t)
-		copytree.Copy(t, work, dir)
+		testfs.CopyTree(t, work, dir)
 		v := openPersistent(t, work)
 		kept := v.Persisted()
 		if len(kept) != len(live) || len(v.Stats().Warnings) != 0 {

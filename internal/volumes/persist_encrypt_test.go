@@ -15,10 +15,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/copytree"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -67,7 +66,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 		plain  bool
 	}{"encrypted": {sealed, false}, "plain": {func(*volumes.Config) {}, true}} {
 		t.Run(name, func(t *testing.T) {
-			dir := memdir.New(t)
+			dir := testfs.MemoryDir(t)
 			seen := 0
 			look := func() {
 				t.Helper()
@@ -271,8 +270,8 @@ func TestForgedHeaderIsNotBelieved(t *testing.T) {
 	refused := 0
 	const step = 7 // runs begin at different bytes
 	for at := testseed.One(t) % step; at < page; at += step {
-		work := memdir.New(t)
-		copytree.Copy(t, work, dir)
+		work := testfs.MemoryDir(t)
+		testfs.CopyTree(t, work, dir)
 		rel, err := filepath.Rel(dir, path)
 		if err != nil {
 			t.Fatal(err)
@@ -353,8 +352,8 @@ func TestChangedBytesOfWhatPersistsAreFound(t *testing.T) {
 	}
 	check := func(what string, bad []byte, unitAt int64) {
 		t.Helper()
-		work := memdir.New(t)
-		copytree.Copy(t, work, dir)
+		work := testfs.MemoryDir(t)
+		testfs.CopyTree(t, work, dir)
 		if err := os.WriteFile(file(work, key), bad, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -54,7 +54,7 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			_, es := persist(t, v, 3, page)
 			leave(t, v, es)
 			mine := names(t, elsewhere)[0]
-			copytree.Copy(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
+			testfs.CopyTree(t, filepath.Join(dir, mine), filepath.Join(elsewhere, mine))
 			v = openPersistent(t, dir, c.opened)
 			if len(v.Persisted()) != 1 {
 				t.Fatalf("kept: %+v", v.Persisted())

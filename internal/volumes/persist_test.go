@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/copytree"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -67,13 +67,13 @@ func placeOf(seed uint64) []byte { return fmt.Appendf(nil, "place %d", seed) }
 func leave(t testing.TB, v *volumes.Volume, es ...tier.FileMemory) {
 	t.Helper()
 	saved := tempDir(t)
-	copytree.Copy(t, saved, v.Dir())
+	testfs.CopyTree(t, saved, v.Dir())
 	free(v, es...)
 	closeVolume(t, v)
 	if err := os.RemoveAll(v.Dir()); err != nil {
 		t.Fatal(err)
 	}
-	copytree.Copy(t, v.Dir(), saved)
+	testfs.CopyTree(t, v.Dir(), saved)
 }
 
 // wantPersisted takes what was kept with seed, compares it, and makes it the volume's own.

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -76,7 +76,7 @@ func TestSlowDiskHasLittleUnderWay(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					files := faultfs.New(disk.OS(), 1)
 					u := &underWay{FS: files}
-					v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 256 * mib, FS: u})
+					v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 256 * mib, FS: u})
 					transfer := (tier.FileMemory).WriteAt
 					if op == "read" {
 						transfer = (tier.FileMemory).ReadAt
@@ -133,7 +133,7 @@ func TestDiskThatIsFastAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1)
 		u := &underWay{FS: files}
-		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 256 * mib, FS: u})
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 256 * mib, FS: u})
 		e := alloc(t, v, 64*mib)
 		data := random(64*mib, 1)
 		slow := files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(2 * mib)})

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -50,7 +50,7 @@ func kindsOf(all []events.Event) (kinds []events.Kind) {
 func TestSlowRequestIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files, h := faultfs.New(disk.OS(), 1), new(heard)
-		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, FS: files, Events: h.add})
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, FS: files, Events: h.add})
 		m, err := v.Alloc(mib, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +84,7 @@ func TestSlowRequestIsTold(t *testing.T) {
 func telling(t *testing.T) (*volumes.Volume, tier.FileMemory, *faultfs.FS, *heard) {
 	t.Helper()
 	files, h := faultfs.New(disk.OS(), 1), new(heard)
-	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, FS: files, Events: h.add})
+	v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, FS: files, Events: h.add})
 	m, err := v.Alloc(mib, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 		syscall.ENOSPC: events.DiskNearlyFull, syscall.EDQUOT: events.DiskNearlyFull, syscall.EIO: events.DiskFailing,
 	} {
 		files, h := faultfs.New(disk.OS(), 1), new(heard)
-		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 8 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 8 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
 		first, err := v.Alloc(4*mib, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -202,7 +202,7 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 func TestFullTwiceIsToldOnce(t *testing.T) {
 	h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
 	files := faultfs.New(room, 1)
-	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
+	v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
 	m, err := v.Alloc(mib, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func (r *freeRoom) Usage(dir string) (disk.Usage, error) {
 // A file system that has less room than the volume may still take is told once, until it has enough.
 func TestNearlyFullIsTold(t *testing.T) {
 	h, fs := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
-	v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 100 * mib, Reserve: mib, FS: fs, Events: h.add})
+	v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 100 * mib, Reserve: mib, FS: fs, Events: h.add})
 	for _, step := range []struct {
 		free int64 // beside the reserve
 		want events.Kind
@@ -292,7 +292,7 @@ func TestRoomIsBackWithoutTakingSome(t *testing.T) {
 	} {
 		h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
 		files := faultfs.New(room, 1)
-		v := open(t, volumes.Config{Dir: memdir.New(t), Capacity: 16 * mib, SegmentSize: 4 * mib, Reserve: c.reserve, FS: files, Events: h.add})
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, SegmentSize: 4 * mib, Reserve: c.reserve, FS: files, Events: h.add})
 		m, err := v.Alloc(4*mib, nil)
 		if err != nil {
 			t.Fatal(err)

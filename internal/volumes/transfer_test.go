@@ -13,9 +13,9 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/memdir"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -373,7 +373,7 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onLinux(t)
-			dir := memdir.New(t)
+			dir := testfs.MemoryDir(t)
 			if c.onDisk {
 				dir = tempDir(t)
 			}
