@@ -475,11 +475,11 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := m.plan(t, src, c)
-		extents := arrowgen.Split(rng, p.Desc.Cuts(), make([]byte, p.Desc.Body))
-		if err := errors.Join(m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents), p.Mend(extents)); err != nil {
+		extents := arrowgen.Split(rng, p.Memory.Cuts(), make([]byte, p.Memory.Body))
+		if err := m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents); err != nil {
 			t.Fatal(err)
 		}
-		got, err := image.OpenRows(p.Desc, p.Skip, extents, image.NewLease(nil), nil)
+		got, err := p.Open(extents, image.NewLease(nil), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -120,8 +120,8 @@ func (m *machine) reading(f func()) int64 {
 // plan plans the reading of c from an image on disk.
 func (m *machine) plan(t *testing.T, img *batch.Image, c *columns.Columns) *columns.Plan {
 	t.Helper()
-	p, err := c.Plan(img.Descriptor(), img.Shared(), func(bounds []columns.Bound) error {
-		return m.mover.cfg.Builtin.ReadBounds(t.Context(), img, bounds)
+	p, err := c.Plan(img.Descriptor(), img.Shared(), func(pieces []columns.Piece) error {
+		return m.mover.cfg.Builtin.ReadPieces(t.Context(), img, nil, pieces)
 	})
 	if err != nil {
 		t.Fatal(err)

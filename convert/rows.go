@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -58,7 +59,8 @@ func (m inside) ReadRows(
 	}
 	var rec arrow.RecordBatch
 	if err == nil {
-		rec, err = m.cfg.Builtin.ReadRows(ctx, img, rows, space, l)
+		read := func(pieces []columns.Piece) error { return m.cfg.Builtin.ReadPieces(ctx, img, space, pieces) }
+		rec, err = rows.Next(read, l, transfer.FinderOf(rows.Shared))
 	}
 	return rec, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
 }
