@@ -132,11 +132,6 @@ func Gather(dst []byte, extents [][]byte, off int64) error {
 	return Across(extents, off, int64(len(dst)), func(p []byte) error { dst = dst[copy(dst, p):]; return nil })
 }
 
-// Scatter copies src to off of extents.
-func Scatter(extents [][]byte, off int64, src []byte) error {
-	return Across(extents, off, int64(len(src)), func(p []byte) error { src = src[copy(p, src):]; return nil })
-}
-
 // Across calls f for each part of the n bytes at off of extents, until it fails.
 func Across(extents [][]byte, off, n int64, f func([]byte) error) error {
 	for _, e := range extents {
