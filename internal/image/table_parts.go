@@ -67,25 +67,20 @@ func (t Parts) within(off, n int64) Parts {
 	return t[:sort.Search(len(t), func(i int) bool { return t[i].Off >= off+n })]
 }
 
-// overlap returns which bytes of a part are among the n at off, and where they are in those.
-func (t *Part) overlap(off, n int64) (at, in, size int64) {
-	begin, end := max(t.Off, off), min(t.Off+t.N, off+n)
-	return begin - t.Off, begin - off, end - begin
-}
-
 // Gather appends the copies that fill p, the bytes of the body at off, from the device. What
 // no copy writes is written at once: zeros between buffers, and what was made.
 func (t Parts) Gather(to []tier.Region, p []byte, off int64) []tier.Region {
 	n, done := int64(len(p)), int64(0)
 	for _, part := range t.within(off, n) {
-		at, in, size := part.overlap(off, n)
-		clear(p[done:in])
+		begin, end := max(part.Off, off), min(part.Off+part.N, off+n)
+		dst, at := p[begin-off:end-off:end-off], begin-part.Off
+		clear(p[done : begin-off])
 		if part.Made != nil {
-			copy(p[in:], part.Made[at:at+size])
+			copy(dst, part.Made[at:])
 		} else {
-			to = append(to, tier.Region{HostDst: p[in : in+size : in+size], Src: part.Addr + tier.Addr(at)})
+			to = append(to, tier.Region{HostDst: dst, Src: part.Addr + tier.Addr(at)})
 		}
-		done = in + size
+		done = end - off
 	}
 	clear(p[done:])
 	return to
@@ -106,8 +101,8 @@ func (t Parts) Adjusted() (out Parts) {
 func (t Parts) Apply(p []byte, off int64) {
 	n := int64(len(p))
 	for _, part := range t.within(off, n) {
-		at, in, size := part.overlap(off, n)
-		adjust(part.Adj, p[in:in+size], p[in:in+size], at)
+		begin, end := max(part.Off, off), min(part.Off+part.N, off+n)
+		adjust(part.Adj, p[begin-off:end-off], p[begin-off:end-off], begin-part.Off)
 	}
 }
 
