@@ -63,8 +63,10 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 	}
 	columns := make([]column, len(c.Fields))
 	cursor := image.NewCursor(d)
+	var passed column // one for all that are not wanted
 	for i, at := range place {
-		to := new(column)
+		passed.nodes, passed.buffers = passed.nodes[:0], passed.buffers[:0]
+		to := &passed
 		if at > 0 {
 			to = &columns[at-1]
 		}
@@ -81,7 +83,8 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 		all.cut = append(all.cut, col.byRows)
 		for i, b := range col.buffers {
 			s := b.span
-			if s.Length > 0 && (s.Offset < 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+			if s.Length > 0 &&
+				(s.Offset < 0 || s.Offset%image.AlignSmall != 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
 				return nil, image.Path{}.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
 			}
 			b.node += len(all.nodes)
