@@ -198,7 +198,7 @@ func (r *Rows) estimate() int64 {
 		}
 		room -= image.AlignSmall + 8
 		if b.Role == shape.Data {
-			perRow += float64(b.span.Length-b.last) / float64(left)
+			perRow += float64(max(0, b.span.Length-b.last)) / float64(left)
 		} else {
 			_, bytes := b.Bytes(0, 1024*b.scale)
 			perRow += float64(bytes) / 1024
