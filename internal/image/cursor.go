@@ -60,13 +60,22 @@ func (c *Cursor) Next(dt arrow.DataType) (a Array, err error) {
 	return a, nil
 }
 
+// Peek returns the node that is taken next, if there is one.
+func (c *Cursor) Peek() (n payload.Node) {
+	if len(c.nodes) > 0 {
+		n = c.nodes[0]
+	}
+	return n
+}
+
 // Outside takes the next array if it is a dictionary that is an image of its own, and returns its
 // place in Descriptor.Dictionaries.
 func (c *Cursor) Outside() (i int, outside bool, err error) {
-	if len(c.nodes) == 0 || c.nodes[0].Nulls != payload.Outside {
+	node := c.Peek()
+	if node.Nulls != payload.Outside {
 		return 0, false, nil
 	}
-	n := c.nodes[0].Length
+	n := node.Length
 	c.nodes = c.nodes[1:]
 	if n < 0 || n >= int64(len(c.desc.Dictionaries)) {
 		return 0, true, c.Path.Invalid("dictionary %d of %d", n, len(c.desc.Dictionaries))
