@@ -285,6 +285,26 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 	}
 }
 
+// Bounds of strings that are in one chunk are looked up by one read of it.
+func TestColumnsLookUpTheBoundsOfAChunkTogether(t *testing.T) {
+	const rows = 4000 // offsets and the first strings are in the first chunk
+	b := array.NewStringBuilder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range rows {
+		b.Append(fmt.Sprintf("%064d", i))
+	}
+	a := b.NewArray()
+	defer a.Release()
+	m := newMachine(t, machineConfig{})
+	on := m.put(t, array.NewRecordBatch(arrowgen.Schema(arrow.BinaryTypes.String), []arrow.Array{a}, rows), tier.Disk)
+	if body := on.Info().Descriptor.Body; body < 2*columns.FewText {
+		t.Fatalf("a body of %d bytes is too short", body)
+	}
+	if read := m.reading(func() { m.picked(t, on, []int{0}, 100, 200) }); read != 2*payload.SumChunk {
+		t.Errorf("%d bytes were read, want the first chunk twice: for the bounds, and for the rows", read)
+	}
+}
+
 // Two of five columns cost two fifths of the bytes, in few requests, and need no
 // more room than that.
 func TestColumnsReadOnlyTheirShare(t *testing.T) {
