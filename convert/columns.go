@@ -29,8 +29,7 @@ import (
 // and they are not in that space yet.
 //
 // A row range reads less of columns whose values have a fixed width, of strings and binaries and of
-// dictionary codes, and of structs and fixed-size lists of such columns. It begins at a multiple of
-// 64 bytes in each buffer, so that up to 511 rows before it are read, too. The place of strings is
+// dictionary codes, and of structs and fixed-size lists of such columns. The place of strings is
 // looked up first, in up to two chunks a column. Columns with anything else in them (lists, maps,
 // views, unions, runs) are read whole, and then sliced.
 //
@@ -47,17 +46,17 @@ func (m *Mover) readColumns(
 	ctx context.Context, by opener, img *batch.Image, c *columns.Columns,
 ) (rec arrow.RecordBatch, err error) {
 	b := m.cfg.Builtin
-	find := func(bounds []columns.Bound) error { return b.ReadBounds(ctx, img, bounds) }
-	p, err := c.Plan(img.Descriptor(), img.Shared(), find)
+	read := func(pieces []columns.Piece) error { return b.ReadPieces(ctx, img, nil, pieces) }
+	p, err := c.Plan(img.Descriptor(), img.Shared(), read)
 	if err != nil {
 		return nil, err
 	}
-	if p.Desc.Body == 0 && len(p.Shared) == 0 {
-		return image.OpenRows(p.Desc, p.Skip, nil, image.NewLease(nil), nil)
+	if p.Memory.Body == 0 && len(p.Shared) == 0 {
+		return p.Open(nil, image.NewLease(nil), nil)
 	}
 	q := &request{
 		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: m.footprint(p.Desc, 0),
+		what: m.footprint(p.Memory, 0),
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
 		unpin, err := m.pin(r, &q.what)

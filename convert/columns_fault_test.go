@@ -423,7 +423,8 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 	}
 }
 
-// A buffer that is said to be outside of the body is an error before anything of it is read.
+// A buffer that is said to be outside of the body, or at a place that is not aligned, is an error
+// before anything of it is read.
 func TestColumnsOutsideOfTheBody(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(6, mixedRows), tier.Disk)
@@ -437,7 +438,7 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, span := range src.Descriptor().Buffers {
-		for _, odd := range []int64{-64, src.Descriptor().Body, 1<<63 - 64, 1<<63 - 1} {
+		for _, odd := range []int64{-64, span.Offset + 8, src.Descriptor().Body, 1<<63 - 64, 1<<63 - 1} {
 			d := *src.Descriptor()
 			d.Buffers = slices.Clone(d.Buffers)
 			d.Buffers[i].Offset = odd
@@ -475,11 +476,11 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := m.plan(t, src, c)
-		extents := arrowgen.Split(rng, p.Desc.Cuts(), make([]byte, p.Desc.Body))
-		if err := errors.Join(m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents), p.Mend(extents)); err != nil {
+		extents := arrowgen.Split(rng, p.Memory.Cuts(), make([]byte, p.Memory.Body))
+		if err := m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents); err != nil {
 			t.Fatal(err)
 		}
-		got, err := image.OpenRows(p.Desc, p.Skip, extents, image.NewLease(nil), nil)
+		got, err := p.Open(extents, image.NewLease(nil), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

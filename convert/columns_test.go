@@ -120,8 +120,8 @@ func (m *machine) reading(f func()) int64 {
 // plan plans the reading of c from an image on disk.
 func (m *machine) plan(t *testing.T, img *batch.Image, c *columns.Columns) *columns.Plan {
 	t.Helper()
-	p, err := c.Plan(img.Descriptor(), img.Shared(), func(bounds []columns.Bound) error {
-		return m.mover.cfg.Builtin.ReadBounds(t.Context(), img, bounds)
+	p, err := c.Plan(img.Descriptor(), img.Shared(), func(pieces []columns.Piece) error {
+		return m.mover.cfg.Builtin.ReadPieces(t.Context(), img, nil, pieces)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -282,6 +282,26 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Bounds of strings that are in one chunk are looked up by one read of it.
+func TestColumnsLookUpTheBoundsOfAChunkTogether(t *testing.T) {
+	const rows = 4000 // offsets and the first strings are in the first chunk
+	b := array.NewStringBuilder(memory.DefaultAllocator)
+	defer b.Release()
+	for i := range rows {
+		b.Append(fmt.Sprintf("%064d", i))
+	}
+	a := b.NewArray()
+	defer a.Release()
+	m := newMachine(t, machineConfig{})
+	on := m.put(t, array.NewRecordBatch(arrowgen.Schema(arrow.BinaryTypes.String), []arrow.Array{a}, rows), tier.Disk)
+	if body := on.Info().Descriptor.Body; body < 2*columns.FewText {
+		t.Fatalf("a body of %d bytes is too short", body)
+	}
+	if read := m.reading(func() { m.picked(t, on, []int{0}, 100, 200) }); read != 2*payload.SumChunk {
+		t.Errorf("%d bytes were read, want the first chunk twice: for the bounds, and for the rows", read)
 	}
 }
 

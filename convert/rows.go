@@ -11,16 +11,17 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
-// IngestRows is Ingest, or without waits TryIngest, for a batch that is to be read some rows at a
-// time: with a checksum for each 4 KiB.
-func (m inside) IngestRows(
-	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
+// IngestAs is Ingest, or without waits TryIngest. With byRows it is for a batch that is to be read
+// some rows at a time, and makes a checksum for each 4 KiB.
+func (m inside) IngestAs(
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
 ) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, waits, true)
+	return m.ingest(ctx, rec, to, waits, byRows)
 }
 
 // ReadRows reads the next window of a batch of which rows are the Rows, into their memory, which is in
@@ -58,7 +59,8 @@ func (m inside) ReadRows(
 	}
 	var rec arrow.RecordBatch
 	if err == nil {
-		rec, err = m.cfg.Builtin.ReadRows(ctx, img, rows, space, l)
+		read := func(pieces []columns.Piece) error { return m.cfg.Builtin.ReadPieces(ctx, img, space, pieces) }
+		rec, err = rows.Next(read, l, transfer.FinderOf(rows.Shared))
 	}
 	return rec, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
 }

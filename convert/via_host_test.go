@@ -183,7 +183,7 @@ func TestOwnTypeInHostAgain(t *testing.T) {
 		body := make([]byte, d.Body)
 		err = image.Gather(body, src.(*batch.Image).Buffer().Memory().(tier.HostMemory).Extents(), 0)
 		scramble(body)
-		err = errors.Join(err, image.Scatter(buf.Memory().(tier.HostMemory).Extents(), 0, body))
+		err = errors.Join(err, scatter(buf.Memory().(tier.HostMemory).Extents(), 0, body))
 		return told{&scrambled{d, buf}}, err
 	}
 	err := errors.Join(m.registry.Register(Form{inMind, tier.Host}, ImageIn(tier.Host), unscramble(&calls)),

@@ -69,7 +69,7 @@ func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 // drop drops one batch, if the repository holds it still, as soon as no call is taking or moving
 // it. Without waits it leaves a batch that is claimed to the claimer.
 func (r *Repository) drop(ctx context.Context, e *entry, waits bool) (dropped bool, bytes int64, _ error) {
-	c, err := r.claim(ctx, e.part.number, &taker{only: e, drops: true, noWait: !waits}, true)
+	c, err := r.claim(ctx, e.part.number, &taker{only: e, noWait: !waits}, true)
 	if c == nil || len(c.entries) == 0 {
 		return false, 0, err
 	}

@@ -173,7 +173,7 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 		}
 		if c.claim == nil {
 			var err error
-			if c.claim, err = r.claim(ctx, c.partition, &taker{from: workable, waitClaims: true}, false); err != nil {
+			if c.claim, err = r.claim(ctx, c.partition, &taker{from: workable, waitInput: true, waitClaims: true}, false); err != nil {
 				return nil, err
 			}
 		}

@@ -59,7 +59,6 @@ func (r *Repository) Drain(
 		}
 		ctx, done := within(ctx, r.life)
 		s := stream{r: r, ctx: ctx, partition: partition, to: to, consumes: true, taker: newTaker(workable, opts)}
-		s.taker.rest = !s.taker.waitInput
 		defer s.running.Wait()
 		defer done()
 		for {
@@ -203,7 +202,7 @@ func (s *stream) bring(b *batch.Batch, to reservation.Strategy) (err error) {
 // without a descriptor has none. If the input is closed before that, Reader returns ErrNoSchema.
 // The reader must be released; it is not safe for concurrent use.
 func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOption) (array.RecordReader, error) {
-	if _, err := r.claim(ctx, partition, &taker{schema: true}, true); err != nil {
+	if _, err := r.claim(ctx, partition, &taker{from: workable, schema: true}, true); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
@@ -215,6 +214,7 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	ctx, done := within(ctx, r.life)
 	rd := &reader{done: done, schema: schema}
 	rd.stream = stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: newTaker(workable, opts)}
+	rd.taker.waitInput = true
 	rd.refs.Store(1)
 	return rd, nil
 }

@@ -116,11 +116,9 @@ func (m *fakeMover) image(ctx context.Context, d *batch.Descriptor, to reservati
 	return batch.NewImage(d, buf, r.Space()), nil
 }
 
-func (m *fakeMover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.Ingest(ctx, rec, to)
-}
-
-func (m *fakeMover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
+func (m *fakeMover) IngestAs(
+	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, _, _ bool,
+) (batch.Payload, error) {
 	if err := m.begin("ingest"); err != nil {
 		return nil, err
 	}
@@ -133,12 +131,6 @@ func (m *fakeMover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reserv
 	defer m.mu.Unlock()
 	m.records[d] = rec
 	return p, nil
-}
-
-func (m *fakeMover) IngestRows(
-	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, _ bool,
-) (batch.Payload, error) {
-	return m.Ingest(ctx, rec, to)
 }
 
 func (m *fakeMover) ReadRows(

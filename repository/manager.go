@@ -32,13 +32,12 @@ func (k Key) String() string { return k.Operator + ":" + strconv.Itoa(k.Port) }
 
 // Mover is what repositories need of what moves batches.
 type Mover interface {
-	// Ingest lays rec out in a space of the strategy, for which it waits. The
+	// IngestAs lays rec out in a space of the strategy, for which it waits; without waits it returns a
+	// tier.NoSpaceError if there is no room now. byRows is for a batch that is to be read by rows. The
 	// payload is the caller's; the record is only read.
-	Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
-	// TryIngest is Ingest, but a tier.NoSpaceError if there is no room now.
-	TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error)
-	// IngestRows is Ingest, or without waits TryIngest, for a batch that is to be read by rows.
-	IngestRows(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool) (batch.Payload, error)
+	IngestAs(
+		ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
+	) (batch.Payload, error)
 	// ReadRows reads the next rows of what h holds into the memory of rows, which is in space, and calls
 	// release when the record is released, also on an error. A payload that cannot be read so is
 	// tier.ErrNotSupported.

@@ -54,24 +54,22 @@ type partition struct {
 
 // taker is a call that wants entries of a partition, with the options that it was given. It waits
 // in the partition's line until it is served: it has its claim, or an error.
+//
+// There are four kinds. A taker of the first entries gets from 1 to limit of them. With only, it
+// gets the one that it names. With whole, it gets all that the partition has. With schema, it gets
+// none.
 type taker struct {
-	// Which entries it can have. A taker takes those that come first, from 1 to limit. Or it takes
-	// only one that it names, or the whole partition.
-	from      []batch.State // the states that the batches may be in
-	unordered bool          // skip batches in transit, instead of waiting for them
-	limit     int           // entries; 0 means 1
-	min, max  int64         // bytes; a max of 0 means no limit
-	only      *entry        // this one
-	drops     bool          // with only: in whatever state, also from a closed repository
-	whole     bool          // all up to last, which is set at the first attempt
-	last      uint64
-	schema    bool // takes no entry: it waits until the schema is known, or the input is closed
-
-	// When it ends with fewer.
-	rest       bool // the partition is empty, although its input is open
-	waitInput  bool // with whole: not before the input is closed
-	waitClaims bool // not if all that is left is in open claims
+	from       []batch.State // the states that the batches may be in; nil: any, also in a closed repository
+	unordered  bool          // skip batches in transit, instead of waiting for them
+	waitInput  bool          // an empty partition is not the end before the input is closed
+	waitClaims bool          // nor is it the end if all that is left is in open claims
 	noWait     bool
+	limit      int    // entries; 0 means 1
+	min, max   int64  // bytes; a max of 0 means no limit
+	only       *entry // this one
+	whole      bool   // all up to last
+	last       uint64 // set at the first attempt
+	schema     bool   // no entry: it waits until the schema is known, or the input is closed
 
 	in      reservation.Strategy // where Drain and Reader fetch to; nil means the default
 	ahead   int                  // how many batches to prefetch
@@ -174,59 +172,111 @@ func (p *partition) serveLocked() {
 }
 
 // tryLocked claims the entries that t can have now. It reports whether t is served: t has all that it
-// waits for, or can never have it, and then err is set. There are four kinds of takers: of a schema, of
-// one entry, of the whole partition, and of its first entries.
+// waits for, or can never have it, and then err is set.
 func (t *taker) tryLocked(p *partition) (served bool) {
 	r, c := p.r, t.claim
-	ended := r.mu.inputClosed
-	var got []*entry
 	switch {
-	case r.mu.closed && !t.drops:
+	case r.mu.closed && t.from != nil:
 		t.err = r.closedError()
 		return true
-
 	case t.schema:
-		return r.mu.schema != nil || ended
-
+		return r.mu.schema != nil || r.mu.inputClosed
 	case t.only != nil:
-		e := t.only
-		if e.claim != nil && !e.claim.brief && t.drops && r.mu.closed {
-			e.claim = nil // a program may never end its claim; if it does, the entry is skipped
-		}
-		if e.at == nil {
-			if !t.drops {
-				t.err = fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), ErrUnknown)
-			}
-			return true
-		}
-		if e.claim == nil && (t.drops || slices.Contains(t.from, e.state)) {
-			got, served = append(got, e), true
-		}
-
+		return t.tryOnlyLocked(p)
 	case t.whole:
-		if t.waitInput && !ended || p.gathering != nil && p.gathering != c {
+		return t.tryWholeLocked(p)
+	}
+	for p.free != nil && p.free.Value.(*entry).claim != nil {
+		p.free = p.free.Next()
+	}
+	var got []*entry
+	limit, maxBytes, bytes := max(1, t.limit), cmp.Or(t.max, math.MaxInt64), int64(0)
+	full, blocked := false, false
+	for at := p.free; at != nil && !full && !blocked; at = at.Next() {
+		e := at.Value.(*entry)
+		if e.claim != nil || !slices.Contains(t.from, e.state) {
+			// A batch in transit is back in a moment. Until then no younger one comes before it.
+			blocked = e.claim == nil && e.state == batch.InTransit && !t.unordered
+			continue
+		}
+		if full = len(got) > 0 && e.size > maxBytes-bytes; !full {
+			got = append(got, e)
+			bytes += e.size
+			full = len(got) == limit
+		}
+	}
+	ended := r.mu.inputClosed
+	switch {
+	case len(got) > 0:
+		if !full && bytes < t.min && (!ended || blocked) {
 			return false
 		}
-		p.gathering = c
-		t.last = cmp.Or(t.last, p.last)
+		for _, e := range got {
+			e.claim = c
+		}
+		c.entries = got
+		return true
+	case p.queue.Len() == 0 && (ended || !t.waitInput):
+		t.err = io.EOF
+		return true
+	case ended && !c.brief && !t.waitClaims:
+		if err := p.claimedErrorLocked(c); err.Claimed == err.Batches {
+			t.err = err
+			return true
+		}
+	}
+	return false
+}
+
+// tryOnlyLocked is tryLocked for a taker of one entry.
+func (t *taker) tryOnlyLocked(p *partition) (served bool) {
+	e := t.only
+	if e.claim != nil && !e.claim.brief && t.from == nil && p.r.mu.closed {
+		e.claim = nil // a program may never end its claim; if it does, the entry is skipped
+	}
+	switch {
+	case e.at == nil:
+		if t.from != nil {
+			t.err = fmt.Errorf("repository %s, batch %d: %w", p.r.key, e.b.ID(), ErrUnknown)
+		}
+		return true
+	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.state)):
+		e.claim = t.claim
+		t.claim.entries = []*entry{e}
+		return true
+	}
+	return false
+}
+
+// tryWholeLocked is tryLocked for a taker of the whole partition. It claims what it can have, and
+// keeps that while it waits for the others. Two such takers would wait for each other, so the second
+// waits for the end of the first.
+func (t *taker) tryWholeLocked(p *partition) (served bool) {
+	c := t.claim
+	if t.waitInput && !p.r.mu.inputClosed || p.gathering != nil && p.gathering != c {
+		return false
+	}
+	p.gathering = c
+	for t.last = cmp.Or(t.last, p.last); ; t.last = p.last {
 		waits, others := false, false
 		for at := p.queue.Front(); at != nil && at.Value.(*entry).seq <= t.last; at = at.Next() {
 			switch e := at.Value.(*entry); {
 			case e.claim == c:
 			case e.claim == nil && e.state != batch.InTransit:
-				got = append(got, e)
+				e.claim = c
+				c.entries = append(c.entries, e)
 			case e.claim == nil || e.claim.brief:
 				waits = true
 			default:
 				others = true
 			}
 		}
-		if others {
+		switch {
+		case others:
 			t.err = p.claimedErrorLocked(c)
 			return true
-		}
-		if waits {
-			break
+		case waits:
+			return false
 		}
 		for _, e := range c.entries {
 			if e.state == batch.Released { // another caller has dropped the batch in its place
@@ -236,57 +286,15 @@ func (t *taker) tryLocked(p *partition) (served bool) {
 		}
 		c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool { return e.at == nil })
 		switch {
-		case len(c.entries)+len(got) > 0:
-			served = true
+		case len(c.entries) > 0:
+			slices.SortFunc(c.entries, older) // it may have got them in any order
+			return true
 		case p.queue.Len() == 0:
 			t.err = io.EOF
 			return true
-		default: // others have taken or dropped all that was there: begin again
-			t.last = p.last
-			return t.tryLocked(p)
 		}
-
-	default:
-		for p.free != nil && p.free.Value.(*entry).claim != nil {
-			p.free = p.free.Next()
-		}
-		limit, maxBytes, bytes := max(1, t.limit), cmp.Or(t.max, math.MaxInt64), int64(0)
-		full, blocked := false, false
-		for at := p.free; at != nil && !full && !blocked; at = at.Next() {
-			e := at.Value.(*entry)
-			if e.claim != nil || !slices.Contains(t.from, e.state) {
-				// A batch in transit is back in a moment. Until then no younger one comes before it.
-				blocked = e.claim == nil && e.state == batch.InTransit && !t.unordered
-				continue
-			}
-			if full = len(got) > 0 && e.size > maxBytes-bytes; !full {
-				got = append(got, e)
-				bytes += e.size
-				full = len(got) == limit
-			}
-		}
-		switch {
-		case len(got) > 0:
-			served = full || bytes >= t.min || ended && !blocked
-		case p.queue.Len() == 0 && (ended || t.rest):
-			t.err = io.EOF
-			return true
-		case ended && !c.brief && !t.waitClaims:
-			if err := p.claimedErrorLocked(c); err.Claimed == err.Batches {
-				t.err = err
-				return true
-			}
-		}
-		if !served {
-			got = nil
-		}
+		// Others have taken or dropped all that was there: begin again.
 	}
-	for _, e := range got {
-		e.claim = c
-	}
-	c.entries = append(c.entries, got...)
-	slices.SortFunc(c.entries, older) // a claim of all may have got them in any order
-	return served
 }
 
 // claimedErrorLocked returns the error of a taker that cannot have what other open claims have.

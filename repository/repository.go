@@ -227,15 +227,7 @@ func (r *Repository) ingest(
 		of.Plan, of.Operator, of.Port, of.Partition = place.Name, place.Operator, place.Port, partition
 		inside = events.With(inside, of)
 	}
-	var payload batch.Payload
-	switch {
-	case r.opts.ByRows:
-		payload, err = mover.IngestRows(inside, rec, o.placement, !o.noWait)
-	case o.noWait:
-		payload, err = mover.TryIngest(inside, rec, o.placement)
-	default:
-		payload, err = mover.Ingest(inside, rec, o.placement)
-	}
+	payload, err := mover.IngestAs(inside, rec, o.placement, !o.noWait, r.opts.ByRows)
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
 	}

@@ -72,7 +72,9 @@ func Into(t **batch.Transit) TakeOption { return func(own *taker) { own.transit 
 func (r *Repository) Take(
 	ctx context.Context, partition int, to batch.State, opts ...TakeOption,
 ) (*batch.Batch, error) {
-	return r.take(ctx, partition, to, newTaker(nil, opts))
+	t := newTaker(nil, opts)
+	t.waitInput = true
+	return r.take(ctx, partition, to, t)
 }
 
 // TakeByID waits until the batch of that id, which is in some partition, can move
@@ -167,7 +169,7 @@ func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...Ta
 			r.key, limit)
 	}
 	t := newTaker(workable, opts)
-	t.limit = limit
+	t.limit, t.waitInput = limit, true
 	return r.claim(ctx, partition, t, false)
 }
 
@@ -185,7 +187,7 @@ func (r *Repository) ClaimBytes(
 		return nil, fmt.Errorf(text, r.key, min, max)
 	}
 	t := newTaker(workable, opts)
-	t.limit, t.min, t.max = math.MaxInt, min, max
+	t.limit, t.min, t.max, t.waitInput = math.MaxInt, min, max, true
 	return r.claim(ctx, partition, t, false)
 }
 

@@ -233,39 +233,40 @@ func bytesOf(columns []arrow.Array) (n int64) {
 }
 
 func bytesIn(d arrow.ArrayData) int64 {
-	bytes, rows := int64(0), math.MaxInt // what the buffers and the children have
-	dt := d.DataType()
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		dt = e.StorageType()
-	}
-	specs, more := dt.Layout().Buffers, 0
-	if _, ok := dt.(arrow.OffsetsDataType); ok {
-		more = 1 // offset than rows
-	}
+	s, _ := shape.Of(d.DataType())
+	bytes, rows := 0, math.MaxInt // what the buffers and the children have
 	for i, b := range d.Buffers() {
 		if b == nil {
 			continue
 		}
-		bytes += int64(b.Len())
-		switch {
-		case i >= len(specs):
-		case specs[i].Kind == arrow.KindBitmap:
+		bytes += b.Len()
+		if !s.HasValidity {
+			i-- // arrow-go leaves room for a validity
+		}
+		if i < 0 || i >= len(s.Buffers) {
+			continue
+		}
+		switch w := int(s.Buffers[i].Width); s.Buffers[i].Role {
+		case shape.Validity, shape.Bits:
 			rows = min(rows, 8*b.Len())
-		case specs[i].Kind == arrow.KindFixedWidth:
-			rows = min(rows, b.Len()/max(1, specs[i].ByteWidth)-more)
+		case shape.Data:
+		case shape.Offsets:
+			rows = min(rows, b.Len()/w-1)
+		default:
+			rows = min(rows, b.Len()/max(1, w))
 		}
 	}
 	for _, child := range d.Children() {
-		bytes += bytesIn(child)
-		switch dt := dt.(type) {
-		case *arrow.StructType:
+		bytes += int(bytesIn(child))
+		switch s.Rows {
+		case shape.Same:
 			rows = min(rows, child.Len())
-		case *arrow.FixedSizeListType:
-			rows = min(rows, child.Len()/max(1, int(dt.Len())))
+		case shape.Times:
+			rows = min(rows, child.Len()/max(1, int(s.Size)))
 		}
 	}
 	if rows <= d.Len() || rows == math.MaxInt {
-		return bytes
+		return int64(bytes)
 	}
 	return int64(float64(bytes) * float64(d.Len()) / float64(rows))
 }

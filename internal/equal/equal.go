@@ -75,7 +75,7 @@ func Records(a, b arrow.RecordBatch) (err error) {
 		if sameBuffers(x.Data(), y.Data()) {
 			continue
 		}
-		if d, row := rowPairOf(x, y).compareRange(0, 0, int(a.NumRows())); d != nil {
+		if d, row := compare(x, y, 0, 0, int(a.NumRows())); d != nil {
 			return &DifferenceError{Path: a.Schema().Field(c).Name + d.path, Row: int64(row), A: d.a, B: d.b}
 		}
 	}

@@ -98,6 +98,10 @@ func TestEqualReports(t *testing.T) {
 		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1,7],"b":"x"}]`, " in v.a[1], row 0: 2 and 7"},
 		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1],"b":"x"}]`, " in v.a, row 0: 2 items and 1 items"},
 		{st, `[{"a":[1,2],"b":"x"}]`, `[{"a":[1,2],"b":null}]`, " in v.b, row 0: x and null"},
+		{st, `[{"a":[1],"b":"x"},{"a":[2],"b":"x"}]`, `[{"a":[1],"b":"y"},{"a":[3],"b":"x"}]`,
+			" in v.b, row 0: x and y"},
+		{st, `[{"a":[1],"b":"x"},{"a":[2],"b":"x"}]`, `[{"a":[3],"b":"x"},{"a":[2],"b":"y"}]`,
+			" in v.a[0], row 0: 1 and 3"},
 		{st, `[{"a":[1],"b":"x"}]`, `[null]`, ` in v, row 0: {"a":[1],"b":"x"} and null`},
 	} {
 		a, b := column(t, c.dt, c.a), column(t, c.dt, c.b)

@@ -27,7 +27,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/zeebo/xxh3"
 )
 
 // ErrInvalid matches every *InvalidError.
@@ -107,10 +106,7 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error {
 	if n := min(d.Body-off, d.SumBlock()); int64(len(b)) != n {
 		return fmt.Errorf("convert: chunk %d has %d bytes, not %d", chunk, n, len(b))
 	}
-	if got, want := xxh3.Hash(b), d.Sums[chunk]; got != want {
-		return &CorruptError{Offset: off, Want: want, Got: got}
-	}
-	return nil
+	return NewVerifier(d, func(off int64) (string, string, int64) { return "", "", off }).Add(b, off)
 }
 
 // Stretch returns the n bytes at off of extents if they are in one extent; else nil.
@@ -130,11 +126,6 @@ func Stretch(extents [][]byte, off, n int64) []byte {
 // Gather copies the bytes at off of extents.
 func Gather(dst []byte, extents [][]byte, off int64) error {
 	return Across(extents, off, int64(len(dst)), func(p []byte) error { dst = dst[copy(dst, p):]; return nil })
-}
-
-// Scatter copies src to off of extents.
-func Scatter(extents [][]byte, off int64, src []byte) error {
-	return Across(extents, off, int64(len(src)), func(p []byte) error { src = src[copy(p, src):]; return nil })
 }
 
 // Across calls f for each part of the n bytes at off of extents, until it fails.

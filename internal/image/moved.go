@@ -3,7 +3,6 @@ package image
 import (
 	"encoding/binary"
 	"math"
-	"sort"
 
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -12,7 +11,7 @@ import (
 // source makes the bytes of a buffer that are not in the record's memory as they should be.
 type source interface {
 	// read fills dst with the bytes from at on. at is a multiple of 64, and so is dst's length unless
-	// it reaches to the end.
+	// it reaches to the end. The bytes are read in order, each once, and again from the beginning.
 	read(dst []byte, at int64)
 }
 
@@ -158,9 +157,16 @@ type views struct {
 	valid []byte // nil if all are
 	at    int64
 
-	index  []int64 // of every viewStride-th view: how many bytes those before it refer to
-	begins []int64 // where in the gathered bytes each new data buffer begins
-	total  int64   // gathered bytes
+	begins []viewBegin // of the new data buffers
+	total  int64       // gathered bytes
+	done   int64       // of these, the bytes of the views that were read
+	buffer int         // the data buffer of the last of them
+}
+
+// viewBegin is where a new data buffer begins.
+type viewBegin struct {
+	at   int64 // in the gathered bytes
+	view int64 // the first that refers to it
 }
 
 // size returns the length of value i, 0 for a null.
@@ -177,53 +183,41 @@ func (s *views) place(i int64) (buffer, at int64) {
 	return int64(int32(binary.LittleEndian.Uint32(v[8:]))), int64(int32(binary.LittleEndian.Uint32(v[12:])))
 }
 
-// split makes the index and decides which data buffer each value goes to: one
-// buffer for all, as far as 32-bit offsets reach, or up to limit bytes if that is not 0.
+// split decides which data buffer each value goes to: one buffer for all, as far as 32-bit offsets
+// reach, or up to limit bytes if that is not 0.
 func (s *views) split(limit int64) {
 	if limit <= 0 || limit > math.MaxInt32 {
 		limit = math.MaxInt32
 	}
-	n := int64(len(s.views) / viewWidth)
-	s.index = make([]int64, 0, n/viewStride+1)
-	for i := range n {
-		if i%viewStride == 0 {
-			s.index = append(s.index, s.total)
-		}
+	for i := range int64(len(s.views) / viewWidth) {
 		size := s.size(i)
 		if size <= viewInline {
 			continue
 		}
-		if len(s.begins) == 0 || s.total+size-s.begins[len(s.begins)-1] > limit {
-			s.begins = append(s.begins, s.total)
+		if n := len(s.begins); n == 0 || s.total+size-s.begins[n-1].at > limit {
+			s.begins = append(s.begins, viewBegin{s.total, i})
 		}
 		s.total += size
 	}
 }
 
 func (s *views) read(dst []byte, at int64) {
-	i, end := at/viewWidth, (at+int64(len(dst)))/viewWidth
-	k, pos := i/viewStride*viewStride, s.index[i/viewStride] // the last indexed view that is not after i
-	buf := max(0, sort.Search(len(s.begins), func(j int) bool { return s.begins[j] > pos })-1)
-	for ; k < end; k++ {
-		size := s.size(k)
-		out := size > viewInline
-		for out && buf+1 < len(s.begins) && s.begins[buf+1] <= pos {
-			buf++
-		}
-		if k >= i {
-			d := dst[(k-i)*viewWidth:][:viewWidth]
-			if isNull(s.valid, s.at+k) {
-				clear(d)
-			} else {
-				copy(d, s.views[k*viewWidth:][:viewWidth])
+	if at == 0 {
+		s.done, s.buffer = 0, 0
+	}
+	copy(dst, s.views[at:])
+	for i := at / viewWidth; len(dst) > 0; i++ {
+		d := dst[:viewWidth]
+		dst = dst[viewWidth:]
+		if isNull(s.valid, s.at+i) {
+			clear(d)
+		} else if size := s.size(i); size > viewInline {
+			if s.buffer+1 < len(s.begins) && s.begins[s.buffer+1].view == i {
+				s.buffer++
 			}
-			if out {
-				binary.LittleEndian.PutUint32(d[8:], uint32(buf))
-				binary.LittleEndian.PutUint32(d[12:], uint32(pos-s.begins[buf]))
-			}
-		}
-		if out {
-			pos += size
+			binary.LittleEndian.PutUint32(d[8:], uint32(s.buffer))
+			binary.LittleEndian.PutUint32(d[12:], uint32(s.done-s.begins[s.buffer].at))
+			s.done += size
 		}
 	}
 }
@@ -231,23 +225,26 @@ func (s *views) read(dst []byte, at int64) {
 // viewData makes one data buffer of views: the gathered bytes from begin on.
 type viewData struct {
 	*views
-	begin int64
+	begin viewBegin
+	next  viewBegin // the bytes that are read next are of this view, which begins there, or of a later one
 }
 
 func (s *viewData) read(dst []byte, at int64) {
-	at += s.begin
-	k := max(0, sort.Search(len(s.index), func(j int) bool { return s.index[j] > at })-1)
-	pos := s.index[k]
-	for i := int64(k) * viewStride; len(dst) > 0; i++ {
-		size := s.size(i)
+	if at == 0 {
+		s.next = s.begin
+	}
+	at += s.begin.at
+	for ; len(dst) > 0; s.next.view++ {
+		size := s.size(s.next.view)
 		if size <= viewInline {
 			continue
 		}
-		if pos+size > at {
-			buffer, off := s.place(i)
-			n := copy(dst, s.data[buffer][off+at-pos:][:pos+size-at])
-			dst, at = dst[n:], at+int64(n)
+		buffer, off := s.place(s.next.view)
+		n := copy(dst, s.data[buffer][off+at-s.next.at:][:s.next.at+size-at])
+		dst, at = dst[n:], at+int64(n)
+		if at < s.next.at+size {
+			return
 		}
-		pos += size
+		s.next.at += size
 	}
 }

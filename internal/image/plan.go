@@ -85,10 +85,6 @@ type input struct {
 	dev  *DeviceArray
 }
 
-func (in input) missing() bool {
-	return in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil)))
-}
-
 func (in input) child(i int) (c input) {
 	switch {
 	case in.dev != nil:
@@ -103,9 +99,10 @@ func (in input) child(i int) (c input) {
 type rows struct {
 	input
 	shape.Shape
-	at    int64 // the first row, counted from the beginning of the buffers
-	n     int64
-	nulls int64
+	at      int64 // the first row, counted from the beginning of the buffers
+	n       int64
+	nulls   int64
+	spanned extent // what the offsets span, once they are added
 }
 
 // buffer is one buffer of an array.
@@ -127,7 +124,7 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 	if s.Shape, ok = shape.Of(dt); !ok {
 		return s, p.path.Invalid("no layout for the type %s", dt)
 	}
-	if in.missing() {
+	if in.dev == nil && (in.host == nil || in.host == arrow.ArrayData((*array.Data)(nil))) {
 		if n > 0 {
 			return s, p.path.Invalid("no data")
 		}
@@ -206,8 +203,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 		s.nulls = s.n
 	}
 	p.nodes = append(p.nodes, payload.Node{Length: s.n, Nulls: s.nulls})
-	var spanned [1]extent
-	shown := spanned[:] // the values that the rows show of each child, where buffers determine them
+	var shown []extent // the values that the rows show of each child, where buffers determine them
 	for i, b := range s.Buffers {
 		switch record := s.dev == nil; {
 		case b.Role == shape.Validity, record && b.Role == shape.Sizes: // listView adds the sizes
@@ -217,18 +213,6 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 			shown, err = p.listView(&s, b)
 		case record && b.Role == shape.Places:
 			shown, err = p.denseOffsets(&s, b)
-		case b.Role == shape.Data:
-			m, e := s.buffer(i), spanned[0]
-			switch {
-			case m.size != Unknown && e.to > m.size:
-				err = p.path.Invalid("offsets reach to byte %d of %d", e.to, m.size)
-			case !m.there:
-				p.spans = append(p.spans, payload.Absent)
-			default:
-				if m, err = p.narrow(&s, i, m, e.from, e.to-e.from); err == nil {
-					p.put(m.size, m, nil, nil)
-				}
-			}
 		default:
 			m, none, fails := p.take(&s, i, b)
 			switch err = fails; {
@@ -236,7 +220,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 			case b.Role == shape.Bits:
 				p.bits(&s, m)
 			case b.Role == shape.Offsets:
-				spanned[0], err = p.offsets(&s, m, b.Width)
+				s.spanned, err = p.offsets(&s, m, b.Width)
 			default:
 				p.put(m.size, m, nil, nil)
 			}
@@ -262,12 +246,12 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 				return p.path.Invalid("%d lists of %d", s.n, s.Size)
 			}
 			first, rows = s.at*s.Size, s.n*s.Size
-		case shape.Between, shape.Shown:
-			if s.dev != nil && s.Rows == shape.Shown {
-				first, rows = 0, all
-				break
+		case shape.Between:
+			first, rows = s.spanned.from, s.spanned.to-s.spanned.from
+		case shape.Shown:
+			if first, rows = 0, all; s.dev == nil {
+				first, rows = shown[i].from, shown[i].to-shown[i].from
 			}
-			first, rows = shown[i].from, shown[i].to-shown[i].from
 		}
 		if err := p.array(name, dt, s.child(i), first, rows); err != nil {
 			return err
@@ -290,7 +274,9 @@ func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err
 	switch {
 	case b.Width < 0 || b.Width > 0 && s.at+s.n >= maxBody/b.Width:
 		return m, false, p.path.Invalid("%d values of %d bytes", s.n, b.Width)
-	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n):
+	case b.Role == shape.Data && m.size != Unknown && s.spanned.to > m.size:
+		return m, false, p.path.Invalid("offsets reach to byte %d of %d", s.spanned.to, m.size)
+	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n || b.Role == shape.Data):
 		p.spans = append(p.spans, payload.Absent)
 		return m, true, nil
 	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width:
@@ -299,6 +285,9 @@ func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err
 		return m, true, nil
 	}
 	off, n := b.Bytes(s.at, s.n)
+	if b.Role == shape.Data {
+		off, n = s.spanned.from, s.spanned.to-s.spanned.from
+	}
 	if s.n == 0 || n == 0 {
 		p.spans = append(p.spans, payload.Span{})
 		return m, true, nil
@@ -480,13 +469,13 @@ func (p *planner) dictionary(s *rows) error {
 	switch {
 	case s.dev != nil:
 		in.dev = s.dev.Dictionary
-	case s.host != nil:
+	case s.host != nil && s.host.Dictionary() != arrow.ArrayData((*array.Data)(nil)):
 		in.host = s.host.Dictionary()
 	}
-	if in.missing() && s.n > s.nulls {
+	if in == (input{}) && s.n > s.nulls {
 		return p.path.Invalid("no dictionary")
 	}
-	if s.dev != nil || in.missing() {
+	if in.host == nil {
 		return p.array("dictionary", dt, in, 0, all)
 	}
 	if laid, ok := p.dicts[in.host]; ok && equal.Types(laid.dt, dt) {

@@ -179,10 +179,6 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
 const (
 	viewWidth  = 16 // bytes of a view
 	viewInline = 12 // bytes that a view has room for
-
-	// viewStride is for how many views there is one entry in the index of those
-	// that are compacted: 8 bytes for 4 KiB of views.
-	viewStride = 256
 )
 
 // views lays out a record's binary or string views. There are three ways to keep the bytes that they
@@ -255,9 +251,9 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 		for i, begin := range v.begins {
 			end := v.total
 			if i+1 < len(v.begins) {
-				end = v.begins[i+1]
+				end = v.begins[i+1].at
 			}
-			p.put(end-begin, buffer{}, nil, &viewData{v, begin})
+			p.put(end-begin.at, buffer{}, nil, &viewData{views: v, begin: begin})
 		}
 	}
 	return nil

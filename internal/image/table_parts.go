@@ -38,9 +38,6 @@ func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload
 	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
 }
 
-// WholeOf is a body that is in one piece.
-func WholeOf(addr tier.Addr, n int64) Parts { return Parts{{N: n, Addr: addr}} }
-
 // Between returns the copies within devices that bring the bytes of src to dst, and how many bytes
 // those are.
 func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
@@ -64,51 +61,28 @@ func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
 	return copies, bytes
 }
 
-// from returns the parts that end behind off.
-func (t Parts) from(off int64) Parts {
-	return t[sort.Search(len(t), func(i int) bool { return t[i].Off+t[i].N > off }):]
-}
-
-// overlap returns which bytes of a part are among the n at off, and where they are in those.
-func (t *Part) overlap(off, n int64) (at, in, size int64) {
-	begin, end := max(t.Off, off), min(t.Off+t.N, off+n)
-	return begin - t.Off, begin - off, end - begin
+// within returns the parts that have some of the n bytes at off.
+func (t Parts) within(off, n int64) Parts {
+	t = t[sort.Search(len(t), func(i int) bool { return t[i].Off+t[i].N > off }):]
+	return t[:sort.Search(len(t), func(i int) bool { return t[i].Off >= off+n })]
 }
 
 // Gather appends the copies that fill p, the bytes of the body at off, from the device. What
 // no copy writes is written at once: zeros between buffers, and what was made.
 func (t Parts) Gather(to []tier.Region, p []byte, off int64) []tier.Region {
 	n, done := int64(len(p)), int64(0)
-	rest := t.from(off)
-	for i := range rest {
-		part := &rest[i]
-		if part.Off >= off+n {
-			break
-		}
-		at, in, size := part.overlap(off, n)
-		clear(p[done:in])
+	for _, part := range t.within(off, n) {
+		begin, end := max(part.Off, off), min(part.Off+part.N, off+n)
+		dst, at := p[begin-off:end-off:end-off], begin-part.Off
+		clear(p[done : begin-off])
 		if part.Made != nil {
-			copy(p[in:], part.Made[at:at+size])
+			copy(dst, part.Made[at:])
 		} else {
-			to = append(to, tier.Region{HostDst: p[in : in+size : in+size], Src: part.Addr + tier.Addr(at)})
+			to = append(to, tier.Region{HostDst: dst, Src: part.Addr + tier.Addr(at)})
 		}
-		done = in + size
+		done = end - off
 	}
 	clear(p[done:])
-	return to
-}
-
-// Scatter appends the copies that bring p, the bytes of a body at off, to the device.
-func (t Parts) Scatter(to []tier.Region, p []byte, off int64) []tier.Region {
-	n := int64(len(p))
-	rest := t.from(off)
-	for i := range rest {
-		if rest[i].Off >= off+n {
-			break
-		}
-		at, in, size := rest[i].overlap(off, n)
-		to = append(to, tier.Region{Dst: rest[i].Addr + tier.Addr(at), HostSrc: p[in : in+size : in+size]})
-	}
 	return to
 }
 
@@ -126,14 +100,9 @@ func (t Parts) Adjusted() (out Parts) {
 // that no value crosses it.
 func (t Parts) Apply(p []byte, off int64) {
 	n := int64(len(p))
-	rest := t.from(off)
-	for i := range rest {
-		part := &rest[i]
-		if part.Off >= off+n {
-			return
-		}
-		at, in, size := part.overlap(off, n)
-		adjust(part.Adj, p[in:in+size], p[in:in+size], at)
+	for _, part := range t.within(off, n) {
+		begin, end := max(part.Off, off), min(part.Off+part.N, off+n)
+		adjust(part.Adj, p[begin-off:end-off], p[begin-off:end-off], begin-part.Off)
 	}
 }
 

@@ -32,9 +32,9 @@ func (b *Builtin) ReadColumns(
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
 	// An image of those dictionaries alone. It is never released: its references are img's.
-	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Desc.Dictionaries}, nil, img.Space(), p.Shared...)
-	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Desc, p.Shared), func(ctx context.Context) (err error) {
-		buf, err := r.AllocCuts(p.Desc.Body, p.Desc.Cuts())
+	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Memory.Dictionaries}, nil, img.Space(), p.Shared...)
+	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Memory, p.Shared), func(ctx context.Context) (err error) {
+		buf, err := r.AllocCuts(p.Memory.Body, p.Memory.Cuts())
 		if err != nil {
 			return err
 		}
@@ -53,14 +53,11 @@ func (b *Builtin) ReadColumns(
 		if buf != nil {
 			enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 		}
-		if err = b.Fill(ctx, p, img, extents); err == nil {
-			err = safely(func() error { return p.Mend(extents) })
-		}
-		if err != nil {
+		if err = b.Fill(ctx, p, img, extents); err != nil {
 			l.End()
 			return err
 		}
-		rec, err = image.OpenRows(p.Desc, p.Skip, extents, l, FinderOf(shared))
+		rec, err = p.Open(extents, l, FinderOf(shared))
 		return err
 	})
 	return Released(rec, err)
@@ -75,7 +72,7 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// Fill reads and verifies all chunks that were planned. Nothing is under way when it returns.
+// Fill reads and verifies all blocks that were planned. Nothing is under way when it returns.
 func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, extents [][]byte) error {
 	src, err := b.from(ctx, img)
 	if err != nil {
@@ -103,9 +100,9 @@ func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, e
 	})
 }
 
-// Requests divides the wanted chunks into requests. Of a compressed image, the chunks of one run
+// Requests divides the wanted blocks into requests. Of a compressed image, the blocks of one run
 // are one request, for the frames from the first to the last that they are in.
-func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRun) {
+func Requests(runs []columns.Run, compressed bool) (all [][]columns.Run) {
 	last := int64(-1)
 	for _, r := range runs {
 		for done := int64(0); done < r.N; {
@@ -113,84 +110,53 @@ func Requests(runs []columns.ChunkRun, compressed bool) (all [][]columns.ChunkRu
 			if compressed {
 				most = payload.RunSize - off%payload.RunSize
 			}
-			piece := columns.ChunkRun{Off: off, N: min(r.N-done, most), At: r.At + done}
+			piece := columns.Run{Off: off, N: min(r.N-done, most), At: r.At + done}
 			done += piece.N
 			if run := off / payload.RunSize; compressed && run == last {
 				all[len(all)-1] = append(all[len(all)-1], piece)
 			} else {
-				last, all = run, append(all, []columns.ChunkRun{piece})
+				last, all = run, append(all, []columns.Run{piece})
 			}
 		}
 	}
 	return all
 }
 
-// ReadBounds looks offsets up. Each chunk that has some of them passes once through the block of a
-// lane, so that no room is needed, and is verified.
-func (b *Builtin) ReadBounds(ctx context.Context, img *batch.Image, bounds []columns.Bound) error {
-	if len(bounds) == 0 {
-		return nil
-	}
-	slices.SortFunc(bounds, func(a, b columns.Bound) int { return cmp.Compare(a.At, b.At) })
-	var chunks [][]columns.Bound
-	size := img.Descriptor().SumBlock()
-	for i, o := range bounds {
-		if i == 0 || o.At/size != bounds[i-1].At/size {
-			chunks = append(chunks, nil)
-		}
-		chunks[len(chunks)-1] = append(chunks[len(chunks)-1], o)
-	}
+// ReadPieces fills pieces of a body, in whole blocks of its checksums, which it compares. It keeps the
+// last block of each piece. Nothing is under way when it returns. The space of the pieces is to; nil
+// if they are on the Go heap.
+func (b *Builtin) ReadPieces(ctx context.Context, img *batch.Image, to *tier.Space, all []columns.Piece) error {
 	src, err := b.from(ctx, img)
 	if err != nil {
 		return err
 	}
-	return b.Permitted(ctx, nil, img.Space(), int64(len(chunks))*size, func(ctx context.Context) error {
-		return b.readRanges(ctx, src, len(chunks), true, func(ctx context.Context, r *ranges, i int) error {
-			off := chunks[i][0].At / size * size
-			p := r.chunk[:min(size, src.size-off)]
-			if err := r.read(ctx, p, off); err != nil {
-				return err
-			}
-			if err := image.NewVerifier(src.desc, src.locate).Add(p, off); err != nil {
-				return err
-			}
-			for _, o := range chunks[i] {
-				o.Set(p[o.At-off:])
-			}
-			return nil
-		})
-	})
-}
-
-// ReadRows reads the next window of rows of an image into their memory, which is in space, and opens it.
-// It ends the lease on an error.
-func (b *Builtin) ReadRows(
-	ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space, l *image.Lease,
-) (arrow.RecordBatch, error) {
-	read := func(pieces []columns.Piece) error { return b.readPieces(ctx, img, space, pieces) }
-	return rows.Next(read, l, FinderOf(rows.Shared))
-}
-
-// readPieces fills pieces of a body, in whole blocks of its checksums, which it compares. It keeps the
-// last block of each piece. Nothing is under way when it returns.
-func (b *Builtin) readPieces(ctx context.Context, img *batch.Image, to *tier.Space, all []columns.Piece) error {
-	src, err := b.from(ctx, img)
-	if err != nil {
-		return err
+	block := int64(tier.Page)
+	if src.verify {
+		block = src.desc.SumBlock()
 	}
-	var rest []columns.Piece
-	size := int64(0)
+	slices.SortFunc(all, func(a, b columns.Piece) int { return cmp.Compare(a.Off, b.Off) })
+	var requests [][]columns.Piece // of pieces that have blocks in common
+	var size, first, end int64     // of the last request
 	for _, p := range all {
-		switch host, ok := src.Source.(hostMemory); {
-		case ok && src.runs == nil:
+		host, ok := src.Source.(hostMemory)
+		if ok && src.runs == nil {
 			if err := image.Gather(p.To, host, p.Off); err != nil {
 				return err
 			}
-		case !p.FromHeld():
-			rest, size = append(rest, p), size+int64(len(p.To))
+			continue
 		}
+		if p.FromHeld() {
+			continue
+		}
+		begin := p.Off / block * block
+		if len(requests) == 0 || begin >= end || begin-first >= ColumnRequest {
+			requests, first, end = append(requests, nil), begin, begin
+		}
+		last := len(requests) - 1
+		requests[last] = append(requests[last], p)
+		size, end = size+int64(len(p.To)), max(end, image.RoundUp(p.Off+int64(len(p.To)), block))
 	}
-	if len(rest) == 0 { // an image without bytes also has no memory
+	if len(requests) == 0 { // an image without bytes also has no memory
 		return nil
 	}
 	var devices []*deviceMemory
@@ -199,35 +165,43 @@ func (b *Builtin) readPieces(ctx context.Context, img *batch.Image, to *tier.Spa
 	}
 	return b.Permitted(ctx, to, src.space, size, func(ctx context.Context) error {
 		return b.onStreams(ctx, devices, func() error {
-			return b.readRanges(ctx, src, len(rest), true, func(ctx context.Context, r *ranges, i int) error {
-				return r.fill(ctx, &rest[i])
+			return b.readRanges(ctx, src, len(requests), true, func(ctx context.Context, r *ranges, i int) error {
+				return r.fill(ctx, requests[i], block)
 			})
 		})
 	})
 }
 
-// fill reads the blocks of a piece through the chunk.
-func (r *ranges) fill(ctx context.Context, p *columns.Piece) error {
-	block := int64(tier.Page)
-	if r.src.verify {
-		block = r.src.desc.SumBlock()
+// fill reads the blocks of pieces that follow each other, through the chunk.
+func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64) error {
+	end := int64(0)
+	for _, p := range pieces {
+		end = max(end, image.RoundUp(p.Off+int64(len(p.To)), block))
 	}
+	end = min(end, r.src.size)
 	room := int64(len(r.chunk)) / block * block
-	for off, to := p.Off, p.To; len(to) > 0; {
-		begin := off / block * block
-		raw := r.chunk[:min(image.RoundUp(off+int64(len(to)), block)-begin, room, r.src.size-begin)]
-		err := r.read(ctx, raw, begin)
+	for at := pieces[0].Off / block * block; at < end; {
+		raw := r.chunk[:min(end-at, room)]
+		next := at + int64(len(raw))
+		err := r.read(ctx, raw, at)
 		if err == nil && r.src.verify {
-			err = image.NewVerifier(r.src.desc, r.src.locate).Add(raw, begin)
+			err = image.NewVerifier(r.src.desc, r.src.locate).Add(raw, at)
 		}
 		if err != nil {
 			return err
 		}
-		n := copy(to, raw[off-begin:])
-		if off, to = off+int64(n), to[n:]; len(to) == 0 {
-			last := (off - 1) / block * block
-			p.Hold(last, raw[last-begin:])
+		for i := range pieces {
+			p := &pieces[i]
+			if p.Off >= next || len(p.To) == 0 {
+				continue
+			}
+			n := copy(p.To, raw[p.Off-at:])
+			if p.Off, p.To = p.Off+int64(n), p.To[n:]; len(p.To) == 0 {
+				last := (p.Off - 1) / block * block
+				p.Hold(last, raw[last-at:min(last+block, next)-at])
+			}
 		}
+		at = next
 	}
 	return nil
 }

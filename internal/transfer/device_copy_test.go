@@ -47,7 +47,7 @@ func TestFailedCopyBetweenDevicesIsWaitedFor(t *testing.T) {
 		src.parts = append(src.parts, image.Part{Off: i * tier.Page, N: tier.Page, Addr: tier.Addr(1+2*i) << 20})
 	}
 	dst := &deviceMemory{
-		parts: image.WholeOf(1<<20, 3*tier.Page), whole: addresses{}, stream: &stream{Stream: to, dev: to},
+		parts: image.Parts{{N: 3 * tier.Page, Addr: 1 << 20}}, whole: addresses{}, stream: &stream{Stream: to, dev: to},
 	}
 	if err := copyOnDevices(t.Context(), dst, src); !errors.Is(err, errFails) || from.copies != 2 || from.waits != 1 {
 		t.Errorf("%d copies, and %d waits for the stream: %v", from.copies, from.waits, err)

@@ -44,7 +44,7 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	case tier.HostMemory:
 		return hostMemory(m.Extents()), nil
 	case tier.DeviceMemory:
-		return &deviceMemory{space: buf.Space(), parts: image.WholeOf(m.Addr(), m.Size()), whole: m}, nil
+		return &deviceMemory{space: buf.Space(), parts: image.Parts{{N: m.Size(), Addr: m.Addr()}}, whole: m}, nil
 	case tier.FileMemory:
 		return fileMemory{FileMemory: m}, nil
 	default:

@@ -2,8 +2,10 @@
 // the descriptor of those alone.
 //
 //	Selection ──Of──▶ Columns ──Within──▶ descriptor      of an image that has all of its bytes
-//	                     └──Plan──▶ Plan ──Mend──▶ descriptor   of what is read of an image on disk
-//	descriptor ──NewRows──▶ Rows ──Next──▶ record               some rows at a time, in little memory
+//	                     └──Plan──▶ Plan ──Open──▶ record   of what is read of an image on disk
+//	descriptor ──NewRows──▶ Rows ──Next──▶ record           some rows at a time, in little memory
+//
+// All three find the buffers of the rows in walk.go.
 package columns
 
 import (
@@ -66,7 +68,7 @@ type Columns struct {
 	From, To int64         // rows
 }
 
-// of looks up what is wanted.
+// Of looks up what is wanted.
 func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 	wrong := func(column string, field int, format string, args ...any) error {
 		return &SelectionError{

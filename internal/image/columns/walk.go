@@ -1,26 +1,32 @@
 package columns
 
 import (
+	"slices"
+
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
+	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// column is one column of an image: its arrays and buffers, depth first, and its rows that are read.
+// chosen is some columns of an image, and where their bytes are in memory.
 //
-// Of some columns a run of rows can be cut out by bytes: those whose every array has
-// scale values for each row of the column (1, or the size of the fixed-size lists around
-// it), except for dictionaries, which do not depend on the rows.
-type column struct {
-	nodes      []node
-	parts      []part
-	byRows     bool  // rows can be cut out
-	granule    int64 // at its multiples of rows all buffers begin at multiples of image.AlignSmall
-	begin, end int64 // the rows that are read
-	cut        bool  // not all rows are read
+// Of some columns a run of rows can be cut out by bytes: those whose every array has scale values
+// for each row of the column (1, or the size of the fixed-size lists around it), except for
+// dictionaries, which do not depend on the rows. Other columns are read whole, and then sliced.
+type chosen struct {
+	Image *batch.Descriptor // what is read
+
+	desc    batch.Descriptor // of the chosen columns, where they are in Image
+	cut     []bool           // of each column: rows are cut out
+	nodes   []node           // those of desc
+	buffers []buffer         // those of desc
+	next    int64            // the first row that is read next
 }
 
 // node is one array.
@@ -30,24 +36,27 @@ type node struct {
 	onlyNull bool  // the type has nothing but nulls
 }
 
-// part is one buffer.
-type part struct {
+// buffer is one buffer of an image, and the part of it that is in memory.
+type buffer struct {
 	shape.Buffer
-	span        payload.Span // in the image
-	node        int          // of the column: the array that has it
-	inDict      bool         // that is in a dictionary
-	scale       int64        // that of the array; dependent if the buffer cannot be cut
-	first, last int64        // of a shape.Data: the bytes that the rows have
-}
+	span    payload.Span // in the image
+	node    int          // the array that has it
+	scale   int64        // that of the array; dependent if the buffer cannot be cut
+	inDict  bool         // it is of a dictionary in the body
+	whole   bool         // it is not cut by rows
+	offsets *buffer      // those of a shape.Data that is cut
 
-// base is from where on text is read: a multiple of image.AlignSmall.
-func (p *part) base() int64 { return p.first / image.AlignSmall * image.AlignSmall }
+	first, last int64  // of such Data: the bytes of the rows that are read
+	at, size    int64  // in memory, of the bytes of the rows, or of the whole buffer
+	to          []byte // these bytes, unless the buffer is whole
+	held        held
+}
 
 // dependent is the scale of an array whose length is not a multiple of the rows.
 const dependent = -1
 
-// columnsOf finds the columns of c in an image, in the order of c.
-func columnsOf(d *batch.Descriptor, c *Columns) ([]column, error) {
+// choose finds the columns of c in an image, in the order of c. If cut is false, all are read whole.
+func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 	place := make([]int, d.Schema.NumFields()) // in c, from 1 on
 	for i, f := range c.Fields {
 		place[f] = i + 1
@@ -56,22 +65,67 @@ func columnsOf(d *batch.Descriptor, c *Columns) ([]column, error) {
 	cursor := image.NewCursor(d)
 	var passed column // one for all that are not wanted
 	for i, at := range place {
-		passed.nodes, passed.parts = passed.nodes[:0], passed.parts[:0]
+		passed.nodes, passed.buffers = passed.nodes[:0], passed.buffers[:0]
 		to := &passed
 		if at > 0 {
 			to = &columns[at-1]
 		}
-		to.byRows, to.granule = true, 1
+		to.byRows = cut
 		f := d.Schema.Field(i)
 		if err := to.array(&cursor, f.Name, f.Type, 1, d.Rows); err != nil {
 			return nil, err
 		}
 	}
-	return columns, nil
+	all := &chosen{Image: d, next: c.From, desc: batch.Descriptor{Schema: c.Schema, Metadata: d.Metadata}}
+	all.buffers = make([]buffer, 0, len(d.Buffers)) // which are pointed to
+	var numbers lookup.Table[*batch.Descriptor]     // of the dictionaries
+	for _, col := range columns {
+		all.cut = append(all.cut, col.byRows)
+		for i, b := range col.buffers {
+			s := b.span
+			if s.Length > 0 &&
+				(s.Offset < 0 || s.Offset%image.AlignSmall != 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+				return nil, image.Path{}.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
+			}
+			b.node += len(all.nodes)
+			b.whole = !col.byRows || b.scale < 0
+			if !b.whole && b.Role == shape.Data {
+				b.offsets = &all.buffers[len(all.buffers)-1]
+				b.whole = col.buffers[i-1].span.Length <= 0
+			}
+			b.at, b.size = s.Offset, s.Length
+			all.buffers = append(all.buffers, b)
+			all.desc.Buffers = append(all.desc.Buffers, s)
+		}
+		for _, n := range col.nodes {
+			if n.Nulls == payload.Outside {
+				dict := d.Dictionaries[n.Length]
+				at := numbers.Of(all.desc.Dictionaries, dict)
+				if at < 0 {
+					at = len(all.desc.Dictionaries)
+					all.desc.Dictionaries = append(all.desc.Dictionaries, dict)
+				}
+				n.Length = int64(at)
+			}
+			if !col.byRows {
+				n.scale = dependent
+			}
+			all.nodes = append(all.nodes, n)
+			all.desc.Nodes = append(all.desc.Nodes, n.Node)
+		}
+	}
+	return all, nil
 }
 
-// array takes what an array of type dt has, which has scale values for each of the column's rows. It
-// reads no bytes.
+// column is the arrays and buffers of one column, depth first.
+type column struct {
+	nodes   []node
+	buffers []buffer
+	byRows  bool // rows can be cut out
+}
+
+// array takes the parts of an array of type dt, which has scale values for each of the column's rows.
+// It reads no bytes.
 func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, scale, rows int64) error {
 	cursor.Path = append(cursor.Path, name)
 	a, err := cursor.Next(dt)
@@ -87,33 +141,17 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 		c.byRows = false
 	}
 	for i, s := range a.Spans {
-		p := part{span: s, node: at, scale: dependent} // as the data buffers of views are
+		b := buffer{span: s, node: at, scale: dependent} // as the data buffers of views are
 		if i < len(a.Buffers) {
-			p.Buffer = a.Buffers[i]
-			granule := int64(0) // rows at whose multiples it can be cut; 0 for none
-			switch p.Role {
-			case shape.Validity, shape.Bits:
-				granule = 8 * image.AlignSmall
-			case shape.Values:
-				if p.Width < 0 {
-					return cursor.Path.Invalid("values of %d bytes", p.Width)
-				}
-				for granule = image.AlignSmall; granule > 1 && (granule/2*p.Width)%image.AlignSmall == 0; granule /= 2 {
-				}
-			case shape.Offsets:
-				if a.Rows != shape.Between {
-					granule = image.AlignSmall / p.Width
-				}
-			case shape.Data:
-				granule = 1
-			}
-			if granule == 0 {
-				c.byRows = c.byRows && scale < 0
-			} else if p.scale = scale; scale >= 0 && s.Length > 0 {
-				c.granule = max(c.granule, granule) // powers of two
+			b.Buffer = a.Buffers[i]
+			switch role := b.Role; {
+			case role <= shape.Data && (role != shape.Offsets || a.Rows != shape.Between):
+				b.scale = scale
+			case scale >= 0: // offsets of lists, views and the like
+				c.byRows = false
 			}
 		}
-		c.parts = append(c.parts, p)
+		c.buffers = append(c.buffers, b)
 	}
 	if a.Views {
 		data := payload.Node{Length: int64(len(a.Spans) - len(a.Buffers))}
@@ -142,15 +180,89 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 			n := payload.Node{Length: int64(i), Nulls: payload.Outside}
 			c.nodes = append(c.nodes, node{Node: n, scale: dependent})
 		default:
-			first := len(c.parts)
+			first := len(c.buffers)
 			if err := c.array(cursor, "dictionary", a.Values, dependent, 0); err != nil {
 				return err
 			}
-			for i := range c.parts[first:] {
-				c.parts[first+i].inDict = true
+			for i := range c.buffers[first:] {
+				c.buffers[first+i].inDict = true
 			}
 		}
 	}
 	cursor.Path = cursor.Path[:len(cursor.Path)-1]
 	return nil
+}
+
+// part returns which bytes of a buffer the next n rows have.
+func (c *chosen) part(b *buffer, n int64) (off, size int64, err error) {
+	off, size = b.Bytes(c.next*b.scale, n*b.scale)
+	if b.offsets != nil {
+		off, size = b.first, b.last-b.first
+	}
+	if off < 0 || size < 0 || off > b.span.Length || size > b.span.Length-off {
+		return 0, 0, image.Path{}.Invalid("a buffer of %d bytes where %d at %d are needed", b.span.Length, size, off)
+	}
+	return off, size, nil
+}
+
+// describe returns the descriptor of the next n rows, whose bytes are in memory, and makes their
+// buffers those of arrays of their own: it moves offsets and counts nulls. before is how many bytes
+// the body has before the memory, for dictionaries. skip is how many rows each column has before
+// those n.
+func (c *chosen) describe(n, before int64) (_ *batch.Descriptor, skip []int64) {
+	d := c.desc
+	d.Rows, d.Nodes, d.Buffers = n, slices.Clone(d.Nodes), slices.Clone(d.Buffers)
+	for _, cut := range c.cut {
+		if cut {
+			skip = append(skip, 0)
+		} else {
+			skip = append(skip, c.next)
+		}
+	}
+	for i, own := range c.nodes {
+		if own.scale < 0 {
+			continue
+		}
+		if d.Nodes[i] = (payload.Node{Length: n * own.scale}); own.onlyNull {
+			d.Nodes[i].Nulls = n * own.scale
+		}
+	}
+	for i := range c.buffers {
+		b := &c.buffers[i]
+		switch {
+		case b.span.Length <= 0:
+			continue
+		case b.size == 0:
+			d.Buffers[i] = payload.Span{}
+			continue
+		}
+		d.Buffers[i] = payload.Span{Offset: before + b.at, Length: b.size}
+		if b.inDict {
+			d.Buffers[i].Offset = b.at
+		}
+		if b.whole {
+			continue
+		}
+		switch b.Role {
+		case shape.Validity, shape.Bits:
+			if shift := c.next * b.scale % 8; shift > 0 {
+				for i := range b.to {
+					b.to[i] >>= shift
+					if i+1 < len(b.to) {
+						b.to[i] |= b.to[i+1] << (8 - shift)
+					}
+				}
+			}
+			if b.Role == shape.Validity {
+				values := n * b.scale
+				d.Nodes[b.node].Nulls = values - int64(bitutil.CountSetBits(b.to, 0, int(values)))
+			}
+		case shape.Offsets:
+			if !c.buffers[i+1].whole {
+				base := image.OffsetAt(b.to, b.Width, 0)
+				sumcopy.Lower{Width: b.Width, Base: uint64(base)}.Copy(b.to, b.to)
+			}
+		}
+	}
+	return &d, skip
 }
