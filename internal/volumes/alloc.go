@@ -72,7 +72,7 @@ func (e *extents) Size() int64 { return e.size }
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	if e.kept != nil {
-		return e.v.cfg.Dir, e.kept.name(), off
+		return e.v.cfg.Dir, *e.kept.name.Load(), off
 	}
 	in := e.pieces[0]
 	for _, p := range e.pieces {

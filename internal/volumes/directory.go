@@ -21,7 +21,6 @@ import (
 //	                             /segment-0000   where a file system has no anonymous files
 //	                             /…
 //	<Dir>/spillway-kept-<random>/lock            with Config.Persist
-//	                            /format          keptFormat
 //	                            /<number>.part   a memory that is no batch
 //	                            /<key>           a batch or a dictionary: kept_file.go
 //
@@ -42,7 +41,6 @@ var (
 
 const (
 	lockName   = "lock"
-	formatName = "format"
 	keptPrefix = "spillway-kept-"
 	partSuffix = ".part"
 )
@@ -144,7 +142,7 @@ func (d *ownDir) list() (*content, error) {
 			}
 		case !e.IsDir() && segmentName.MatchString(name):
 			c.ours = append(c.ours, name)
-		case !e.IsDir() && (name == lockName || hiddenFile(name) || persists && name == formatName):
+		case !e.IsDir() && (name == lockName || hiddenFile(name)):
 		default:
 			c.foreign = append(c.foreign, name)
 		}
@@ -176,9 +174,7 @@ func (d *ownDir) remove() (gone bool, err error) {
 	if err != nil || len(c.foreign) > 0 || len(c.keys) > 0 {
 		return false, join(err, d.lock.Close())
 	}
-	if err = d.removeFile(formatName); err == nil {
-		err = d.removeFile(lockName)
-	}
+	err = d.removeFile(lockName)
 	closed := d.lock.Close()
 	if err == nil {
 		err = removeDir(d.fs, d.path)

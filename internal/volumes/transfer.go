@@ -89,7 +89,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	if e.kept != nil {
 		f, err := v.openKept(e.kept, v.direct)
 		if err != nil {
-			return e.failed(err, e.kept.name(), off, int64(len(p)), write)
+			return e.failed(err, *e.kept.name.Load(), off, int64(len(p)), write)
 		}
 		defer f.Close()
 		kept = f
@@ -169,7 +169,7 @@ func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, o
 	v, n := e.v, int64(len(p))
 	f, name, at := kept, "", in.At.off+off-in.Off
 	if f != nil {
-		name = e.kept.name()
+		name = *e.kept.name.Load()
 	} else {
 		f, name = in.At.file, in.At.seg.name
 	}
