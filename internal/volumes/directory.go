@@ -19,7 +19,6 @@ import (
 //
 //	<Dir>/spillway-<pid>-<random>/lock           held by flock while the volume is open
 //	                             /segment-0000   where a file system has no anonymous files
-//	                             /…
 //	<Dir>/spillway-kept-<random>/lock            with Config.Persist
 //	                            /<number>.part   a memory that is no batch
 //	                            /<key>           a batch or a dictionary: kept_file.go
@@ -41,14 +40,13 @@ var (
 
 const (
 	lockName   = "lock"
+	spillName  = "segment-0000"
 	keptPrefix = "spillway-kept-"
 	partSuffix = ".part"
 )
 
 // persists reports whether a directory is one in which batches persist, by its name.
 func persists(path string) bool { return keptDirName.MatchString(filepath.Base(path)) }
-
-func segmentFile(index int) string { return fmt.Sprintf("segment-%04d", index) }
 
 func keptName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
 
@@ -112,7 +110,7 @@ func claim(fsys disk.FS, path string) (*ownDir, error) {
 
 // content is what a directory contains.
 type content struct {
-	ours    []string         // names of segments, and of files of which nothing persists
+	ours    []string         // names of spill files, and of files of which nothing persists
 	keys    map[uint64]int64 // the lengths of the files of batches and dictionaries
 	bytes   int64            // of files with a key or a number, in whole pages
 	foreign []string         // names of everything else but the lock

@@ -77,7 +77,7 @@ func sortPersisted(all []Persisted) {
 }
 
 // placeInFile makes a file for e; see place.
-func (v *Volume) placeInFile(e *extents, _ []int64) (grew bool, refusal, err error) {
+func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
 	n := round(e.size)
 	if err := v.takeRoom(n); err != nil {
 		return false, nil, err
@@ -147,7 +147,7 @@ func (v *Volume) Persist(
 	switch {
 	case m == nil:
 		e = &extents{v: v, uses: 1}
-		if _, _, err := v.placeInFile(e, nil); err != nil {
+		if _, _, err := v.placeInFile(e); err != nil {
 			return 0, err
 		}
 		defer func() {

@@ -276,7 +276,7 @@ func TestOtherFormatIsLeftAlone(t *testing.T) {
 // what it recorded is there, unless the reading failed.
 func TestPersistingSurvivesEveryFault(t *testing.T) {
 	const size = mib / 4
-	small := func(c *volumes.Config) { c.Capacity, c.SegmentSize = 4*mib, mib }
+	small := func(c *volumes.Config) { c.Capacity = 4 * mib }
 	for i := 0; ; i += testseed.Rounds(1, 3) {
 		dir := memdir.New(t)
 		v := openPersistent(t, dir, small)
@@ -284,7 +284,7 @@ func TestPersistingSurvivesEveryFault(t *testing.T) {
 		leave(t, v, es)
 		fsys := faultfs.New(disk.OS(), 1, faultfs.Rule{Skip: i, Times: 1, Effect: faultfs.Fail(syscall.EIO)})
 		kept := false
-		v, err := openVolume(volumes.Config{Dir: dir, Capacity: 4 * mib, SegmentSize: mib, Persist: true, FS: fsys})
+		v, err := openVolume(volumes.Config{Dir: dir, Capacity: 4 * mib, Persist: true, FS: fsys})
 		if err == nil {
 			found := len(v.Persisted()) == 1
 			e, failed := v.Alloc(size, nil)

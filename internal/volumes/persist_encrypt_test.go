@@ -99,7 +99,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				look()
 				return e
 			}
-			small := func(cfg *volumes.Config) { c.change(cfg); cfg.Capacity, cfg.SegmentSize = 4*mib, mib }
+			small := func(cfg *volumes.Config) { c.change(cfg); cfg.Capacity = 4 * mib }
 			v := openPersistent(t, dir, small)
 			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib/4), fill(v, 100)}
 			leave(t, v, es...)

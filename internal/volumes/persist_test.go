@@ -25,7 +25,7 @@ import (
 func openPersistent(t testing.TB, dir string, change ...func(*volumes.Config)) *volumes.Volume {
 	t.Helper()
 	onLinux(t)
-	cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true}
+	cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, Persist: true}
 	for _, c := range change {
 		c(&cfg)
 	}
