@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/persist"
-	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -28,7 +27,7 @@ type Persisted struct {
 	Space     tier.ID // of this engine
 	Err       error   // why it cannot be adopted; it can be forgotten
 
-	key persist.Key
+	key *persist.Batch
 }
 
 // Persisted lists the batches that were found on disks with DiskConfig.Persist when the engine was
@@ -38,26 +37,14 @@ func (e *Engine) Persisted() []Persisted {
 	found := e.found.List()
 	out := make([]Persisted, len(found))
 	for i, b := range found {
-		out[i] = Persisted{Bytes: b.Bytes, Space: b.Space, Err: b.Err, key: b.Key}
+		p := &out[i]
+		p.Bytes, p.Space, p.Err, p.key = b.Room, b.Space.ID(), b.Err, b
 		if r := b.Entry; r != nil {
-			p := &out[i]
 			p.ID, p.Plan, p.Operator, p.Port, p.Partition = r.ID, r.Plan, r.Operator, r.Port, r.Partition
 			p.Rows, p.Schema = r.Descriptor.Rows, r.Descriptor.Schema
 		}
 	}
 	return out
-}
-
-// images verifies and shares what was found on disks.
-type images struct {
-	mover *convert.Mover
-	*transfer.Builtin
-}
-
-func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.mover.Verify(ctx, p) }
-
-func (i images) VerifyDictionary(ctx context.Context, s batch.Shared) error {
-	return i.mover.Inside().VerifyDictionary(ctx, s)
 }
 
 // Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with
@@ -66,7 +53,7 @@ func (i images) VerifyDictionary(ctx context.Context, s batch.Shared) error {
 // a *convert.CorruptError. After any error the batch persists still. One that was adopted or
 // forgotten before is tier.ErrReleased.
 func (e *Engine) Adopt(ctx context.Context, p Persisted) (*batch.Batch, error) {
-	b, err := e.found.Adopt(ctx, p.key, images{e.mover, e.builtin}, e.newBatch)
+	b, err := e.found.Adopt(ctx, p.key, e.mover, e.builtin, e.newBatch)
 	if err != nil {
 		var c *convert.CorruptError
 		if errors.As(err, &c) {

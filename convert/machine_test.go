@@ -120,7 +120,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if files == nil {
 		files = m.files
 	}
-	volume, err := volumes.Open(volumes.Config{Dir: dir, Capacity: size(cfg.disk, 16<<20), FS: files, SegmentSize: size(cfg.disk, 16<<20), Encrypt: cfg.encrypt})
+	volume, err := volumes.Open(volumes.Config{Dir: dir, Capacity: size(cfg.disk, 16<<20), FS: files, Encrypt: cfg.encrypt})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: cfg.gpus.backend()},

@@ -200,7 +200,7 @@ func TestDictionaryThatNoBatchListsIsRemoved(t *testing.T) {
 		t.Fatal(found, err)
 	}
 	for _, b := range found[0].Batches {
-		if err := os.Remove(b.Record.File); err != nil {
+		if err := os.Remove(b.File); err != nil {
 			t.Fatal(err)
 		}
 	}

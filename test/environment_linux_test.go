@@ -197,7 +197,6 @@ func TestOpenSaysWhatToDo(t *testing.T) {
 		"full, named":                {files: named(syscall.ENOSPC, "lock"), want: syscall.ENOSPC, says: []string{"no space left", "make room", another}},
 		"the user's quota":           {files: failing(syscall.EDQUOT, "write"), want: syscall.EDQUOT, says: []string{"quota", "make room", another}},
 		"broken":                     {files: failing(syscall.EIO, "write"), want: syscall.EIO, says: []string{"input/output error", another}},
-		"broken when closed":         {files: failing(syscall.EIO, "close"), want: syscall.EIO, says: []string{"input/output error", another}},
 		"too many files":             {files: failing(syscall.EMFILE, "open-anonymous"), want: syscall.EMFILE, says: []string{"too many open files", "limit"}},
 		"larger than what is free":   {change: func(d *spillway.DiskConfig) { d.Capacity = spillway.Bytes(1 << 60) }, want: tier.ErrNoSpace, says: []string{"has", "free", "make room", another}},
 		"nothing beside the reserve": {change: func(d *spillway.DiskConfig) { d.Capacity, d.Reserve = spillway.Amount{}, 1<<60 }, want: tier.ErrNoSpace, says: []string{"free", "reserve"}},

@@ -70,7 +70,8 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 			full = cmp.Or(full, err)
 			continue
 		}
-		capacity, err := f.capacity.Of(where.FreeBytes) // 0: the engine's default
+		free := e.freeFor(ctx, given, where)
+		capacity, err := f.capacity.Of(free) // 0: the engine's default
 		if err != nil {
 			return fail.Usagef("--disk %s: %w", f.dir, err)
 		}
@@ -83,7 +84,7 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 				left = (m.plan.Heap - headroom.LeastHeap) / tier.Page * tier.Page
 			}
 			if capacity == 0 && where.FreeBytes >= 0 {
-				capacity = min(where.FreeBytes/2, left/int64(len(given)-i)) / tier.Page * tier.Page
+				capacity = min(free/2, left/int64(len(given)-i)) / tier.Page * tier.Page
 			}
 			if want := max(tier.Page, capacity); want > left {
 				have, want := size.Apart(left, want)
@@ -106,4 +107,23 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 		return full
 	}
 	return nil
+}
+
+// freeFor returns how many bytes a directory without a size in bytes may count as free. As in
+// spillway.DiskConfig, those on one file system divide what is free there, without the sizes of others.
+func (e *engineFlags) freeFor(ctx context.Context, given diskFlags, where topology.Location) int64 {
+	free, sharers := where.FreeBytes, int64(0)
+	for _, f := range given {
+		other, err := e.diskOf(ctx, f.dir, topology.Options{})
+		if err != nil || other.Mount != where.Mount {
+			continue
+		}
+		if free -= f.capacity.Bytes; f.capacity.Bytes == 0 {
+			sharers++
+		}
+	}
+	if where.Mount == "" || where.FreeBytes < 0 || sharers == 0 {
+		return where.FreeBytes
+	}
+	return max(0, free) / sharers
 }

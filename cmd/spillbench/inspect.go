@@ -88,14 +88,14 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 		k.Bytes += r.Room
 	}
 	for _, l := range d.Dictionaries {
-		k.DictionaryBytes += l.Record.Room
+		k.DictionaryBytes += l.Room
 		if l.Err != nil {
-			what := fmt.Sprintf("the dictionary in %s: %s", l.Record.File, line(l.Err))
+			what := fmt.Sprintf("the dictionary in %s: %s", l.File, line(l.Err))
 			k.Damaged = append(k.Damaged, what)
 		}
 	}
 	for _, l := range d.Batches {
-		b := report.KeptBatch{Bytes: l.Record.Room, Columns: []string{}, Error: line(l.Err)}
+		b := report.KeptBatch{Bytes: l.Room, Columns: []string{}, Error: line(l.Err)}
 		if e := l.Entry; e != nil {
 			b.ID, b.Plan, b.Operator, b.Port, b.Partition = uint64(e.ID), e.Plan, e.Operator, e.Port, e.Partition
 			b.Rows, b.ImageBytes, b.Dictionaries = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries)

@@ -129,6 +129,9 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 	}{
 		"on a disk":           {1024, 128, 4096, []string{"/disk"}, []int64{0}, 0, ""},
 		"too large on a disk": {1024, 128, 4096, []string{"/disk=4000MiB"}, []int64{4000}, 0, ""},
+		"three of one mount":  {1024, 128, 600, []string{"/tmpfs", "/tmpfs/b", "/tmpfs/c"}, []int64{100, 100, 100}, 300, ""},
+		"shares of one mount": {1024, 128, 600, []string{"/tmpfs=100%", "/tmpfs/b=50%"}, []int64{300, 150}, 450, ""},
+		"beside a size":       {1024, 128, 600, []string{"/tmpfs=200MiB", "/tmpfs/b"}, []int64{200, 200}, 400, ""},
 		"half of the free":    {1024, 128, 512, []string{"/tmpfs"}, []int64{256}, 256, ""},
 		"what is left":        {1024, 128, 4096, []string{"/tmpfs"}, []int64{808}, 808, ""},
 		"two share":           {1024, 128, 4096, []string{"/tmpfs", "/tmpfs/b"}, []int64{404, 404}, 808, ""},
@@ -144,7 +147,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := engineFlags{diskOf: func(_ context.Context, dir string, _ topology.Options) (topology.Location, error) {
-				return topology.Location{FreeBytes: c.free * mib, FileSystem: strings.Split(dir, "/")[1]}, nil
+				top := strings.Split(dir, "/")[1]
+				return topology.Location{FreeBytes: c.free * mib, FileSystem: top, Mount: "/" + top}, nil
 			}}
 			e.probe = func(string) error { return nil }
 			for _, d := range c.disks {

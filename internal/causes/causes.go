@@ -27,7 +27,6 @@ const (
 	DirectIO         diag.Cause = "direct-io"          // a file system without direct I/O
 	NamedFiles       diag.Cause = "named-files"        // a file system without anonymous files
 	Sparse           diag.Cause = "sparse"             // a file system that reserves no room
-	FileLimit        diag.Cause = "file-limit"         // open files are limited
 	Abandoned        diag.Cause = "abandoned"          // killed processes had left files, which are removed
 	NotRemoved       diag.Cause = "not-removed"        // and could not be
 	KeptLeft         diag.Cause = "kept-left"          // what was kept is not taken over
@@ -75,8 +74,6 @@ var remedies = map[diag.Cause]string{
 		"leave nothing",
 	Sparse: "name a directory on another file system, such as ext4 or xfs, or keep other programs from " +
 		"filling this one",
-	FileLimit: "raise the limit of open files: ulimit -n, LimitNOFILE= in systemd, --ulimit nofile= in " +
-		"containers; or give the volume less",
 	Abandoned:  "",
 	NotRemoved: "see to it that this process may change the directory, or remove what is left by hand",
 	KeptLeft: "open it with the key that it was kept with, as its owner; what another process kept that " +

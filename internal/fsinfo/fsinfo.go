@@ -2,7 +2,6 @@
 //
 //	Of(path) ──▶ Info    the file system of path: its name, its size, where it keeps files
 //	Owner, Device        the owner of a file, and the device that it is on
-//	OpenLimit            how many files the process may have open
 //
 // What a system does not say is errors.ErrUnsupported, not known, or unlimited. The functions
 // take no locks and are safe for concurrent use.

@@ -5,7 +5,6 @@ package fsinfo
 import (
 	"errors"
 	"io/fs"
-	"math"
 )
 
 // Of fails: nothing is known of file systems here.
@@ -16,6 +15,3 @@ func Owner(fs.FileInfo) (uid uint32, known bool) { return 0, false }
 
 // Device does not know the device of a file here.
 func Device(fs.FileInfo) (id uint64, known bool) { return 0, false }
-
-// OpenLimit returns the largest int64: the limit is not known here.
-func OpenLimit() int64 { return math.MaxInt64 }

@@ -11,7 +11,6 @@ package persist
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,35 +26,34 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Entry is the part of a file's header with which another process opens the file's memory as a
-// batch or a dictionary.
+// Entry describes a batch or a dictionary in its file, so that another process can open the file's
+// memory. The file has it in JSON, in two parts: the meta never changes, and the place does when the
+// batch moves to another operator. Files have checksums (package volumes), which do not show what the
+// writer meant: fits checks the lengths, and arrow-go gets a bound for those in a schema.
 type Entry struct {
-	ID              batch.ID // 0: a dictionary
+	ID           batch.ID `json:"-"` // 0: a dictionary
+	Place        `json:"-"`
+	Dictionary   bool
+	Descriptor   *batch.Descriptor // in JSON without Schema, Dictionaries and Metadata; when read without Dictionaries
+	Dictionaries []uint64          // the keys of their files, in the order of Descriptor.Dictionaries
+	Packed       bool
+	Runs         []payload.Run // of a packed batch
+
+	// In JSON only.
+	Metadata [][2][]byte // keys and values; nil: the record has none
+	Schema   []byte      // an Arrow IPC stream without batches
+}
+
+// Place is where a batch is in a plan.
+type Place struct {
 	Plan, Operator  string
 	Port, Partition int
-	Descriptor      *batch.Descriptor // without Dictionaries when it was read
-	Dictionaries    []uint64          // the keys of their files, in the order of Descriptor.Dictionaries
-	Packed          bool
-	Runs            []payload.Run // of a packed batch
 }
 
-// fileMeta is the meta of a file, in JSON. The files have checksums (package volumes), which do not show
-// what the writer meant: Entry.fits checks the lengths, and arrow-go gets a bound for those in a schema.
-type fileMeta struct {
-	Dictionary   bool
-	Descriptor   batch.Descriptor // without Schema, Dictionaries and Metadata
-	Dictionaries []uint64
-	Packed       bool
-	Runs         []payload.Run
-	Metadata     [][2][]byte // keys and values; nil: the record has none
-	Schema       []byte      // an Arrow IPC stream without batches
-}
-
-// fixedPlace is the beginning of the place of a file, in which the names of the plan and the operator
-// follow. All numbers are little-endian.
-type fixedPlace struct {
-	ID, Port, Partition int64
-	Plan, Operator      int64 // lengths of the names
+// filePlace is the place of a file, in JSON.
+type filePlace struct {
+	ID batch.ID
+	Place
 }
 
 // errFormat: the file was written by another version, or it contradicts itself.
@@ -99,15 +97,12 @@ func DecodeSchema(p []byte) (_ *arrow.Schema, err error) {
 
 // meta returns the meta of e, with its schema as EncodeSchema writes it.
 func (e *Entry) meta(schema []byte) []byte {
-	m := fileMeta{
-		Dictionary: e.ID == 0, Descriptor: *e.Descriptor, Dictionaries: e.Dictionaries, Packed: e.Packed, Runs: e.Runs,
-		Schema: schema,
-	}
-	d := &m.Descriptor
-	if d.Metadata != nil {
-		m.Metadata = make([][2][]byte, d.Metadata.Len())
+	m := *e
+	m.Dictionary, m.Schema = e.ID == 0, schema
+	if all := e.Descriptor.Metadata; all != nil {
+		m.Metadata = make([][2][]byte, all.Len())
 		for i := range m.Metadata {
-			m.Metadata[i] = [2][]byte{[]byte(d.Metadata.Keys()[i]), []byte(d.Metadata.Values()[i])}
+			m.Metadata[i] = [2][]byte{[]byte(all.Keys()[i]), []byte(all.Values()[i])}
 		}
 	}
 	p, _ := json.Marshal(&m) // numbers, bytes and slices of them
@@ -116,10 +111,8 @@ func (e *Entry) meta(schema []byte) []byte {
 
 // place returns the place of e.
 func (e *Entry) place() []byte {
-	p, _ := binary.Append(nil, binary.LittleEndian, fixedPlace{
-		int64(e.ID), int64(e.Port), int64(e.Partition), int64(len(e.Plan)), int64(len(e.Operator)),
-	})
-	return append(append(p, e.Plan...), e.Operator...)
+	p, _ := json.Marshal(filePlace{e.ID, e.Place})
+	return p
 }
 
 // Schemas reads schemas, equal ones once. The zero value is ready. It is not safe for concurrent
@@ -148,40 +141,34 @@ func (s *Schemas) read(p []byte) (*arrow.Schema, error) {
 // Read reads the meta and the place of a file. Inconsistent input is errFormat. Only the checksums
 // show that the memories contain what they should.
 func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
-	var m fileMeta
-	if err := json.Unmarshal(meta, &m); err != nil {
+	e, at := new(Entry), filePlace{}
+	err := json.Unmarshal(meta, e)
+	if err == nil && !e.Dictionary {
+		err = json.Unmarshal(place, &at)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errFormat, err)
 	}
-	d := &m.Descriptor
-	e := &Entry{Descriptor: d, Dictionaries: m.Dictionaries, Packed: m.Packed, Runs: m.Runs}
-	if m.Metadata != nil {
+	e.ID, e.Place = at.ID, at.Place
+	d := e.Descriptor
+	if d == nil || e.Dictionary != (e.ID == 0) || !e.fits() {
+		return nil, errFormat
+	}
+	if d.Schema, err = s.read(e.Schema); err != nil {
+		return nil, fmt.Errorf("%w: %w", errFormat, err)
+	}
+	if e.Dictionary && d.Schema.NumFields() != 1 {
+		return nil, errFormat
+	}
+	if e.Metadata != nil {
 		var keys, values []string
-		for _, pair := range m.Metadata {
+		for _, pair := range e.Metadata {
 			keys, values = append(keys, string(pair[0])), append(values, string(pair[1]))
 		}
 		all := arrow.NewMetadata(keys, values)
 		d.Metadata = &all
 	}
-	if !m.Dictionary {
-		var at fixedPlace
-		n, err := binary.Decode(place, binary.LittleEndian, &at)
-		names := int64(len(place) - n)
-		if err != nil || at.ID == 0 || at.Plan < 0 || at.Plan > names || at.Operator != names-at.Plan {
-			return nil, errFormat
-		}
-		e.ID, e.Port, e.Partition = batch.ID(at.ID), int(at.Port), int(at.Partition)
-		e.Plan, e.Operator = string(place[n:][:at.Plan]), string(place[n:][at.Plan:])
-	}
-	if !e.fits() {
-		return nil, errFormat
-	}
-	var err error
-	if d.Schema, err = s.read(m.Schema); err != nil {
-		return nil, fmt.Errorf("%w: %w", errFormat, err)
-	}
-	if m.Dictionary && d.Schema.NumFields() != 1 {
-		return nil, errFormat
-	}
+	e.Metadata, e.Schema = nil, nil
 	return e, nil
 }
 

@@ -36,7 +36,7 @@ func entryOfRecord(t testing.TB, rec arrow.RecordBatch) (*Entry, []byte) {
 	}
 	plain := *d
 	plain.Dictionaries = nil
-	k := &Entry{ID: 77, Plan: "query", Operator: "join", Port: 3, Partition: -4, Descriptor: &plain}
+	k := &Entry{ID: 77, Place: Place{"query", "join", 3, -4}, Descriptor: &plain}
 	for i := range d.Dictionaries {
 		k.Dictionaries = append(k.Dictionaries, uint64(i)+5)
 	}
@@ -112,8 +112,8 @@ func fullRuns(d *batch.Descriptor) (runs []payload.Run) {
 }
 
 func sameEntry(a, b Entry) bool {
-	return a.ID == b.ID && a.Plan == b.Plan && a.Operator == b.Operator && a.Port == b.Port && a.Partition == b.Partition &&
-		a.Packed == b.Packed && same(a.Runs, b.Runs) && same(a.Dictionaries, b.Dictionaries)
+	return a.ID == b.ID && a.Place == b.Place && a.Packed == b.Packed &&
+		same(a.Runs, b.Runs) && same(a.Dictionaries, b.Dictionaries)
 }
 
 func sameDescriptor(a, b batch.Descriptor) bool {

@@ -8,38 +8,14 @@ import (
 	"sync"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/convert"
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
-
-// Key names a batch that was found.
-type Key struct {
-	in    *Found
-	found *found
-}
-
-// Batch is a batch that an earlier engine left.
-type Batch struct {
-	Key   Key
-	Entry *Entry // nil if it cannot be read
-	Bytes int64  // charged in Space, without dictionaries that it shares
-	Space tier.ID
-	Err   error // why it cannot be adopted
-}
-
-// Images verifies and shares images on disk.
-type Images interface {
-	// Verify and VerifyDictionary compare all bytes of an image with their checksums.
-	Verify(ctx context.Context, p batch.Payload) error
-	VerifyDictionary(ctx context.Context, s batch.Shared) error
-	// AdoptDictionary makes a dictionary of a buffer, which it takes over, also when it fails.
-	AdoptDictionary(ctx context.Context, d *batch.Descriptor, b *tier.Buffer) (batch.Shared, error)
-	// Again returns another reference to a dictionary.
-	Again(s batch.Shared) (batch.Shared, error)
-}
 
 // Found is the batches that earlier engines left and that were neither adopted nor forgotten yet, and
 // their dictionaries. A promise of the space has the bytes of each, so that their room is not given
@@ -51,19 +27,20 @@ type Found struct {
 	mu     sync.Mutex // nothing else is called under it
 	closed bool
 	busy   sync.WaitGroup // calls of Adopt and Forget
-	all    []*found       // by space, the oldest first
+	all    []*Batch       // by space, the oldest first
 }
 
-// found is a batch or a dictionary.
-type found struct {
-	volumes.Persisted
-	space   *tier.Space
+// Batch is a batch, or a dictionary that batches share, that an earlier engine left.
+type Batch struct {
+	volumes.Persisted             // Room is charged in Space; Err: why the batch cannot be adopted
+	Entry             *Entry      // nil if it cannot be read
+	Space             *tier.Space // nil in a Directory
+
+	in      *Found
 	promise *books.Promise // of the bytes in the memory
 	header  *books.Promise // of the rest
-	entry   *Entry         // nil if it cannot be read
-	err     error
 	// dicts are all dictionaries that it needs, each once and after those that it needs itself.
-	dicts []*found
+	dicts []*Batch
 
 	// Guarded by Found.mu.
 	taken   bool // a batch: a caller is adopting or forgetting it
@@ -75,9 +52,9 @@ type found struct {
 	shared batch.Shared
 }
 
-func (b *found) isDictionary() bool { return b.entry != nil && b.entry.ID == 0 && b.err == nil }
+func (b *Batch) isDictionary() bool { return b.Err == nil && b.Entry.ID == 0 }
 
-func (b *found) volume() *volumes.Volume { return b.space.Pool().(*volumes.Volume) }
+func (b *Batch) volume() *volumes.Volume { return b.Space.Pool().(*volumes.Volume) }
 
 // NewFound returns a list that is empty.
 func NewFound() *Found { return &Found{turn: make(chan struct{}, 1)} }
@@ -85,10 +62,10 @@ func NewFound() *Found { return &Found{turn: make(chan struct{}, 1)} }
 // Add lists what persists in a space, and promises its bytes. It is called before anything else.
 func (f *Found) Add(space *tier.Space) (err error) {
 	var schemas Schemas
-	files := make(map[uint64]*found)
-	var added []*found
+	files := make(map[uint64]*Batch)
+	var added []*Batch
 	for _, p := range space.Pool().(*volumes.Volume).Persisted() {
-		b := &found{Persisted: p, space: space}
+		b := &Batch{Persisted: p, Space: space, in: f}
 		memory := space.Charge(p.Size)
 		if b.header, err = space.Occupy(p.Room - memory); err != nil {
 			return err
@@ -97,13 +74,14 @@ func (f *Found) Add(space *tier.Space) (err error) {
 			return err
 		}
 		space.Hold(p.Room)
-		if b.entry, b.err = schemas.entry(&p); b.err == nil {
-			b.err = b.findDictionaries(files)
+		b.read(&schemas, files)
+		if b.Err != nil {
+			b.Err = &image.CorruptError{Volume: p.File, Cause: b.Err}
+		} else if b.Entry.ID != 0 {
+			for _, dict := range b.dicts {
+				dict.waiting++
+			}
 		}
-		if b.err != nil {
-			b.err = &image.CorruptError{Volume: p.File, Cause: b.err}
-		}
-		files[p.Key] = b
 		added = append(added, b)
 	}
 	for _, b := range added {
@@ -116,35 +94,29 @@ func (f *Found) Add(space *tier.Space) (err error) {
 	return nil
 }
 
-// entry reads the entry of a file, whose memory must be as long as the entry needs.
-func (s *Schemas) entry(p *volumes.Persisted) (*Entry, error) {
-	if p.Err != nil {
-		return nil, p.Err
+// read reads the entry of a file, whose memory must be as long as the entry needs, finds its
+// dictionaries among files, where those that were written before it are, and adds it there.
+func (b *Batch) read(schemas *Schemas, files map[uint64]*Batch) {
+	files[b.Key] = b
+	if b.Err != nil {
+		return
 	}
-	e, err := s.Read(p.Meta, p.Place)
-	if err != nil {
-		return nil, err
+	if b.Entry, b.Err = schemas.Read(b.Meta, b.Place); b.Err != nil {
+		return
 	}
-	if n := e.Stored(); p.Size < n || n == 0 && p.Size > 0 {
-		return nil, errFormat
+	if n := b.Entry.Stored(); b.Size < n || n == 0 && b.Size > 0 {
+		b.Entry, b.Err = nil, errFormat
+		return
 	}
-	return e, nil
-}
-
-func errDictionary(key uint64) error {
-	return fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
-}
-
-// findDictionaries finds the dictionaries of b, which were written before it, among files.
-func (b *found) findDictionaries(files map[uint64]*found) error {
-	d := b.entry.Descriptor
-	seen := make(map[*found]bool)
-	for _, key := range b.entry.Dictionaries {
+	d, seen := b.Entry.Descriptor, make(map[*Batch]bool)
+	for _, key := range b.Entry.Dictionaries {
 		dict := files[key]
 		if dict == nil || !dict.isDictionary() {
-			return errDictionary(key)
+			b.Err = fmt.Errorf("its dictionary %016x is not there, or is damaged", key)
+			b.dicts = nil // the batch does not count as one that needs them
+			return
 		}
-		d.Dictionaries = append(d.Dictionaries, dict.entry.Descriptor)
+		d.Dictionaries = append(d.Dictionaries, dict.Entry.Descriptor)
 		for _, needed := range append(slices.Clone(dict.dicts), dict) {
 			if !seen[needed] {
 				seen[needed] = true
@@ -152,62 +124,55 @@ func (b *found) findDictionaries(files map[uint64]*found) error {
 			}
 		}
 	}
-	if b.entry.ID != 0 {
-		for _, dict := range b.dicts {
-			dict.waiting++
-		}
-	}
-	return nil
 }
 
 // forget removes a file that is not needed any more.
-func (b *found) forget() {
+func (b *Batch) forget() {
 	b.volume().Forget(b.Key)
 	b.endPromise()
 }
 
 // endPromise ends the promise of a file's bytes.
-func (b *found) endPromise() {
-	b.space.Hold(-b.Room)
-	_, _ = b.space.Release(b.promise), b.space.Release(b.header)
+func (b *Batch) endPromise() {
+	b.Space.Hold(-b.Room)
+	_, _ = b.Space.Release(b.promise), b.Space.Release(b.header)
 }
 
 // take lends the memory of a file as a buffer, nil if there is none. When the buffer is released, the
 // file is as it was before, unless own was called.
-func (b *found) take() (*tier.Buffer, error) {
+func (b *Batch) take() (*tier.Buffer, error) {
 	memory, err := b.volume().Take(b.Key)
 	if err != nil || memory == nil {
 		return nil, err
 	}
-	return b.space.Adopt(b.promise, memory), nil
+	return b.Space.Adopt(b.promise, memory), nil
 }
 
 // own makes a file that was taken one of this process: it goes with its memory.
-func (b *found) own() {
-	b.volume().Own(b.Key, func() { _ = b.space.Release(b.header) })
-	b.space.Hold(-b.Room)
-	_ = b.space.Release(b.promise) // else bytes of the buffer would return to it
+func (b *Batch) own() {
+	b.volume().Own(b.Key, func() { _ = b.Space.Release(b.header) })
+	b.Space.Hold(-b.Room)
+	_ = b.Space.Release(b.promise) // else bytes of the buffer would return to it
 }
 
 // begin takes a batch. The caller must call end.
-func (f *Found) begin(key Key) (*found, error) {
+func (f *Found) begin(b *Batch) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b := key.found
 	switch {
 	case f.closed:
-		return nil, tier.ErrClosed
-	case key.in != f || b.taken || b.gone: // another engine's, or of nothing that was found
-		return nil, fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
+		return tier.ErrClosed
+	case b == nil || b.in != f || b.taken || b.gone: // nothing that was found, or another engine's
+		return fmt.Errorf("it is not there, or another caller has it: %w", tier.ErrReleased)
 	}
 	b.taken = true
 	f.busy.Add(1)
-	return b, nil
+	return nil
 }
 
-// end is called with a batch that begin has returned. gone: it was adopted or forgotten. Dictionaries
+// end is called with a batch that begin has taken. gone: it was adopted or forgotten. Dictionaries
 // that no other batch here needs go with it.
-func (f *Found) end(b *found, gone bool) (err error) {
+func (f *Found) end(b *Batch, gone bool) (err error) {
 	defer f.busy.Done()
 	if !gone {
 		f.mu.Lock()
@@ -217,7 +182,7 @@ func (f *Found) end(b *found, gone bool) (err error) {
 	}
 	f.turn <- struct{}{}
 	defer func() { <-f.turn }()
-	var unneeded []*found
+	var unneeded []*Batch
 	f.mu.Lock()
 	b.gone = true
 	for _, d := range b.dicts {
@@ -240,35 +205,43 @@ func (f *Found) end(b *found, gone bool) (err error) {
 }
 
 // image makes an image of a batch, verified.
-func (f *Found) image(ctx context.Context, b *found, im Images) (*batch.Image, error) {
-	if b.err != nil {
-		return nil, b.err
+func (f *Found) image(
+	ctx context.Context, b *Batch, mover *convert.Mover, builtin *transfer.Builtin,
+) (*batch.Image, error) {
+	if b.Err != nil {
+		return nil, b.Err
 	}
-	shared, err := f.dictionaries(ctx, b, im)
+	shared, err := f.dictionaries(ctx, b, mover, builtin)
+	var buf *tier.Buffer
+	if err == nil {
+		buf, err = b.take()
+	}
 	if err != nil {
+		for _, s := range shared {
+			err = errors.Join(err, s.Release())
+		}
 		return nil, err
 	}
-	buf, err := b.take()
-	if err != nil {
-		return nil, errors.Join(err, releaseShared(shared))
-	}
-	parts := payload.Parts{Descriptor: b.entry.Descriptor, Space: b.space, Shared: shared}
+	parts := payload.Parts{Descriptor: b.Entry.Descriptor, Space: b.Space, Shared: shared}
 	if buf != nil {
 		parts.Buffers = []*tier.Buffer{buf}
 	}
-	if b.entry.Packed {
-		parts.Encoding, parts.Runs = payload.Compressed, b.entry.Runs
+	if b.Entry.Packed {
+		parts.Encoding, parts.Runs = payload.Compressed, b.Entry.Runs
 	}
 	p := payload.New(parts)
-	if err := im.Verify(ctx, p); err != nil {
+	if err := mover.Verify(ctx, p); err != nil {
 		return nil, errors.Join(err, p.Release())
 	}
 	b.own()
 	return p, nil
 }
 
-// dictionaries returns a reference to each dictionary of a batch.
-func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared []batch.Shared, err error) {
+// dictionaries returns a reference to each dictionary of a batch, also after an error to those that it
+// has. It makes one of the file of each that no batch before needed, and verifies it.
+func (f *Found) dictionaries(
+	ctx context.Context, b *Batch, mover *convert.Mover, builtin *transfer.Builtin,
+) (shared []batch.Shared, err error) {
 	if len(b.dicts) == 0 {
 		return nil, nil
 	}
@@ -279,44 +252,27 @@ func (f *Found) dictionaries(ctx context.Context, b *found, im Images) (shared [
 	}
 	defer func() { <-f.turn }()
 	for _, d := range b.dicts {
-		var s batch.Shared
 		if d.shared == nil {
-			err = f.adoptDictionary(ctx, d, im)
+			buf, err := d.take()
+			if err != nil {
+				return shared, err
+			}
+			made, err := builtin.AdoptDictionary(ctx, d.Entry.Descriptor, buf) // it has bytes: see Entry.fits
+			if err != nil {
+				return shared, err
+			}
+			if err := mover.Inside().VerifyDictionary(ctx, made); err != nil {
+				return shared, errors.Join(err, made.Release())
+			}
+			d.shared = made
 		}
-		if err == nil {
-			s, err = im.Again(d.shared)
-		}
+		again, err := builtin.Again(d.shared)
 		if err != nil {
-			return nil, errors.Join(err, releaseShared(shared))
+			return shared, err
 		}
-		shared = append(shared, s)
+		shared = append(shared, again)
 	}
 	return shared, nil
-}
-
-// adoptDictionary makes a dictionary of a file, verified. The turn is held.
-func (f *Found) adoptDictionary(ctx context.Context, d *found, im Images) error {
-	buf, err := d.take()
-	if err != nil {
-		return err
-	}
-	s, err := im.AdoptDictionary(ctx, d.entry.Descriptor, buf) // it has bytes: see Entry.fits
-	if err != nil {
-		return err
-	}
-	if err := im.VerifyDictionary(ctx, s); err != nil {
-		return errors.Join(err, s.Release())
-	}
-	d.shared = s
-	return nil
-}
-
-func releaseShared(shared []batch.Shared) error {
-	var err error
-	for _, s := range shared {
-		err = errors.Join(err, s.Release())
-	}
-	return err
 }
 
 // Close leaves what was neither adopted nor forgotten to the next engine.
@@ -338,47 +294,43 @@ func (f *Found) Close() (err error) {
 }
 
 // List returns the batches that were neither adopted nor forgotten, by space, and the oldest first.
-func (f *Found) List() []Batch {
+func (f *Found) List() (out []*Batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.all = slices.DeleteFunc(f.all, func(b *found) bool { return b.gone })
-	var out []Batch
+	f.all = slices.DeleteFunc(f.all, func(b *Batch) bool { return b.gone })
 	for _, b := range f.all {
 		if !b.taken && !b.isDictionary() {
-			out = append(out, Batch{Key: Key{f, b}, Entry: b.entry, Bytes: b.Room, Space: b.space.ID(), Err: b.err})
+			out = append(out, b)
 		}
 	}
 	return out
 }
 
-// Adopt makes a batch of what was left under a key, by newBatch, which is given the batch's record.
-// On an error it is listed still. tier.ErrReleased: it was adopted or forgotten.
+// Adopt makes a batch of one of List, by newBatch, which is given the batch's record. On an error it
+// is listed still. tier.ErrReleased: it was adopted or forgotten.
 func (f *Found) Adopt(
-	ctx context.Context, key Key, im Images, newBatch func(batch.Payload, *Record) (*batch.Batch, error),
+	ctx context.Context, b *Batch, mover *convert.Mover, builtin *transfer.Builtin,
+	newBatch func(batch.Payload, *Record) (*batch.Batch, error),
 ) (*batch.Batch, error) {
-	found, err := f.begin(key)
-	if err != nil {
+	if err := f.begin(b); err != nil {
 		return nil, err
 	}
-	p, err := f.image(ctx, found, im)
+	p, err := f.image(ctx, b, mover, builtin)
 	if err != nil {
-		return nil, errors.Join(err, f.end(found, false))
+		return nil, errors.Join(err, f.end(b, false))
 	}
-	e := found.entry
-	b, err := newBatch(p, &Record{
-		image: p, space: found.space.ID(), volume: found.volume(), key: found.Key,
-		place: place{e.Plan, e.Operator, e.Port, e.Partition},
+	adopted, err := newBatch(p, &Record{
+		image: p, space: b.Space.ID(), volume: b.volume(), key: b.Key, place: b.Entry.Place,
 	})
 	if err != nil {
-		return nil, errors.Join(err, p.Release(), f.end(found, true))
+		err = errors.Join(err, p.Release())
 	}
-	return b, f.end(found, true)
+	return adopted, errors.Join(err, f.end(b, true))
 }
 
 // Forget removes a batch: its room is free again. tier.ErrReleased: it was adopted or forgotten.
-func (f *Found) Forget(key Key) error {
-	b, err := f.begin(key)
-	if err != nil {
+func (f *Found) Forget(b *Batch) error {
+	if err := f.begin(b); err != nil {
 		return err
 	}
 	b.forget()

@@ -17,15 +17,8 @@ import (
 // Directory is what a directory holds that persists.
 type Directory struct {
 	volumes.Kept
-	Batches      []Listed // the oldest first; none if Kept.Sealed
-	Dictionaries []Listed // that are images of their own, and batches share
-}
-
-// Listed is a batch or a dictionary in a Directory.
-type Listed struct {
-	Record *volumes.Persisted
-	Entry  *Entry // nil if it cannot be read
-	Err    error  // why it cannot be adopted
+	Batches      []*Batch // the oldest first; none if Kept.Sealed
+	Dictionaries []*Batch // that are images of their own, and batches share
 }
 
 // Inspect lists what persists in dir; see volumes.Inspect. With checksums it reads all bytes of the
@@ -47,48 +40,39 @@ func Inspect(dir string, checksums bool) ([]Directory, error) {
 
 func (d *Directory) list(checksums bool) {
 	var schemas Schemas
-	sound := make(map[uint64]bool) // dictionaries, by key
-	for i := range d.Records {
-		l := Listed{Record: &d.Records[i]}
-		if l.Entry, l.Err = schemas.entry(l.Record); l.Err == nil {
-			l.Err = l.check(sound, checksums)
+	files := make(map[uint64]*Batch)
+	for _, p := range d.Records {
+		b := &Batch{Persisted: p}
+		b.read(&schemas, files)
+		if b.Err == nil && checksums && b.Size > 0 {
+			b.Err = b.check()
 		}
-		if l.Entry == nil || l.Entry.ID != 0 {
-			d.Batches = append(d.Batches, l)
-			continue
+		if b.Entry == nil || b.Entry.ID != 0 {
+			d.Batches = append(d.Batches, b)
+		} else {
+			d.Dictionaries = append(d.Dictionaries, b)
 		}
-		sound[l.Record.Key] = l.Err == nil
-		d.Dictionaries = append(d.Dictionaries, l)
 	}
 }
 
-// check returns an error if a dictionary is missing or damaged, or, with checksums, if a byte is not
-// the one that was written.
-func (l *Listed) check(sound map[uint64]bool, checksums bool) error {
-	for _, key := range l.Entry.Dictionaries {
-		if !sound[key] {
-			return errDictionary(key)
-		}
-	}
-	if !checksums || l.Record.Size == 0 {
-		return nil
-	}
+// check returns an error if a byte of a file is not the one that was written.
+func (b *Batch) check() error {
 	type part struct {
 		off, n int64
 		want   uint64
 	}
 	var parts []part
-	d := l.Entry.Descriptor
-	for i := range l.Entry.Runs {
-		r := &l.Entry.Runs[i]
+	d := b.Entry.Descriptor
+	for i := range b.Entry.Runs {
+		r := &b.Entry.Runs[i]
 		parts = append(parts, part{r.Offset, r.Stored(), r.Sum})
 	}
 	for i, sum := range d.Sums {
-		if off := int64(i) * d.SumBlock(); !l.Entry.Packed {
+		if off := int64(i) * d.SumBlock(); !b.Entry.Packed {
 			parts = append(parts, part{off, min(d.SumBlock(), d.Body-off), sum})
 		}
 	}
-	path := l.Record.File
+	path := b.File
 	file, err := os.Open(path)
 	if err != nil {
 		return err

@@ -41,17 +41,11 @@ type encodedSchema struct {
 // maxSchemas bounds how many are remembered.
 const maxSchemas = 64
 
-// place is where a batch is in a plan.
-type place struct {
-	plan, operator  string
-	port, partition int
-}
-
 // Record is what the files contain of a batch.
 type Record struct {
 	image *batch.Image // the one that persists, the batch's or a clean one; nil: none does
 	space tier.ID      // where it is; a program's own payload there, without an image, cannot persist
-	place place
+	place Place
 
 	volume *volumes.Volume // nil: the image has no file, because that could not be written
 	key    uint64
@@ -182,7 +176,7 @@ func (r *Recorder) begin(b *batch.Batch) (old, next Record, version uint64, chan
 	}
 	// A batch without a place keeps that which its file has.
 	if p := now.Place; next.image != nil && (rec == nil || p.Plan != 0) {
-		next.place = place{r.plans[p.Plan], p.Operator, p.Port, p.Partition}
+		next.place = Place{r.plans[p.Plan], p.Operator, p.Port, p.Partition}
 	}
 	if changed = next.image != old.image || next.space != old.space || next.place != old.place; changed {
 		busy := old
@@ -207,10 +201,10 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	end = held
 	r.turn <- struct{}{}
 	defer func() { <-r.turn }()
-	image, at := next.image, next.place
+	image := next.image
 	e := &Entry{
-		ID: id, Plan: at.plan, Operator: at.operator, Port: at.port, Partition: at.partition,
-		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(), Descriptor: image.Descriptor(),
+		ID: id, Place: next.place, Descriptor: image.Descriptor(),
+		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(),
 	}
 	keys := make(map[*batch.Descriptor]uint64)
 	for _, s := range image.Shared() {
@@ -234,7 +228,7 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	}
 	if !ok {
 		key, err = r.persist(image, e, keys, memory)
-	} else if key != old.key || at != old.place {
+	} else if key != old.key || next.place != old.place {
 		err = next.volume.SetPlace(key, e.place())
 	}
 	return end, key, err

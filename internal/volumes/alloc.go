@@ -10,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
@@ -22,7 +21,7 @@ import (
 // MiB takes 20 µs.
 const growStep = 64 << 20
 
-// extents is the memory that Volume.Alloc returns: one or more pieces of segments, or with
+// extents is the memory that Volume.Alloc returns: one or more pieces of the volume's file, or with
 // Config.Persist a file of its own. It implements tier.FileMemory.
 //
 // It is in use from Alloc on, by its owner and by each transfer in progress. Free ends the owner's
@@ -32,7 +31,7 @@ type extents struct {
 	size   int64
 	pieces []piece
 	sealed *seal.Extent // nil if the volume does not encrypt
-	kept   *keptFile    // nil: the memory is in segments
+	kept   *keptFile    // nil: the memory is in the volume's file
 
 	written   atomic.Int64 // bytes, counting repeated writes of the same place: an estimate for the backlog
 	reclaimed func()       // set by Free
@@ -42,37 +41,19 @@ type extents struct {
 	freed bool
 }
 
-// segment is one file. Each byte of it is allocated, in backed, in holes, or being added or given
-// back by the owner of the change token.
-type segment struct {
-	name   string
-	size   int64
-	file   disk.File         // nil: not open, and all of it is a hole; set with change and mu
-	backed *extent.Allocator // free room that the file system has given
-	holes  *extent.Allocator // room that the file system has
-	used   int64             // allocated
-}
-
-// place is where a piece begins. The file is that of the segment: that one may be closed and opened
-// again, but not while a piece of it is allocated.
-type place struct {
-	seg  *segment
-	file disk.File
-	off  int64
-}
-
-type piece = placement.Piece[place]
+// piece is a part of a memory. At is where it begins in the file.
+type piece = placement.Piece[int64]
 
 var _ tier.FileMemory = (*extents)(nil)
 
 // Size implements tier.Memory.
 func (e *extents) Size() int64 { return e.size }
 
-// Locate implements tier.FileMemory. An anonymous segment has its name only in messages. An offset
+// Locate implements tier.FileMemory. An anonymous file has its name only in messages. An offset
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	if e.kept != nil {
-		return e.v.cfg.Dir, e.kept.name(), off
+		return e.v.cfg.Dir, *e.kept.name.Load(), off
 	}
 	in := e.pieces[0]
 	for _, p := range e.pieces {
@@ -80,7 +61,7 @@ func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 			in = p
 		}
 	}
-	return e.v.cfg.Dir, in.At.seg.name, in.At.off + off - in.Off
+	return e.v.cfg.Dir, spillName, in.At + off - in.Off
 }
 
 // round returns n rounded up to a multiple of 4096.
@@ -89,37 +70,24 @@ func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 // Charge returns size rounded up to a multiple of 4096.
 func (v *Volume) Charge(size int64) int64 { return round(size) }
 
-// source is the backed room, for package placement. Its caller has v.mu. Low segments come first, so
-// that high ones become free as a whole.
+// source is the backed room, for package placement. Its caller has v.mu.
 type source struct{ v *Volume }
 
-func (s source) Alloc(n int64) (place, bool) {
+func (s source) Alloc(n int64) (off int64, ok bool) {
 	n = round(n)
-	for _, seg := range s.v.mu.segments {
-		if off, ok := seg.backed.Alloc(n); ok {
-			seg.used += n
-			s.v.mu.used += n
-			s.v.mu.free -= n
-			return place{seg, seg.file, off}, true
-		}
+	if off, ok = s.v.mu.backed.Alloc(n); ok {
+		s.v.mu.used += n
 	}
-	return place{}, false
+	return off, ok
 }
 
-func (s source) Free(p place, n int64) {
+func (s source) Free(off, n int64) {
 	n = round(n)
-	p.seg.backed.Free(p.off, n)
-	p.seg.used -= n
+	s.v.mu.backed.Free(off, n)
 	s.v.mu.used -= n
-	s.v.mu.free += n
 }
 
-func (s source) Largest() (largest int64) {
-	for _, seg := range s.v.mu.segments {
-		largest = max(largest, seg.backed.Largest())
-	}
-	return largest
-}
+func (s source) Largest() int64 { return s.v.mu.backed.Largest() }
 
 // Alloc returns a memory of size > 0 bytes with any contents. Room that was written and freed before
 // comes first, because it is written again at twice the speed of fresh room. Then the volume takes room
@@ -134,11 +102,13 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		return nil, v.full(size, nil)
 	}
 	e := &extents{v: v, size: size, uses: 1}
-	place := v.place
+	var grew bool
+	var refusal, err error
 	if v.cfg.Persist {
-		place = v.placeInFile
+		grew, refusal, err = v.placeInFile(e)
+	} else {
+		grew, refusal, err = v.place(e, cuts)
 	}
-	grew, refusal, err := place(e, cuts)
 	if v.cfg.Events != nil && (grew || refusal != nil) { // without the change token
 		v.ended(context.Background(), takingRoom, refusal)
 	}
@@ -168,9 +138,9 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 	for hasToken := false; ; {
 		v.mu.Lock()
 		closed, placed := v.mu.closed, false
-		if !closed && v.mu.free >= need {
+		if !closed && v.mu.backed.FreeBytes() >= need {
 			e.pieces, placed = placement.Place(source{v}, e.size, cuts, minPiece)
-			v.mu.idle = min(v.mu.idle, v.mu.free)
+			v.mu.idle = min(v.mu.idle, v.mu.backed.FreeBytes())
 		}
 		v.mu.Unlock()
 		switch {
@@ -202,34 +172,34 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 // The caller has the change token.
 func (v *Volume) grow(need int64) (full bool, refusal error) {
 	v.mu.Lock()
-	missing := max(need-v.mu.free, tier.Page)
+	missing := max(need-v.mu.backed.FreeBytes(), tier.Page)
 	v.mu.Unlock()
 	for _, want := range []int64{max(need, growStep), missing} {
-		// The longest hole up to want, of the lowest segment that has one.
-		var s *segment
-		var off, n int64
 		v.mu.Lock()
-		for _, seg := range v.mu.segments {
-			if longest := min(want, seg.holes.Largest()); longest > n {
-				s, n = seg, longest
-			}
-		}
-		if s != nil {
-			off, _ = s.holes.Alloc(n)
+		n, off := min(want, v.mu.holes.Largest()), int64(0)
+		if n > 0 {
+			off, _ = v.mu.holes.Alloc(n)
 		}
 		v.mu.Unlock()
-		if s == nil {
+		if n == 0 {
 			return refusal == nil, refusal
 		}
-		f, err := v.back(s, off, n)
+		err := v.checkReserve(n)
+		if errors.Is(err, fs.ErrNotExist) && v.cfg.Reserve == 0 {
+			err = nil // the directory is gone and the file is not, and the system notices if it is full
+		}
+		if err == nil {
+			if err = v.allocate(v.file, off, n); err != nil {
+				_ = v.file.Punch(off, n) // a part of the room may have been taken
+				err = fmt.Errorf("taking %d bytes for %s: %w", n, spillName, err)
+			}
+		}
 		v.mu.Lock()
 		if err == nil {
-			s.file = f
-			s.backed.Free(off, n)
-			v.mu.free += n
+			v.mu.backed.Free(off, n)
 			v.fresh.Add(n)
 		} else {
-			s.holes.Free(off, n)
+			v.mu.holes.Free(off, n)
 		}
 		v.mu.Unlock()
 		if refusal = err; err == nil || !isOf(errsFull, err) {
@@ -237,31 +207,6 @@ func (v *Volume) grow(need int64) (full bool, refusal error) {
 		}
 	}
 	return false, refusal
-}
-
-// back takes the room of a hole from the file system, and returns the segment's file.
-func (v *Volume) back(s *segment, off, n int64) (disk.File, error) {
-	f := s.file
-	err := v.checkReserve(n)
-	if errors.Is(err, fs.ErrNotExist) && f != nil && v.cfg.Reserve == 0 {
-		err = nil // the directory is gone and the file is not, and the system notices if it is full
-	}
-	if err == nil && f == nil {
-		if f, err = v.openSegment(s.name, v.direct); err != nil {
-			return nil, fmt.Errorf("opening %s: %w", s.name, bare(err))
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err = v.allocate(f, off, n); err != nil {
-		_ = f.Punch(off, n) // a part of the room may have been taken
-		if s.file == nil {
-			err = join(err, v.closeSegment(s.name, f))
-		}
-		return nil, fmt.Errorf("taking %d bytes for %s: %w", n, s.name, err)
-	}
-	return f, nil
 }
 
 // checkReserve returns an error if n bytes cannot be taken and the reserve left.
@@ -352,9 +297,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	for _, p := range e.pieces {
 		keep := min(p.Len, max(0, size-p.Off))
 		if keep < p.Len && e.kept == nil {
-			rest := p.At
-			rest.off += keep
-			source{v}.Free(rest, p.Len-keep)
+			source{v}.Free(p.At+keep, p.Len-keep)
 		}
 		if p.Len = keep; keep > 0 {
 			left = append(left, p)
@@ -410,7 +353,7 @@ const (
 
 // Together returns how many bytes, in one piece, are best written at once and then split; 0 where
 // memory is encrypted or persists one by one. They are no more than there is room for. While a fifth
-// of the files or more is free, these are not made longer for the sake of one piece.
+// of the file or more is free, it is not made longer for the sake of one piece.
 func (v *Volume) Together() int64 {
 	if v.sealer != nil || v.cfg.Persist {
 		return 0
@@ -425,11 +368,9 @@ func (v *Volume) Together() int64 {
 	if v.mu.closed {
 		return 0
 	}
-	largest := source{v}.Largest()
-	if largest < n && !pace.Ailing && v.mu.free-n <= v.mu.used/4 {
-		for _, seg := range v.mu.segments {
-			largest = max(largest, seg.holes.Largest())
-		}
+	largest := v.mu.backed.Largest()
+	if !pace.Ailing && v.mu.backed.FreeBytes()-n <= v.mu.used/4 {
+		largest = max(largest, v.mu.holes.Largest())
 	}
 	return min(n, largest)
 }
@@ -449,7 +390,7 @@ func (v *Volume) Split(m tier.Memory, sizes []int64) []tier.Memory {
 		part := &extents{v: v, size: n, uses: 1, pieces: []piece{{Len: n, At: at}}}
 		part.written.Store(n) // nothing of it is in the backlog
 		parts[i] = part
-		at.off += n
+		at += n
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

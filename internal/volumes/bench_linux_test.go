@@ -95,7 +95,7 @@ func benchTransfer(b *testing.B, state string, size int64, cfg volumes.Config) {
 	ctx := context.Background()
 	p := pinned(b, size)
 	fsys := &files{FS: disk.OS()}
-	cfg.Capacity, cfg.SegmentSize, cfg.Idle, cfg.FS = size, size, -1, fsys
+	cfg.Capacity, cfg.Idle, cfg.FS = size, -1, fsys
 	v := open(b, cfg)
 	s := v.Stats()
 	if !s.Direct || !s.Anonymous {

@@ -31,17 +31,10 @@ const (
 	DefaultRequest = 2 << 20
 	DefaultDepth   = 4
 
-	// defaultSegmentSize is the length of a segment file. A volume that would need more
-	// than maxSegments of them has longer ones.
-	defaultSegmentSize = 1 << 30
-
 	// defaultIdle is longer than the pauses inside a query, so that room is not given back
 	// and taken again, and short enough for other users of a full disk.
 	defaultIdle = 30 * time.Second
 )
-
-// maxSegments bounds the open files of a volume.
-const maxSegments = 1024
 
 // Config describes a volume. Dir and Capacity are required.
 type Config struct {
@@ -66,8 +59,6 @@ type Config struct {
 	// Stripe is shared by all volumes that are used side by side, so that none has to make up for
 	// the time in which it was full. Nil: the volume is by itself.
 	Stripe *Stripe
-	// SegmentSize is the length of a file in bytes, a multiple of 4096.
-	SegmentSize int64
 	// Request is the length of one read or write in bytes, a multiple of 4096. Depth is how many of
 	// them one transfer has under way. On a slow disk both are less: what all transfers have under
 	// way takes a quarter of a second there.
@@ -124,13 +115,6 @@ func (c Config) withDefaults() Config {
 	if !c.Space.Valid() {
 		c.Space = tier.ID{Kind: tier.Disk}
 	}
-	if c.SegmentSize == 0 {
-		c.SegmentSize = defaultSegmentSize
-		for c.Capacity/c.SegmentSize >= maxSegments {
-			c.SegmentSize *= 2
-		}
-	}
-	c.SegmentSize = min(c.SegmentSize, c.Capacity)
 	return c
 }
 

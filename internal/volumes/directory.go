@@ -19,9 +19,7 @@ import (
 //
 //	<Dir>/spillway-<pid>-<random>/lock           held by flock while the volume is open
 //	                             /segment-0000   where a file system has no anonymous files
-//	                             /…
 //	<Dir>/spillway-kept-<random>/lock            with Config.Persist
-//	                            /format          keptFormat
 //	                            /<number>.part   a memory that is no batch
 //	                            /<key>           a batch or a dictionary: kept_file.go
 //
@@ -42,15 +40,13 @@ var (
 
 const (
 	lockName   = "lock"
-	formatName = "format"
+	spillName  = "segment-0000"
 	keptPrefix = "spillway-kept-"
 	partSuffix = ".part"
 )
 
 // persists reports whether a directory is one in which batches persist, by its name.
 func persists(path string) bool { return keptDirName.MatchString(filepath.Base(path)) }
-
-func segmentFile(index int) string { return fmt.Sprintf("segment-%04d", index) }
 
 func keptName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
 
@@ -114,7 +110,7 @@ func claim(fsys disk.FS, path string) (*ownDir, error) {
 
 // content is what a directory contains.
 type content struct {
-	ours    []string         // names of segments, and of files of which nothing persists
+	ours    []string         // names of spill files, and of files of which nothing persists
 	keys    map[uint64]int64 // the lengths of the files of batches and dictionaries
 	bytes   int64            // of files with a key or a number, in whole pages
 	foreign []string         // names of everything else but the lock
@@ -144,7 +140,7 @@ func (d *ownDir) list() (*content, error) {
 			}
 		case !e.IsDir() && segmentName.MatchString(name):
 			c.ours = append(c.ours, name)
-		case !e.IsDir() && (name == lockName || hiddenFile(name) || persists && name == formatName):
+		case !e.IsDir() && (name == lockName || hiddenFile(name)):
 		default:
 			c.foreign = append(c.foreign, name)
 		}
@@ -176,9 +172,7 @@ func (d *ownDir) remove() (gone bool, err error) {
 	if err != nil || len(c.foreign) > 0 || len(c.keys) > 0 {
 		return false, join(err, d.lock.Close())
 	}
-	if err = d.removeFile(formatName); err == nil {
-		err = d.removeFile(lockName)
-	}
+	err = d.removeFile(lockName)
 	closed := d.lock.Close()
 	if err == nil {
 		err = removeDir(d.fs, d.path)

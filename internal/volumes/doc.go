@@ -3,7 +3,6 @@
 //	Volume (a tier.Pool)                            one a directory
 //	├─ segment-0000   one file, without a name if the file system supports that
 //	│  ├ extent ┤├ free, written ┤├ extent ┤├── hole ──┤
-//	├─ segment-0001   …
 //	│      ▲ Alloc: a tier.FileMemory, of one piece or several
 //	│      │ WriteAt, ReadAt: requests, some of them under way at a time
 //	│      └─ direct I/O ── the caller's memory
@@ -31,12 +30,14 @@
 //
 // # Room
 //
-// A byte of a segment is in one of three states. A hole takes no room on the disk. A backed byte
+// A byte of the file is in one of three states. A hole takes no room on the disk. A backed byte
 // takes room and is free. An allocated byte belongs to a memory. Alloc takes backed bytes, the
-// lowest segment first. If there are too few, it backs holes (fallocate, in steps of 64 MiB).
+// shortest range that fits. If there are too few, it backs holes (fallocate, in steps of 64 MiB).
 // Freed bytes stay backed, because they can be written again at twice the speed of fresh ones
 // (measured: 5.1 against 2.5 GiB/s). Backed bytes that were not needed for Config.Idle become holes
-// of 4 MiB again, and all of them do with Trim and Close.
+// of 4 MiB again, and all of them do with Trim and Close. Where the file system punches no holes, only
+// the free end of the file is cut. The file is as long as the volume at most: where the file system
+// allows no file of that length (16 TiB on ext4), the volume is full before.
 //
 // # Several volumes
 //
@@ -74,7 +75,7 @@
 //
 // # What persists
 //
-// With Config.Persist each memory is a file of its own, and there are no segments. Volume.Persist
+// With Config.Persist each memory is a file of its own, and there is no other. Volume.Persist
 // writes a header behind the body of a batch, and renames the file: from then on the batch is on
 // the disk whatever ends the process. See kept_file.go and kept_dir.go.
 //
@@ -92,12 +93,12 @@
 // of its entry, with a warning that names the file.
 //
 // The next volume with Persist in Dir takes over one directory whose lock is free. It leaves alone,
-// with a warning, a directory of another version, one that needs more than the volume's capacity, one
-// of another user, and one with a file that cannot be read. A directory that needs another Key is a
+// with a warning, a directory with only files of another version, one that needs more than the volume's
+// capacity, one of another user, and one with a file that cannot be read. A directory that needs another Key is a
 // *disk.KeyError if the volume can take no other, and a warning else.
 //
 // With Config.Encrypt and a Key the header has the seals of the body's blocks and the salt of their
-// key, and is sealed itself. No key is written. So a changed bit of a body, of a header or of a
+// key, and is sealed itself. The tail has a proof of the user's key. No key is written. So a changed bit of a body, of a header or of a
 // seal in it is found, even if the checksums were forged. An older file in the place of a newer one
 // is not found. The number of files and their lengths stay readable.
 //
@@ -109,6 +110,6 @@
 //
 // One token is held across system calls; the mutex is locked inside it. It orders the adding and giving
 // back of room: Alloc waits for it only when the backed room is not enough, for as long as one
-// fallocate or one hole of 4 MiB takes. Each file that persists has a token, too, whose owner writes its
-// header or changes its name.
+// fallocate or one hole of 4 MiB takes. Each file that persists has a token, too, whose owner opens it,
+// writes its header or changes its name.
 package volumes

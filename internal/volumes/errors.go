@@ -32,9 +32,9 @@ func (e *shortError) Unwrap() error { return e.error }
 
 // The classes of errors.
 var (
-	// errsFull: the file system has no room. Such an error becomes a *tier.NoSpaceError, and the disk
+	// errsFull: the file system has no room, or allows no longer file (EFBIG). Such an error becomes a *tier.NoSpaceError, and the disk
 	// does not count as failing.
-	errsFull = []error{errReserve, syscall.ENOSPC, syscall.EDQUOT, tier.ErrNoSpace}
+	errsFull = []error{errReserve, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, tier.ErrNoSpace}
 
 	// errsUnable: the file system has no files of a kind. open(2) names EOPNOTSUPP, and EISDIR where
 	// O_TMPFILE is unknown. EINVAL is what file systems without direct I/O return, some of them only
@@ -95,19 +95,17 @@ func (e *extents) failed(err error, file string, off, n int64, write bool) error
 func (v *Volume) full(size int64, cause error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	e := &tier.NoSpaceError{Requested: size, Available: v.mu.free}
+	e := &tier.NoSpaceError{
+		Requested: size, Available: v.mu.backed.FreeBytes(), Largest: v.mu.backed.Largest(),
+	}
 	if v.cfg.Persist {
 		e.Available = v.cfg.Capacity - v.mu.used
 	}
 	if cause != nil {
 		e.Cause = fmt.Errorf("disk: volume %s: %w", v.cfg.Dir, cause)
 		e.Hint = fullAdvice
-	}
-	for _, s := range v.mu.segments {
-		if cause == nil { // else the holes cannot be filled
-			e.Available += s.holes.FreeBytes()
-		}
-		e.Largest = max(e.Largest, s.backed.Largest())
+	} else { // holes can be filled
+		e.Available += v.mu.holes.FreeBytes()
 	}
 	if e.Available < size {
 		e.Largest = 0 // room is missing, and not one piece

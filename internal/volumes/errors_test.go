@@ -26,7 +26,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	} {
 		fsys := faultfs.New(disk.OS(), 1)
 		v := open(t, volumes.Config{Capacity: mib, FS: fsys})
-		well := fsys.Add(faultfs.Rule{Ops: []string{"open-anonymous"}, Effect: faultfs.Fail(c.err)})
+		well := fsys.Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(c.err)})
 		_, err := v.Alloc(mib, nil)
 		if !errors.Is(err, c.err) {
 			t.Fatalf("%v: %v", c.err, err)

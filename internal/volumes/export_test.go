@@ -50,7 +50,7 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := readHeader(bytes.NewReader(p), key, int64(len(p)), s)
+	found, err := readEnd(bytes.NewReader(p), key, int64(len(p)), s)
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +61,12 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 		}
 		out[n] = what
 	}
-	t := h.tail
-	add(Nonce{t.HeaderSeal.Salt, t.HeaderSeal.Seal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Seal.Tag))
-	add(Nonce{t.PlaceSeal.Salt, t.PlaceSeal.Seal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Seal.Tag))
-	for _, b := range h.blocks {
-		add(Nonce{h.Salt, b.Seal.Nonce}, fmt.Sprintf("block %d, tag %x", b.Off, b.Seal.Tag))
+	t := found.tail
+	add(Nonce{t.Mark.Salt, t.HeaderSeal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Tag))
+	add(Nonce{t.PlaceSalt, t.PlaceSeal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Tag))
+	salt := s.OldExtent(found.key, nil).Salt()
+	for _, b := range found.blocks {
+		add(Nonce{salt, b.Seal.Nonce}, fmt.Sprintf("block %d, tag %x", b.Off, b.Seal.Tag))
 	}
 	return out, err
 }

@@ -70,23 +70,16 @@ func (k *Kept) read() error {
 	if err != nil {
 		return err
 	}
-	if len(files.keys) > 0 {
-		f, err := os.Open(filepath.Join(k.Path, formatName))
-		mark, err := readFormat(f, err)
-		if err != nil {
-			return err
-		}
-		k.Sealed = mark.Sealed
-	}
 	k.FileBytes, k.Unlisted = files.bytes, files.foreign
-	for key, length := range files.keys {
-		path := filepath.Join(k.Path, keptName(key, ""))
-		p := Persisted{Key: key, File: path, Room: round(length)}
-		if !k.Sealed {
-			f, err := os.Open(path)
-			p, _, _ = readFound(f, err, path, key, length, nil)
+	all, err := own.readFiles(files, func(path string) (openedFile, error) { return os.Open(path) }, nil)
+	if k.Sealed = errors.Is(err, disk.ErrKey); err != nil && !k.Sealed {
+		return err
+	}
+	for _, f := range all {
+		if k.Sealed {
+			f.Err = nil
 		}
-		k.Records = append(k.Records, p)
+		k.Records = append(k.Records, f.Persisted)
 	}
 	sortPersisted(k.Records)
 	if !k.InUse { // else the parts are needed

@@ -2,9 +2,9 @@ package volumes
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -22,16 +22,16 @@ import (
 // and its name is the entry's key.
 type keptFile struct {
 	number uint64
-	key    atomic.Uint64 // set before the file is renamed; 0: it never had a header
-	named  atomic.Bool   // the key is its name
-	memory *extents      // of size 0 for a batch without memory
+	name   atomic.Pointer[string] // its present one
+	memory *extents               // of size 0 for a batch without memory
 
-	// turn is a token: its owner writes the header or changes the name. It guards tail.
+	// turn is a token: its owner opens the file, writes the header or changes the name. It guards tail.
 	turn chan struct{}
 	tail *keptTail // nil: it has no header
 
 	// Guarded by the volume's mutex.
 	state     keptState
+	key       uint64    // 0: it never had a header
 	persisted Persisted // what was found
 	giveUp    func()    // gives back the header's room in the space; nil: none
 }
@@ -46,12 +46,8 @@ const (
 	isLent                   // it was found, and Take has handed out its memory: Free makes it isFound again
 )
 
-func (k *keptFile) name() string {
-	if k.named.Load() {
-		return keptName(k.key.Load(), "")
-	}
-	return keptName(k.number, partSuffix)
-}
+// part is the name of the file while it is not an entry.
+func (k *keptFile) part() string { return keptName(k.number, partSuffix) }
 
 // room returns the length of the file.
 func (k *keptFile) room() int64 {
@@ -81,15 +77,17 @@ func sortPersisted(all []Persisted) {
 }
 
 // placeInFile makes a file for e; see place.
-func (v *Volume) placeInFile(e *extents, _ []int64) (grew bool, refusal, err error) {
+func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
 	n := round(e.size)
 	if err := v.takeRoom(n); err != nil {
 		return false, nil, err
 	}
 	k := &keptFile{number: v.numbers.Add(1), memory: e, turn: make(chan struct{}, 1)}
+	name := k.part()
+	k.name.Store(&name)
 	e.kept, e.pieces = k, []piece{{Len: e.size}}
 	if refusal = v.checkReserve(n); refusal == nil {
-		refusal = v.createKept(k.name(), n)
+		refusal = v.createKept(name, n)
 	}
 	if refusal != nil {
 		v.mu.Lock()
@@ -149,7 +147,7 @@ func (v *Volume) Persist(
 	switch {
 	case m == nil:
 		e = &extents{v: v, uses: 1}
-		if _, _, err := v.placeInFile(e, nil); err != nil {
+		if _, _, err := v.placeInFile(e); err != nil {
 			return 0, err
 		}
 		defer func() {
@@ -192,14 +190,18 @@ func (v *Volume) writeHeader(
 		}
 		fixed.Salt = e.sealed.Salt()
 	}
-	text := headerText(fixed, blocks, meta)
-	t := &keptTail{Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text))}
+	fixed.Count = uint32(len(blocks))
+	text, _ := binary.Append(nil, binary.LittleEndian, fixed)
+	text, _ = binary.Append(text, binary.LittleEndian, blocks)
+	text = append(text, meta...)
+	t := &keptTail{
+		Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text)), Mark: v.sealer.Mark(),
+	}
 	if limit := maxHeader(t.Body); t.Length > limit {
 		return 0, fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, limit)
 	}
 	if v.sealer != nil {
-		text, t.HeaderSeal.Seal = v.sealer.SealText(text, headerExtra)
-		t.HeaderSeal.Salt = v.sealer.Mark().Salt
+		text, t.HeaderSeal = v.sealer.SealText(text, headerExtra)
 	}
 	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
 	if err := t.setPlace(v.sealer, place); err != nil {
@@ -224,19 +226,18 @@ func (v *Volume) writeHeader(
 		v.mu.Unlock()
 	}
 	k.tail = t // from now on the file may have a header
-	k.key.Store(t.Key)
 	p := make([]byte, t.Room)
 	copy(p, text)
 	copy(p[t.Room-tailSize:], t.bytes())
 	if err := v.writeKept(k, p, t.Body); err != nil {
 		return 0, err
 	}
-	if err := v.rename(k, keptName(t.Key, ""), true); err != nil {
+	if err := v.rename(k, keptName(t.Key, "")); err != nil {
 		return 0, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	k.state = isOwned
+	k.state, k.key = isOwned, t.Key
 	v.mu.entries[t.Key] = k
 	return t.Key, nil
 }
@@ -277,7 +278,7 @@ func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return e.kept.key.Load(), e.kept.state != isPart
+	return e.kept.key, e.kept.state != isPart
 }
 
 // Persisted lists what was found when the volume was opened and was not taken since, the oldest
@@ -363,47 +364,36 @@ func (v *Volume) endEntry(k *keptFile) {
 	if ended {
 		return
 	}
-	if err := v.rename(k, keptName(k.number, partSuffix), false); err != nil {
-		v.warn(causes.Manifest, "ending what persists in %s: %v", k.name(), err)
+	if err := v.rename(k, k.part()); err != nil {
+		v.warn(causes.Manifest, "ending what persists in %s: %v", *k.name.Load(), err)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.mu.entries, k.key.Load())
+	delete(v.mu.entries, k.key)
 	k.state = isPart
 }
 
 // rename gives a file another name: its key, or its number. Its caller has the file's turn.
-func (v *Volume) rename(k *keptFile, to string, named bool) error {
-	if from := k.name(); from != to {
+func (v *Volume) rename(k *keptFile, to string) error {
+	if from := *k.name.Load(); from != to {
 		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), filepath.Join(v.own.path, to)); err != nil {
 			return bare(err)
 		}
+		k.name.Store(&to)
 	}
-	k.named.Store(named)
 	return nil
 }
 
-// openKept opens a file by the name that it has, which may change meanwhile. The key is looked up
-// after the number's name was not found: then the file has been renamed to it.
-func (v *Volume) openKept(k *keptFile, direct bool) (f disk.File, err error) {
-	name := k.name()
-	for range 5 {
-		f, err = v.cfg.FS.Reopen(filepath.Join(v.own.path, name), direct)
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		if part := keptName(k.number, partSuffix); name != part {
-			name = part
-		} else {
-			name = keptName(k.key.Load(), "")
-		}
-	}
-	return f, err
+// openKept opens a file by the name that it has. Its caller does not have the file's turn.
+func (v *Volume) openKept(k *keptFile, direct bool) (disk.File, error) {
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
+	return v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), direct)
 }
 
-// writeKept writes to a file through the page cache.
+// writeKept writes to a file through the page cache. Its caller has the file's turn.
 func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
-	f, err := v.openKept(k, false)
+	f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), false)
 	if err != nil {
 		return bare(err)
 	}
@@ -414,8 +404,9 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 // freeKept removes the file of a memory that was freed, and gives its room back.
 func (v *Volume) freeKept(k *keptFile) {
 	v.endEntry(k)
-	if err := v.own.removeFile(k.name()); err != nil {
-		v.warn(causes.NotRemoved, "removing %s: %v", k.name(), err)
+	name := *k.name.Load()
+	if err := v.own.removeFile(name); err != nil {
+		v.warn(causes.NotRemoved, "removing %s: %v", name, err)
 	}
 	n := k.room()
 	v.given.Add(n)

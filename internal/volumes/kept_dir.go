@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,15 +50,6 @@ func (v *Volume) openPersistent() error {
 	if err != nil {
 		return bare(err)
 	}
-	f, err := v.cfg.FS.Create(filepath.Join(own.path, formatName), false)
-	if err == nil {
-		_, err = wholeFile{f, 1}.WriteAt(formatBytes(v.sealer.Mark()), 0)
-		err = join(err, f.Close())
-	}
-	if err != nil {
-		_, failed := own.remove()
-		return join(err, failed)
-	}
 	v.own = own
 	v.numbers.Store(uint64(time.Now().UnixNano()))
 	return nil
@@ -78,34 +70,52 @@ func (v *Volume) takeOver(path string) error {
 		_, err := own.remove()
 		return err
 	}
-	if err == nil {
-		err = v.checkFormat(path)
-	}
 	if err == nil && files.bytes > v.cfg.Capacity {
-		err = fmt.Errorf(
-			"it has %d bytes, and the volume's capacity is %d: %w",
-			files.bytes,
-			v.cfg.Capacity,
-			tier.ErrNoSpace,
-		)
+		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w",
+			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
 	}
-	last := uint64(time.Now().UnixNano())
+	var all []*foundFile
 	if err == nil {
-		for key, length := range files.keys {
-			var order uint64
+		all, err = own.readFiles(files, func(path string) (openedFile, error) {
+			f, err := v.cfg.FS.Reopen(path, false)
+			return wholeFile{f, 1}, err
+		}, v.sealer)
+	}
+	if wrong, ok := errors.AsType[*disk.KeyError](err); ok {
+		wrong.Dir, wrong.Name = v.cfg.Dir, filepath.Base(path)
+		err = wrong
+	}
+	for _, f := range all {
+		if f.Err != nil && !isOf(errsForeign, f.Err) && !errors.Is(f.Err, errDamage) {
 			// No dictionary may be removed: perhaps a file that cannot be read lists it.
-			if order, err = v.addFound(filepath.Join(path, keptName(key, "")), key, length); err != nil {
-				break
-			}
-			last = max(last, order)
+			err = cmp.Or(err, f.Err)
 		}
 	}
 	if err != nil {
-		clear(v.mu.entries)
-		v.mu.used, v.mu.stays = 0, 0
 		return join(err, own.lock.Close())
 	}
 	v.own = own
+	last := uint64(time.Now().UnixNano())
+	for _, f := range all {
+		if f.Err != nil {
+			v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", f.Err)
+		}
+		e := &extents{v: v, size: f.Size, uses: 1, pieces: []piece{{Len: f.Size}}}
+		e.written.Store(f.Size) // nothing of it is in the backlog
+		if f.key != nil {
+			e.sealed = v.sealer.OldExtent(f.key, f.blocks)
+		}
+		e.kept = &keptFile{
+			number: f.number, memory: e, turn: make(chan struct{}, 1), tail: f.tail,
+			state: isFound, key: f.Key, persisted: f.Persisted,
+		}
+		name := keptName(f.Key, "")
+		e.kept.name.Store(&name)
+		v.mu.used += f.Room
+		v.mu.stays += f.Room
+		v.mu.entries[f.Key] = e.kept
+		last = max(last, f.order)
+	}
 	v.numbers.Store(last)
 	for _, name := range files.ours {
 		if err := own.removeFile(name); err != nil {
@@ -113,51 +123,6 @@ func (v *Volume) takeOver(path string) error {
 		}
 	}
 	return nil
-}
-
-// checkFormat returns an error if a directory is of another version, or needs another key.
-func (v *Volume) checkFormat(path string) error {
-	f, err := v.cfg.FS.Reopen(filepath.Join(path, formatName), false)
-	mark, err := readFormat(wholeFile{f, 1}, err)
-	if err != nil {
-		return err
-	}
-	if ok, err := v.sealer.Opens(mark); err != nil || ok {
-		return err
-	}
-	return &disk.KeyError{Dir: v.cfg.Dir, Name: filepath.Base(path), Sealed: mark.Sealed, Encrypt: v.sealer != nil}
-}
-
-// addFound adds an entry for a file that an earlier process has left, also if it is damaged. It returns
-// an error if the file cannot be read.
-func (v *Volume) addFound(path string, key uint64, length int64) (order uint64, err error) {
-	f, err := v.cfg.FS.Reopen(path, false)
-	p, h, err := readFound(wholeFile{f, 1}, err, path, key, length, v.sealer)
-	switch {
-	case errors.Is(err, errDamage):
-		v.warn(causes.KeptDamaged, "a batch cannot be adopted: %v", err)
-	case err != nil:
-		return 0, err
-	}
-	e := &extents{v: v, size: p.Size, uses: 1, pieces: []piece{{Len: p.Size}}}
-	e.written.Store(p.Size) // nothing of it is in the backlog
-	if h.key != nil {
-		e.sealed = v.sealer.OldExtent(h.key, h.blocks)
-	}
-	e.kept = &keptFile{
-		number:    h.File,
-		memory:    e,
-		turn:      make(chan struct{}, 1),
-		tail:      h.tail,
-		state:     isFound,
-		persisted: p,
-	}
-	e.kept.key.Store(key)
-	e.kept.named.Store(true)
-	v.mu.used += p.Room
-	v.mu.stays += p.Room
-	v.mu.entries[key] = e.kept
-	return h.Order, nil
 }
 
 // leaveDir removes the directory of named files, if the volume has one. If something in it stays,

@@ -7,53 +7,51 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
 
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
 // A file that persists. All numbers are little-endian.
 //
 //	body     the memory, to the end of its last page
-//	header   order, file, size u64, salt [32], blocks u32; per block: pages u32, nonce u64 (0: not
-//	         written), tag [16] · the meta of Volume.Persist
+//	header   order, file, size u64, salt [32], blocks u32; per block: offset, length, nonce u64,
+//	         tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
 //	tail     keptTail, 1024 bytes
 //
 // The header is behind the body because its length is not known before the body is written. It is
 // sealed as a whole if the volume encrypts, and it never changes. Its XXH3-64 is the file's name.
 // The tail contains the place of Volume.Persist, which may change: it is written at once, within one
-// page, so that a killed process leaves either the old or the new one.
+// page, so that a killed process leaves either the old or the new one. It also has the proof of the
+// user's key, so that a wrong key is not taken for damage.
 
 const (
 	tailSize  = 1024
-	tailMagic = "SPLKEPT3"
-	formatTag = "SPLKDIR3"
+	tailMagic = "SPLKEPT4"
 )
 
-// maxHeader returns the maximum length of a header behind a body of some length. Four pages for each MiB
+// maxHeader returns the maximum length of a header behind a body of some length. Five pages for each MiB
 // are enough for its checksums and for sealed blocks of one page.
-func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*4*tier.Page }
-
-// sealedBy is what opens a sealed text besides the user's key.
-type sealedBy struct {
-	Salt seal.Salt
-	Seal seal.Seal
-}
+func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*5*tier.Page }
 
 // keptTail is the end of a file that persists.
 type keptTail struct {
 	Magic      [8]byte
-	Body       int64  // bytes before the header
-	Room       int64  // from the header to the end of the file
-	Length     int64  // of the header
-	Key        uint64 // the header's checksum
-	HeaderSeal sealedBy
-	PlaceSeal  sealedBy
+	Body       int64     // bytes before the header
+	Room       int64     // from the header to the end of the file
+	Length     int64     // of the header
+	Key        uint64    // the header's checksum
+	Mark       seal.Mark // of the key that sealed the header
+	HeaderSeal seal.Seal
+	PlaceSalt  seal.Salt // of the key that sealed the place
+	PlaceSeal  seal.Seal
 	PlaceSize  uint32
-	Place      [tailSize - 8*5 - 2*(seal.SaltSize+8+seal.TagSize) - 4 - 8]byte
+	Place      [tailSize - 8*5 - seal.MarkSize - seal.SaltSize - 2*(8+seal.TagSize) - 4 - 8]byte
 	Sum        uint64 // XXH3-64 of what is before it
 }
 
@@ -80,8 +78,8 @@ func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
 			len(place), len(t.Place))
 	}
 	if s != nil {
-		place, t.PlaceSeal.Seal = s.SealText(place, t.placeExtra())
-		t.PlaceSeal.Salt = s.Mark().Salt
+		place, t.PlaceSeal = s.SealText(place, t.placeExtra())
+		t.PlaceSalt = s.Mark().Salt
 	}
 	t.PlaceSize = uint32(len(place))
 	clear(t.Place[:])
@@ -101,18 +99,24 @@ var headerExtra = []byte("spillway header of a batch")
 // those of reading them.
 var errDamage = errors.New("damaged")
 
+// errsForeign are the errors of files that another version, or a volume with another key, may have written.
+var (
+	errVersion  = errors.New("it is of another version of Spillway")
+	errsForeign = []error{errVersion, disk.ErrKey}
+)
+
 func errDamaged(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errDamage}, args...)...)
 }
 
-// keptHeader is the content of a file's header and tail.
-type keptHeader struct {
-	fixedHeader
-	tail   *keptTail    // nil if it cannot be read
+// foundFile is what the end of a file contains. If it cannot be read, only Key, Size, Room, File and
+// Err of Persisted are set.
+type foundFile struct {
+	Persisted
+	number uint64 // in the file's name while it is a part
+	tail   *keptTail
 	blocks []seal.Block // none if nothing is encrypted
 	key    *seal.Key    // of the blocks; nil if nothing is encrypted
-	meta   []byte
-	place  []byte
 }
 
 // openedFile is a file that was opened for reading.
@@ -121,34 +125,45 @@ type openedFile interface {
 	io.Closer
 }
 
-// readFound reads the end of a file of some length, and closes it. failed is the error of opening it. The
-// error of a file that is damaged, or cannot be read, is also in what is returned. Without a sealer the
-// file must be unencrypted.
-func readFound(
-	f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer,
-) (Persisted, *keptHeader, error) {
-	h, err := new(keptHeader), failed
+// readFound reads the end of a file of some length, and closes it. failed is the error of opening it. Err
+// matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot be read.
+func readFound(f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer) *foundFile {
+	found, err := (*foundFile)(nil), failed
 	if err == nil {
-		h, err = readHeader(f, key, length, s)
+		found, err = readEnd(f, key, length, s)
 		err = join(err, f.Close())
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, bare(err))
-		return Persisted{Key: key, File: path, Size: length, Room: round(length), Err: err}, new(keptHeader), err
+		found = &foundFile{Persisted: Persisted{Size: length, Room: round(length), Err: err}}
 	}
-	return Persisted{
-		Key:   key,
-		File:  path,
-		Meta:  h.meta,
-		Place: h.place,
-		Size:  h.Size,
-		Room:  round(h.Size) + h.tail.Room,
-		order: h.Order,
-	}, h, nil
+	found.Key, found.File = key, path
+	return found
 }
 
-// readHeader reads the end of a file; see readFound.
-func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptHeader, error) {
+// readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its own Err.
+// If none can be read, and one is of errsForeign, that is the error of the directory.
+func (d *ownDir) readFiles(
+	c *content, open func(path string) (openedFile, error), s *seal.Sealer,
+) (all []*foundFile, foreign error) {
+	sound := false
+	for key, length := range c.keys {
+		path := filepath.Join(d.path, keptName(key, ""))
+		f, err := open(path)
+		found := readFound(f, err, path, key, length, s)
+		sound = sound || found.Err == nil
+		if isOf(errsForeign, found.Err) {
+			foreign = found.Err
+		}
+		all = append(all, found)
+	}
+	if sound {
+		foreign = nil
+	}
+	return all, foreign
+}
+
+func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFile, error) {
 	if length < tailSize || length%tier.Page != 0 {
 		return nil, errDamaged("its %d bytes are not whole pages with a header", length)
 	}
@@ -158,8 +173,10 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 	}
 	_, _ = binary.Decode(p, binary.LittleEndian, t) // it is as long
 	switch {
-	case string(t.Magic[:]) != tailMagic || t.Sum != xxh3.Hash(p[:tailSize-8]):
+	case t.Sum != xxh3.Hash(p[:tailSize-8]):
 		return nil, errDamaged("its last %d bytes are not what was written", tailSize)
+	case string(t.Magic[:]) != tailMagic:
+		return nil, errVersion
 	case t.Key != key:
 		return nil, errDamaged("it is the file %016x", t.Key)
 	case t.Body < 0 || t.Room < tailSize || t.Body != length-t.Room || t.Length < 0 || t.Length > t.Room-tailSize ||
@@ -167,116 +184,44 @@ func readHeader(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*keptH
 		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
 			t.Length, t.Room, t.Body, length)
 	}
-	h := &keptHeader{tail: t, meta: make([]byte, t.Length), place: t.Place[:t.PlaceSize]}
-	if _, err := f.ReadAt(h.meta, t.Body); err != nil {
+	if opens, err := s.Opens(t.Mark); err != nil {
+		return nil, err
+	} else if !opens {
+		return nil, &disk.KeyError{Sealed: t.Mark.Sealed, Encrypt: s != nil}
+	}
+	text, place := make([]byte, t.Length), t.Place[:t.PlaceSize]
+	if _, err := f.ReadAt(text, t.Body); err != nil {
 		return nil, err
 	}
-	if xxh3.Hash(h.meta) != key {
+	if xxh3.Hash(text) != key {
 		return nil, errDamaged("its header is not what was written")
 	}
 	var err error
 	if s != nil {
-		h.meta, err = s.OpenText(h.meta, headerExtra, t.HeaderSeal.Salt, t.HeaderSeal.Seal)
+		text, err = s.OpenText(text, headerExtra, t.Mark.Salt, t.HeaderSeal)
 		if err == nil {
-			h.place, err = s.OpenText(h.place, t.placeExtra(), t.PlaceSeal.Salt, t.PlaceSeal.Seal)
+			place, err = s.OpenText(place, t.placeExtra(), t.PlaceSalt, t.PlaceSeal)
 		}
 		if err != nil {
 			return nil, errDamaged("its header is not what was sealed")
 		}
 	}
-	if err := h.parse(); err != nil {
-		return nil, err
+	var h fixedHeader
+	r := bytes.NewReader(text)
+	if err := binary.Read(r, binary.LittleEndian, &h); err != nil {
+		return nil, errDamaged("its header ends early")
 	}
-	switch {
-	case round(h.Size) != t.Body:
-		return nil, errDamaged("a body of %d bytes is not that of its header", t.Body)
-	case (s != nil && h.Size > 0) != (len(h.blocks) > 0):
-		return nil, errDamaged("a memory of %d bytes with %d sealed blocks", h.Size, len(h.blocks))
-	case s != nil:
-		h.key, err = s.KeyOf(h.Salt)
+	if h.Size < 0 || h.Size > math.MaxInt64/2 || round(h.Size) != t.Body ||
+		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) || (h.Count > 0) != (s != nil && h.Size > 0) {
+		return nil, errDamaged("a memory of %d bytes in %d sealed blocks, behind a body of %d", h.Size, h.Count, t.Body)
 	}
-	return h, err
-}
-
-// keptBlock is a seal.Block, or with nonce 0 pages that were not written.
-type keptBlock struct {
-	Pages uint32
-	Seal  seal.Seal
-}
-
-// headerText returns a header before it is sealed.
-func headerText(fixed fixedHeader, blocks []seal.Block, meta []byte) []byte {
-	var kept []keptBlock
-	end := int64(0)
-	for _, b := range blocks {
-		if b.Off > end {
-			kept = append(kept, keptBlock{Pages: uint32((b.Off - end) / tier.Page)})
-		}
-		kept = append(kept, keptBlock{uint32(b.Len / tier.Page), b.Seal})
-		end = b.Off + b.Len
-	}
-	fixed.Count = uint32(len(kept))
-	p, _ := binary.Append(nil, binary.LittleEndian, fixed)
-	p, _ = binary.Append(p, binary.LittleEndian, kept)
-	return append(p, meta...)
-}
-
-// parse takes what is before the meta off the front of h.meta. It allocates no more than the header has
-// bytes. A header with blocks is sealed, so they are what a volume has written.
-func (h *keptHeader) parse() error {
-	r := bytes.NewReader(h.meta)
-	if err := binary.Read(r, binary.LittleEndian, &h.fixedHeader); err != nil {
-		return errDamaged("its header ends early")
-	}
-	if h.Size < 0 || h.Size > math.MaxInt64/2 || int64(h.Count) > int64(r.Len()/binary.Size(keptBlock{})) {
-		return errDamaged("a memory of %d bytes in %d sealed blocks", h.Size, h.Count)
-	}
-	blocks := make([]keptBlock, h.Count)
+	blocks := make([]seal.Block, h.Count)           // that a volume has written, because the header is sealed
 	_ = binary.Read(r, binary.LittleEndian, blocks) // they are there
-	off := int64(0)
-	for _, b := range blocks {
-		n := int64(b.Pages) * tier.Page
-		if b.Seal.Nonce != 0 {
-			h.blocks = append(h.blocks, seal.Block{Off: off, Len: n, Seal: b.Seal})
-		}
-		off += n
+	found := &foundFile{number: h.File, tail: t, blocks: blocks, Persisted: Persisted{
+		Meta: text[len(text)-r.Len():], Place: place, Size: h.Size, Room: t.Body + t.Room, order: h.Order,
+	}}
+	if s != nil {
+		found.key, err = s.KeyOf(h.Salt)
 	}
-	h.meta = h.meta[len(h.meta)-r.Len():]
-	return nil
-}
-
-// keptFormat is the content of a directory's file "format". It has the proof of the user's key, so
-// that a wrong key is not taken for damage.
-type keptFormat struct {
-	Magic [8]byte
-	Mark  seal.Mark
-	Sum   uint64
-}
-
-// formatSize is the length of a keptFormat in the file.
-var formatSize = binary.Size(keptFormat{})
-
-func formatBytes(m seal.Mark) []byte {
-	p, _ := binary.Append(nil, binary.LittleEndian, keptFormat{Magic: [8]byte([]byte(formatTag)), Mark: m})
-	binary.LittleEndian.PutUint64(p[formatSize-8:], xxh3.Hash(p[:formatSize-8]))
-	return p
-}
-
-// readFormat reads the file "format" of a directory, and closes it. failed is the error of opening it.
-func readFormat(f openedFile, failed error) (seal.Mark, error) {
-	var format keptFormat
-	err := failed
-	if err == nil {
-		p := make([]byte, formatSize)
-		_, err = f.ReadAt(p, 0)
-		err = join(err, f.Close())
-		_, _ = binary.Decode(p, binary.LittleEndian, &format)
-		if err == nil && (string(format.Magic[:]) != formatTag || format.Sum != xxh3.Hash(p[:formatSize-8])) {
-			err = errors.New("it is damaged, or of another version of Spillway")
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("its file %q: %w", formatName, bare(err))
-	}
-	return format.Mark, err
+	return found, err
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/fsinfo"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -33,9 +32,6 @@ const (
 
 	// overlay is the name of a container's own layer.
 	overlay = "overlayfs"
-
-	// spareFiles is how many open files are left to the rest of the program.
-	spareFiles = 64
 )
 
 // request is what a volume requests from its file system.
@@ -199,8 +195,7 @@ func (v *Volume) Warnings() []diag.Warning {
 	return slices.Clone(v.mu.warnings)
 }
 
-// warnOfFileSystem warns of a directory in memory or in a container's layer, and of more files than
-// the process may have open.
+// warnOfFileSystem warns of a directory in memory or in a container's layer.
 func (v *Volume) warnOfFileSystem(u disk.Usage) {
 	memory := u.Memory
 	if u.FileSystem == overlay && !memory { // an overlay that writes to memory, as far as topology finds out
@@ -217,11 +212,5 @@ func (v *Volume) warnOfFileSystem(u disk.Usage) {
 			w.What, w.Info = w.What+" together with what persists", false
 		}
 		v.addWarning(w)
-	}
-	files := (v.cfg.Capacity-1)/v.cfg.SegmentSize + 1
-	if limit := fsinfo.OpenLimit(); files > limit-spareFiles {
-		v.warn(causes.FileLimit, "of %d bytes in files of %d each the volume has up to %d open, and the process "+
-			"may have %d in all: when there are no more, there is no room for what is to be spilled",
-			v.cfg.Capacity, v.cfg.SegmentSize, files, limit)
 	}
 }

@@ -98,7 +98,7 @@ func TestNothingPlainIsInTheDirectory(t *testing.T) {
 				look()
 				return e
 			}
-			small := func(cfg *volumes.Config) { c.change(cfg); cfg.Capacity, cfg.SegmentSize = 4*mib, mib }
+			small := func(cfg *volumes.Config) { c.change(cfg); cfg.Capacity = 4 * mib }
 			v := openPersistent(t, dir, small)
 			es := []tier.FileMemory{fill(v, 2*unit+page), fill(v, 3*mib/4), fill(v, 100)}
 			leave(t, v, es...)
@@ -279,6 +279,22 @@ func TestForgedHeaderIsNotBelieved(t *testing.T) {
 		if _, err := volumes.Forge(filepath.Join(work, rel), unit+page+int64(at), 1<<(at%8)); err != nil {
 			t.Fatal(err)
 		}
+		if in := int64(at) - (page - volumes.TailSize); in >= 0 && in < 8 || in >= 40 && in < 40+65 {
+			// Another version, or another key: all of the directory is left alone.
+			before := contents(t, work)
+			cfg := volumes.Config{Dir: work, Persist: true}
+			small(&cfg)
+			v, err := volumes.Open(cfg)
+			switch {
+			case err == nil && in < 8 && len(v.Persisted()) == 0:
+				closeVolume(t, v)
+			case in < 8 || !errors.Is(err, disk.ErrKey):
+				t.Fatalf("byte %d of the tail: %v", in, err)
+			}
+			wantSame(t, "opened", before, contents(t, work))
+			refused++
+			continue
+		}
 		v := openPersistent(t, work, small)
 		for _, k := range v.Persisted() {
 			if k.Err != nil {
@@ -312,7 +328,7 @@ func TestPlaceOfAnotherBatchIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const place = 40 + 56 // in the tail, with its seal
+	const place = 40 + 65 + 24 // in the tail, with its seal
 	copy(to[len(to)-volumes.TailSize+place:], from[len(from)-volumes.TailSize+place:])
 	if err := os.WriteFile(files[1], to, 0o600); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			before, fds := contents(t, dir), descriptors(t)
 			kept := names(t, dir)[0]
 			for range 2 {
-				cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true}
+				cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, Persist: true}
 				c.opened(&cfg)
 				_, err := volumes.Open(cfg)
 				var e *disk.KeyError

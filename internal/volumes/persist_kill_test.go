@@ -24,7 +24,7 @@ func persistChild() {
 			os.Exit(1)
 		}
 	}
-	v, err := volumes.Open(volumes.Config{Dir: os.Args[1], Capacity: 16 * mib, SegmentSize: 4 * mib, Persist: true, Encrypt: true, Key: usersKey})
+	v, err := volumes.Open(volumes.Config{Dir: os.Args[1], Capacity: 16 * mib, Persist: true, Encrypt: true, Key: usersKey})
 	fail(err)
 	var held []tier.Memory
 	var seeds []uint64

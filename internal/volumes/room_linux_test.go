@@ -43,7 +43,7 @@ func blocks(t *testing.T, dir string) (n int64) {
 func TestRoomOnDiskIsWhatStatsSays(t *testing.T) {
 	onLinux(t)
 	dir := t.TempDir()
-	v := open(t, volumes.Config{Dir: dir, Capacity: 256 * mib, SegmentSize: 64 * mib})
+	v := open(t, volumes.Config{Dir: dir, Capacity: 256 * mib})
 	check := func(when string) {
 		t.Helper()
 		if got, want := blocks(t, dir), v.Stats().Backed; got < want || got > want+mib { // ext4 adds extent blocks

@@ -19,7 +19,7 @@ func TestSplit(t *testing.T) {
 	}
 	for seed := range testseed.Each(t, 4) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		v := open(t, volumes.Config{Capacity: 8 * mib, SegmentSize: 4 * mib})
+		v := open(t, volumes.Config{Capacity: 8 * mib})
 		type part struct {
 			m    tier.FileMemory
 			want []byte
@@ -90,7 +90,7 @@ func TestTogetherOfPieces(t *testing.T) {
 	if encrypted {
 		t.Skip("needs volumes that are not encrypted: sealed memory is not split")
 	}
-	v := open(t, volumes.Config{Capacity: 256 * mib, SegmentSize: 256 * mib})
+	v := open(t, volumes.Config{Capacity: 256 * mib})
 	request := v.Stats().Request
 	if n := v.Together(); n != request {
 		t.Errorf("an empty volume has %d bytes in one piece, want a request's", n)

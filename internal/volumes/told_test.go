@@ -162,14 +162,14 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 		syscall.ENOSPC: events.DiskNearlyFull, syscall.EDQUOT: events.DiskNearlyFull, syscall.EIO: events.DiskFailing,
 	} {
 		files, h := faultfs.New(disk.OS(), 1), new(heard)
-		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 8 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
-		first, err := v.Alloc(4*mib, nil)
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 128 * mib, FS: files, Events: h.add})
+		first, err := v.Alloc(64*mib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		remove := files.Add(faultfs.Rule{Ops: []string{"allocate"}, Effect: faultfs.Fail(refusal)})
 		for range 3 {
-			if _, err := v.Alloc(mib, nil); !errors.Is(err, refusal) {
+			if _, err := v.Alloc(16*mib, nil); !errors.Is(err, refusal) {
 				t.Fatal(err)
 			}
 			if err := first.(tier.FileMemory).WriteAt(t.Context(), make([]byte, 8<<10), 0); err != nil {
@@ -182,7 +182,7 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 		}
 		remove()
 		for range 4 {
-			m, err := v.Alloc(mib, nil)
+			m, err := v.Alloc(16*mib, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +191,7 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 		if all := h.take(); !slices.Equal(kindsOf(all), []events.Kind{events.DiskWell}) {
 			t.Errorf("%v: with room it is told as %v", refusal, all)
 		}
-		if _, err := v.Alloc(mib, nil); !errors.Is(err, tier.ErrNoSpace) || len(h.take()) > 0 {
+		if _, err := v.Alloc(16*mib, nil); !errors.Is(err, tier.ErrNoSpace) || len(h.take()) > 0 {
 			t.Errorf("a volume that is used up is told as a full disk: %v", err)
 		}
 		v.Free(first, func() {})
@@ -202,7 +202,7 @@ func TestRoomThatIsRefusedIsTold(t *testing.T) {
 func TestFullTwiceIsToldOnce(t *testing.T) {
 	h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
 	files := faultfs.New(room, 1)
-	v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, SegmentSize: 4 * mib, FS: files, Events: h.add})
+	v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 256 * mib, FS: files, Events: h.add})
 	m, err := v.Alloc(mib, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -292,15 +292,15 @@ func TestRoomIsBackWithoutTakingSome(t *testing.T) {
 	} {
 		h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
 		files := faultfs.New(room, 1)
-		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 16 * mib, SegmentSize: 4 * mib, Reserve: c.reserve, FS: files, Events: h.add})
-		m, err := v.Alloc(4*mib, nil)
+		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 256 * mib, Reserve: c.reserve, FS: files, Events: h.add})
+		m, err := v.Alloc(64*mib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		again := func() {
 			v.LookAtRoom()
 			v.Free(m, func() {})
-			if m, err = v.Alloc(4*mib, nil); err != nil {
+			if m, err = v.Alloc(64*mib, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -309,12 +309,12 @@ func TestRoomIsBackWithoutTakingSome(t *testing.T) {
 			if c.refuse != nil {
 				defer files.Add(*c.refuse)()
 			}
-			if _, err := v.Alloc(4*mib, nil); !errors.Is(err, tier.ErrNoSpace) {
+			if _, err := v.Alloc(64*mib, nil); !errors.Is(err, tier.ErrNoSpace) {
 				t.Fatal(c.name, err)
 			}
 		}
 		if c.refuse == nil {
-			room.free = c.reserve + 3*mib // not nearly full, and too little
+			room.free = c.reserve + 48*mib // not nearly full, and too little
 		}
 		for range 3 {
 			refused()

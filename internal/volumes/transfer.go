@@ -85,14 +85,15 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		return nil
 	}
 	lockrank.AssertNone("a transfer begins")
-	var kept disk.File // of a memory that is not in segments
+	file, name := v.file, spillName
 	if e.kept != nil {
 		f, err := v.openKept(e.kept, v.direct)
+		name = *e.kept.name.Load()
 		if err != nil {
-			return e.failed(err, e.kept.name(), off, int64(len(p)), write)
+			return e.failed(err, name, off, int64(len(p)), write)
 		}
 		defer f.Close()
-		kept = f
+		file = f
 	}
 
 	var mu sync.Mutex // of next, lanes, failed and piece, the one that next is in
@@ -125,7 +126,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		next += n
 		mu.Unlock()
-		err := e.do(ctx, kept, in, p[off-begin:][:n:n], off, begun, write)
+		err := e.do(ctx, wholeFile{file, v.offset}, name, in, p[off-begin:][:n:n], off, begun, write)
 		if err != nil {
 			mu.Lock()
 			failed = cmp.Or(failed, err)
@@ -164,28 +165,23 @@ func (v *Volume) takeHelper() bool {
 }
 
 // do makes one request for p, which is at off of the memory and in one piece. begun is the length for
-// which the request was counted as begun. kept is the file of a memory that is not in segments.
-func (e *extents) do(ctx context.Context, kept disk.File, in *piece, p []byte, off, begun int64, write bool) error {
-	v, n := e.v, int64(len(p))
-	f, name, at := kept, "", in.At.off+off-in.Off
-	if f != nil {
-		name = e.kept.name()
-	} else {
-		f, name = in.At.file, in.At.seg.name
-	}
+// which the request was counted as begun.
+func (e *extents) do(
+	ctx context.Context, f wholeFile, name string, in *piece, p []byte, off, begun int64, write bool,
+) error {
+	v, n, at := e.v, int64(len(p)), in.At+off-in.Off
 	var end func(error)
 	if v.cfg.Events != nil {
 		end = v.watch(ctx, name, at, n, write)
 	}
 	var err error
-	whole := wholeFile{f, v.offset}
 	switch direct := e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0; {
 	case direct && write:
-		err = whole.all(f.WriteAt, p, at)
+		err = f.all(f.file.WriteAt, p, at)
 	case direct:
-		err = whole.all(f.ReadAt, p, at)
+		err = f.all(f.file.ReadAt, p, at)
 	default:
-		err = e.buffered(whole, p, at, off, write)
+		err = e.buffered(f, p, at, off, write)
 	}
 	done, settled := n, int64(0)
 	switch {

@@ -294,7 +294,7 @@ func TestEndedContextBeginsNothing(t *testing.T) {
 // is not begun.
 func TestErrorsNameThePlace(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
-	v := open(t, volumes.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4, Depth: 1, FS: fsys})
+	v := open(t, volumes.Config{Capacity: 16 * mib, Request: mib / 4, Depth: 1, FS: fsys})
 	e := alloc(t, v, 10*mib)
 	for _, c := range []struct {
 		op   string
@@ -440,7 +440,7 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		return err == nil
 	}
 	const capacity = 64 * page
-	v, err := openVolume(volumes.Config{Dir: dir, Capacity: capacity, SegmentSize: capacity / 4, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
+	v, err := openVolume(volumes.Config{Dir: dir, Capacity: capacity, Request: 8 * page, Depth: 2, FS: fsys, Idle: -1})
 	if !note(err) {
 		return failed
 	}
@@ -492,10 +492,10 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 	return failed
 }
 
-// crookedFS has no anonymous files, and one of its files panics when it is used first.
+// crookedFS has no anonymous files, and its file panics in one method.
 type crookedFS struct {
 	disk.FS
-	made, bad int
+	in string
 }
 
 func (f *crookedFS) OpenAnonymous(string, bool) (disk.File, error) {
@@ -504,37 +504,38 @@ func (f *crookedFS) OpenAnonymous(string, bool) (disk.File, error) {
 
 func (f *crookedFS) Create(path string, direct bool) (disk.File, error) {
 	file, err := f.FS.Create(path, direct)
-	if f.made++; err == nil && f.made == f.bad {
-		return crookedFile{file}, nil
-	}
-	return file, err
+	return crookedFile{file, f.in}, err
 }
 
-type crookedFile struct{ disk.File }
+type crookedFile struct {
+	disk.File
+	in string
+}
 
-func (crookedFile) Alignment() (int, int)       { panic("boom") }
-func (crookedFile) Allocate(off, n int64) error { panic("boom") }
+func (f crookedFile) Alignment() (int, int) {
+	if f.in == "Alignment" {
+		panic("boom")
+	}
+	return f.File.Alignment()
+}
+
+func (f crookedFile) Allocate(off, n int64) error {
+	if f.in == "Allocate" {
+		panic("boom")
+	}
+	return f.File.Allocate(off, n)
+}
 
 // TestFileThatPanicsAtOnce: a file that was made and cannot be used leaves nothing behind.
 func TestFileThatPanicsAtOnce(t *testing.T) {
-	for bad := 1; bad <= 3; bad++ {
+	for _, in := range []string{"Alignment", "Allocate"} {
 		dir := tempDir(t)
-		v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib, SegmentSize: mib / 4, FS: &crookedFS{FS: disk.OS(), bad: bad}})
-		var there []tier.Memory
-		for range 3 {
-			if err != nil {
-				break
-			}
-			var m tier.Memory
-			if m, err = v.Alloc(mib/4, nil); err == nil {
-				there = append(there, m)
-			}
+		v, err := openVolume(volumes.Config{Dir: dir, Capacity: mib, FS: &crookedFS{disk.OS(), in}})
+		if err == nil {
+			_, err = v.Alloc(mib/4, nil)
 		}
 		if p := (*guard.PanicError)(nil); !errors.As(err, &p) {
-			t.Errorf("file %d: %v", bad, err)
-		}
-		for _, m := range there {
-			v.Free(m, func() {})
+			t.Errorf("%s: %v", in, err)
 		}
 		if v != nil {
 			if err := v.Close(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // punchStep is how much is given back at a time. It takes a millisecond or two, for which an Alloc
@@ -21,7 +22,7 @@ const punchStep = 4 << 20
 func (v *Volume) trimIdle() {
 	for {
 		v.mu.Lock()
-		v.mu.idle = v.mu.free
+		v.mu.idle = v.mu.backed.FreeBytes()
 		v.mu.Unlock()
 		select {
 		case <-time.After(v.cfg.Idle):
@@ -29,7 +30,7 @@ func (v *Volume) trimIdle() {
 			return
 		}
 		v.mu.Lock()
-		surplus, free := v.mu.idle, v.mu.free
+		surplus, free := v.mu.idle, v.mu.backed.FreeBytes()
 		v.mu.Unlock()
 		if free == 0 {
 			continue
@@ -53,7 +54,7 @@ func (v *Volume) Trim(ctx context.Context) (int64, error) {
 	return n, nil
 }
 
-// giveBack gives up to n bytes back, from the highest segment down.
+// giveBack gives up to n bytes back.
 func (v *Volume) giveBack(ctx context.Context, n int64) (given int64, err error) {
 	for given < n {
 		select {
@@ -76,54 +77,68 @@ func (v *Volume) giveBack(ctx context.Context, n int64) (given int64, err error)
 }
 
 // givePiece gives one piece of at most n bytes back: a hole that it punches, or where the file system
-// punches none a segment without allocated room. It returns 0 and no error if there is none. The
-// caller has the change token.
+// punches none the free end of the file. It returns 0 and no error if there is none. The caller has the
+// change token.
 func (v *Volume) givePiece(n int64) (int64, error) {
-	whole := v.noPunch.Load()
+	var off, given int64
+	cuts := v.noPunch.Load()
 	v.mu.Lock()
-	i := len(v.mu.segments) - 1
-	for ; i >= 0; i-- {
-		s := v.mu.segments[i]
-		if free := s.backed.FreeBytes(); free > 0 && (!whole || s.used == 0 && free <= n) {
-			break
-		}
-	}
-	if i < 0 || v.mu.closed {
-		v.mu.Unlock()
-		return 0, nil
-	}
-	s := v.mu.segments[i]
-	if whole {
-		n = s.backed.FreeBytes()
-	} else {
-		n = min(n, punchStep, s.backed.Largest())
-		off, _ := s.backed.Alloc(n)
-		v.mu.Unlock()
-		err := s.file.Punch(off, n) // only the owner of the token sets the file
-		v.mu.Lock()
-		if err != nil {
-			s.backed.Free(off, n)
-			v.mu.Unlock()
-			if errors.Is(err, errors.ErrUnsupported) {
-				v.noPunch.Store(true)
-				return v.givePiece(v.cfg.SegmentSize)
-			}
-			return 0, fmt.Errorf("%d bytes at %d of %s: %w", n, off, s.name, bare(err))
-		}
-		s.holes.Free(off, n)
-		whole = s.holes.FreeBytes() == s.size
-	}
-	v.mu.free -= n
-	f := s.file
-	if whole {
-		s.file = nil
-		s.reset()
+	switch {
+	case v.mu.closed || v.mu.backed.FreeBytes() == 0:
+	case cuts:
+		off, given = v.takeEndLocked(n)
+	default:
+		given = min(n, punchStep, v.mu.backed.Largest())
+		off, _ = v.mu.backed.Alloc(given)
 	}
 	v.mu.Unlock()
-	if whole {
-		if err := v.closeSegment(s.name, f); err != nil {
-			v.warn(causes.DiskFails, "closing %s: %v", s.name, err)
+	if given == 0 {
+		return 0, nil
+	}
+	var err error
+	if cuts {
+		err = v.file.Truncate(off)
+	} else {
+		err = v.file.Punch(off, given)
+	}
+	v.mu.Lock()
+	if err == nil {
+		v.mu.holes.Free(off, given)
+	} else {
+		v.mu.backed.Free(off, given)
+	}
+	v.mu.Unlock()
+	switch {
+	case err == nil:
+		return given, nil
+	case errors.Is(err, errors.ErrUnsupported) && !cuts:
+		v.noPunch.Store(true)
+		return v.givePiece(n)
+	}
+	return 0, fmt.Errorf("%d bytes at %d of %s: %w", given, off, spillName, bare(err))
+}
+
+// takeEndLocked takes up to n free bytes off the end of the backed room, if there are some: behind them
+// is only a hole.
+func (v *Volume) takeEndLocked(n int64) (off, taken int64) {
+	end := v.cfg.Capacity
+	for at, hole := range v.mu.holes.All() {
+		if at+hole == v.cfg.Capacity {
+			end = at
 		}
 	}
-	return n, nil
+	rest := extent.New(v.cfg.Capacity)
+	rest.Alloc(v.cfg.Capacity)
+	off = end
+	for at, free := range v.mu.backed.All() {
+		if at+free == end {
+			off = max(at, end-n)
+			free = off - at
+		}
+		if free > 0 {
+			rest.Free(at, free)
+		}
+	}
+	v.mu.backed = rest
+	return off, end - off
 }

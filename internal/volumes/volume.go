@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,8 +46,9 @@ type Volume struct {
 	system    string // the kind of file system
 	direct    bool
 	anonymous bool
-	own       *ownDir // of named files; nil for anonymous ones
-	address   uintptr // what transfers must be aligned to; 1 for any
+	own       *ownDir   // of named files; nil for anonymous ones
+	file      disk.File // all memory is in it; nil with Config.Persist
+	address   uintptr   // what transfers must be aligned to; 1 for any
 	offset    int64
 
 	sealer  *seal.Sealer // nil if nothing is encrypted
@@ -72,10 +74,10 @@ type Volume struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		segments []*segment
-		used     int64                // allocated
-		free     int64                // backed, and not allocated; see the package comment
-		idle     int64                // the minimum of free since trimIdle looked
+		backed   *extent.Allocator    // room that the file system has given, and that is free
+		holes    *extent.Allocator    // room that the file system has
+		used     int64                // bytes allocated
+		idle     int64                // the minimum of free backed bytes since trimIdle looked
 		entries  map[uint64]*keptFile // what persists, by key
 		stays    int64                // of used, the bytes of found files
 		closed   bool
@@ -106,6 +108,12 @@ func Open(cfg Config) (*Volume, error) {
 	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.mu.entries = make(map[uint64]*keptFile)
+	v.mu.backed, v.mu.holes = extent.New(0), extent.New(0)
+	if !cfg.Persist {
+		v.mu.holes.Grow(v.cfg.Capacity)
+		v.mu.backed = extent.New(v.cfg.Capacity)
+		v.mu.backed.Alloc(v.cfg.Capacity)
+	}
 	var err error
 	if cfg.Encrypt {
 		v.sealer, err = seal.NewSealer(cfg.Key)
@@ -119,11 +127,6 @@ func Open(cfg Config) (*Volume, error) {
 		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, advise(err))
 	}
 	v.sealer.Opened()
-	for off := int64(0); off < v.cfg.Capacity && !v.cfg.Persist; off += v.cfg.SegmentSize {
-		s := &segment{name: segmentFile(len(v.mu.segments)), size: min(v.cfg.SegmentSize, v.cfg.Capacity-off)}
-		s.reset()
-		v.mu.segments = append(v.mu.segments, s)
-	}
 	if v.cfg.Idle > 0 && !v.cfg.Persist {
 		v.trimmer.Go(func() {
 			labels.Trim.Set()
@@ -131,12 +134,6 @@ func Open(cfg Config) (*Volume, error) {
 		})
 	}
 	return v, nil
-}
-
-// reset makes all of the segment a hole.
-func (s *segment) reset() {
-	s.holes, s.backed = extent.New(s.size), extent.New(s.size)
-	s.backed.Alloc(s.size)
 }
 
 // open looks at the directory and tries the file system.
@@ -212,7 +209,17 @@ func (v *Volume) probe() (err error) {
 				"a killed process leaves them to the next", v.system, v.own.path)
 		}
 		v.anonymous = kind.anonymous
-		if err = v.probeFile(kind.direct); err == nil && !kind.direct {
+		err = v.probeFile(kind.direct)
+		if err != nil || v.cfg.Persist { // each memory has a file of its own
+			if v.file != nil {
+				err = cmp.Or(err, bare(v.file.Close()))
+				v.file = nil
+			}
+			if !v.anonymous {
+				err = cmp.Or(err, v.own.removeFile(spillName))
+			}
+		}
+		if err == nil && !kind.direct {
 			v.warn(causes.DirectIO, "no direct I/O on %s: transfers go through the page cache, "+
 				"which is slower and takes memory", v.system)
 		}
@@ -223,30 +230,28 @@ func (v *Volume) probe() (err error) {
 	return err
 }
 
-// probeFile opens a file, and writes and reads a page, because some file systems refuse direct I/O
-// only then.
+// probeFile opens the volume's file, and writes and reads a page, because some file systems refuse direct
+// I/O only then.
 func (v *Volume) probeFile(direct bool) (err error) {
 	defer guard.Error(&err, filesOf)
-	name := segmentFile(0)
-	f, err := v.openSegment(name, direct)
+	if v.anonymous {
+		v.file, err = v.cfg.FS.OpenAnonymous(v.dir, direct)
+	} else {
+		v.file, err = v.cfg.FS.Create(filepath.Join(v.own.path, spillName), direct)
+	}
 	if err != nil {
 		return fmt.Errorf("opening a spill file: %w", bare(err))
 	}
-	defer func() {
-		if e := v.closeSegment(name, f); err == nil {
-			err = e
-		}
-	}()
-	at, offset := f.Alignment()
+	at, offset := v.file.Alignment()
 	if at <= 0 || offset <= 0 || at > tier.Page || offset > tier.Page {
 		return fmt.Errorf("direct I/O aligned to %d and %d bytes: %w", at, offset, syscall.EINVAL)
 	}
-	v.direct, v.address, v.offset = f.Direct(), uintptr(at), int64(offset)
+	v.direct, v.address, v.offset = v.file.Direct(), uintptr(at), int64(offset)
 	page, back := address.Aligned(tier.Page), address.Aligned(tier.Page)
 	for i := range page {
 		page[i] = byte(i) ^ 0xa5
 	}
-	whole := wholeFile{f, v.offset}
+	whole := wholeFile{v.file, v.offset}
 	if _, err := whole.WriteAt(page, 0); err != nil {
 		return fmt.Errorf("writing a page: %w", err)
 	}
@@ -265,34 +270,6 @@ func (v *Volume) forgetKeys() {
 	v.buffers.unmap()
 }
 
-// openSegment opens a new, empty file.
-func (v *Volume) openSegment(name string, direct bool) (disk.File, error) {
-	if v.anonymous {
-		return v.cfg.FS.OpenAnonymous(v.dir, direct)
-	}
-	path := filepath.Join(v.own.path, name)
-	f, err := v.cfg.FS.Create(path, direct)
-	if errors.Is(err, fs.ErrExist) { // the directory is ours alone, so we made it and could not remove it
-		if err := v.own.removeFile(name); err != nil {
-			return nil, err
-		}
-		f, err = v.cfg.FS.Create(path, direct)
-	}
-	if err != nil { // it may have been made nevertheless
-		return nil, join(err, v.own.removeFile(name))
-	}
-	return f, nil
-}
-
-// closeSegment closes a file and removes its name.
-func (v *Volume) closeSegment(name string, f disk.File) error {
-	err := bare(f.Close())
-	if !v.anonymous {
-		err = join(err, v.own.removeFile(name))
-	}
-	return err
-}
-
 // Dir returns the directory as it was configured.
 func (v *Volume) Dir() string { return v.cfg.Dir }
 
@@ -308,18 +285,16 @@ func (v *Volume) Stats() disk.Stats {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	s.Used, s.Backed = v.mu.used, v.mu.used+v.mu.free
-	for _, seg := range v.mu.segments {
-		if seg.file != nil {
-			s.Segments++
-		}
+	s.Used, s.Backed = v.mu.used, v.mu.used+v.mu.backed.FreeBytes()
+	if v.file != nil && !v.mu.ended {
+		s.Segments = 1
 	}
 	s.Warnings = slices.Clone(v.mu.warnings)
 	return s
 }
 
-// Close ends the volume's goroutines, waits until what was freed is reclaimed, and closes and removes
-// all files without allocated memory. Memory that is allocated stays usable, by its callers without
+// Close ends the volume's goroutines, waits until what was freed is reclaimed, and closes and removes its
+// files if no memory is allocated. Memory that is allocated stays usable, by its callers without
 // helpers; the Free of the last of it ends the rest. A second Close returns tier.ErrClosed.
 func (v *Volume) Close() error {
 	v.mu.Lock()
@@ -345,29 +320,21 @@ func (v *Volume) Close() error {
 	return v.end()
 }
 
-// end closes the segments of a closed volume that nothing is allocated of. If that is all, it also
-// removes the directory of named files. Close and the last Frees may meet here: with the token, one
-// finishes before the next begins, and no Alloc or Trim works on files.
+// end ends a closed volume if nothing is allocated of it. Close and the last Frees may meet here: with
+// the token, one finishes before the next begins, and no Alloc or Trim works on files.
 func (v *Volume) end() error {
 	v.change <- struct{}{}
 	defer func() { <-v.change }()
 	v.mu.Lock()
-	var unused []*segment
-	var files []disk.File
-	for _, s := range v.mu.segments {
-		if s.file != nil && s.used == 0 {
-			unused, files = append(unused, s), append(files, s.file)
-			v.mu.free -= s.backed.FreeBytes()
-			s.file = nil
-			s.reset()
-		}
-	}
 	last := v.mu.used == v.mu.stays && !v.mu.ended
-	v.mu.ended = v.mu.ended || last
+	if last {
+		v.mu.ended = true
+		v.mu.backed = extent.New(0)
+	}
 	v.mu.Unlock()
 	var err error
-	for i, s := range unused {
-		err = join(err, v.closeSegment(s.name, files[i]))
+	if last && v.file != nil {
+		err = bare(v.file.Close())
 	}
 	if last { // and no header is sealed any more
 		err = join(err, v.leaveDir())

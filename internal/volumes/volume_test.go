@@ -24,8 +24,8 @@ import (
 func TestVolumeKeepsThePoolContract(t *testing.T) {
 	for name, cfg := range map[string]func() volumes.Config{
 		"plain": func() volumes.Config { return volumes.Config{} },
-		"named segments": func() volumes.Config {
-			return volumes.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous), SegmentSize: 64 * page}
+		"named files": func() volumes.Config {
+			return volumes.Config{FS: faultfs.New(disk.OS(), 1, noAnonymous)}
 		},
 		"buffered sparse": func() volumes.Config {
 			return volumes.Config{FS: noDirect{faultfs.New(disk.OS(), 1, noAllocate, noPunch)}}
@@ -211,7 +211,7 @@ func TestMemoryFileSystemIsWarnedOf(t *testing.T) {
 // TestFreedExtentsAreReusedFirst: after the first round nothing fresh is taken,
 // whatever the sizes.
 func TestFreedExtentsAreReusedFirst(t *testing.T) {
-	v := open(t, volumes.Config{Capacity: 512 * mib, SegmentSize: 128 * mib})
+	v := open(t, volumes.Config{Capacity: 512 * mib})
 	a, b, c := alloc(t, v, 60*mib), alloc(t, v, 40*mib), alloc(t, v, 28*mib)
 	fresh := v.Stats().Fresh
 	if fresh < 128*mib || fresh > 192*mib {
@@ -253,28 +253,35 @@ func TestSmallestFitIsTaken(t *testing.T) {
 	free(v, e, all[1], all[3], all[4])
 }
 
-// TestSplitting: a memory longer than a segment, or than any free piece, is split at
-// cuts and at multiples of a request, and works as one.
+// TestSplitting: a memory longer than any free piece is split at cuts and at multiples of a request,
+// and works as one.
 func TestSplitting(t *testing.T) {
-	v := open(t, volumes.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, Request: mib / 4})
-	e := alloc(t, v, 10*mib+5000)
-	data := random(10*mib+5000, 2)
+	v := open(t, volumes.Config{Capacity: 16 * mib, Request: mib / 4})
+	var all []tier.FileMemory
+	for range 5 {
+		all = append(all, alloc(t, v, 3*mib))
+	}
+	free(v, all[0], all[2], all[4]) // 3, 3 and 4 MiB
+	e := alloc(t, v, 9*mib+5000)
+	data := random(9*mib+5000, 2)
 	write(t, e, data, 0)
-	files := map[string]bool{}
-	for off := int64(0); off < 10*mib; off += mib / 4 {
-		_, f, _ := e.Locate(off)
-		files[f] = true
+	pieces := 1
+	for off := int64(mib / 4); off < 9*mib; off += mib / 4 {
+		_, _, before := e.Locate(off - 1)
+		if _, _, at := e.Locate(off); at != before+1 {
+			pieces++
+		}
 	}
-	if len(files) != 3 {
-		t.Errorf("10 MiB in segments of 4 MiB lie in %d files", len(files))
+	if pieces != 3 {
+		t.Errorf("9 MiB are in %d pieces", pieces)
 	}
-	// Across the ends of segments, whatever the alignment.
-	for _, r := range [][2]int64{{4*mib - 4096, 8192}, {4*mib - 100, 200}, {3 * mib, 5 * mib}, {10*mib - 1, 5001}, {7, 10 * mib}} {
+	// Across the ends of pieces, whatever the alignment.
+	for _, r := range [][2]int64{{3*mib - 4096, 8192}, {3*mib - 100, 200}, {3 * mib, 5 * mib}, {9*mib - 1, 5001}, {7, 9 * mib}} {
 		if !bytes.Equal(read(t, e, r[1], r[0]), data[r[0]:r[0]+r[1]]) {
 			t.Errorf("%d bytes at %d are wrong", r[1], r[0])
 		}
 	}
-	free(v, e)
+	free(v, e, all[1], all[3])
 }
 
 // fragment fills a volume with pieces of a length and frees every other one.
@@ -371,14 +378,14 @@ func TestFullFileSystem(t *testing.T) {
 func TestOtherErrorsOfGrowthAreNotNoSpace(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v := open(t, volumes.Config{Capacity: 64 * mib, FS: fsys})
-	for _, op := range []string{"open-anonymous", "allocate", "usage"} {
+	for _, op := range []string{"allocate", "usage"} {
 		remove := fsys.Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Fail(syscall.EIO)})
 		_, err := v.Alloc(mib, nil)
 		if !errors.Is(err, syscall.EIO) || errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("%s: %v", op, err)
 		}
 		oneLine(t, err.Error(), "disk: volume "+v.Dir())
-		if s := v.Stats(); s.Used != 0 || s.Backed != 0 || s.Segments != 0 {
+		if s := v.Stats(); s.Used != 0 || s.Backed != 0 {
 			t.Errorf("%s: %+v", op, s)
 		}
 		remove()
@@ -389,14 +396,14 @@ func TestOtherErrorsOfGrowthAreNotNoSpace(t *testing.T) {
 // TestCloseWithMemoryOut: what is handed out works on, and the last Free ends it all.
 func TestCloseWithMemoryOut(t *testing.T) {
 	for _, fsys := range []disk.FS{disk.OS(), faultfs.New(disk.OS(), 1, noAnonymous)} {
-		v := open(t, volumes.Config{Capacity: 16 * mib, SegmentSize: 4 * mib, FS: fsys})
+		v := open(t, volumes.Config{Capacity: 16 * mib, FS: fsys})
 		a, b := alloc(t, v, 4*mib), alloc(t, v, 4*mib)
 		data := random(4*mib, 1)
 		write(t, a, data, 0)
 		if err := v.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if s := v.Stats(); s.Segments != 2 || s.Used != 8*mib {
+		if s := v.Stats(); s.Segments != 1 || s.Used != 8*mib {
 			t.Errorf("after Close: %+v", s)
 		}
 		if !bytes.Equal(read(t, a, 4*mib, 0), data) {
@@ -425,7 +432,7 @@ func TestCloseAndTheLastFreeMeet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leave := make(chan struct{})
 		fsys := faultfs.New(disk.OS(), 1, noAnonymous)
-		v := open(t, volumes.Config{Capacity: 8 * mib, SegmentSize: 4 * mib, FS: fsys})
+		v := open(t, volumes.Config{Capacity: 8 * mib, FS: fsys})
 		a, b := alloc(t, v, 4*mib), alloc(t, v, 4*mib)
 		free(v, a)
 		fsys.Add(faultfs.Rule{Ops: []string{"remove"}, Path: "segment-0000", Effect: faultfs.Do(func(string, string) { <-leave })})
@@ -563,7 +570,7 @@ func TestVanishedDirectory(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	v := open(t, volumes.Config{Dir: dir, Capacity: 128 * mib, SegmentSize: 64 * mib})
+	v := open(t, volumes.Config{Dir: dir, Capacity: 128 * mib})
 	if !v.Stats().Anonymous {
 		t.Skip("needs files without names, as those with names vanish with their directory")
 	}
@@ -571,22 +578,29 @@ func TestVanishedDirectory(t *testing.T) {
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	_, err := v.Alloc(64*mib, nil)
-	if !errors.Is(err, os.ErrNotExist) {
-		t.Fatalf("Alloc: %v", err)
+	b := alloc(t, v, 64*mib) // what is open works on
+	for i, e := range []tier.FileMemory{a, b} {
+		data := random(mib, uint64(i))
+		write(t, e, data, 0)
+		if !bytes.Equal(read(t, e, mib, 0), data) {
+			t.Error("reads differ from writes")
+		}
 	}
-	oneLine(t, err.Error(), dir, "no such file or directory")
-	data := random(mib, 1)
-	write(t, a, data, 0) // what is open works on
-	if !bytes.Equal(read(t, a, mib, 0), data) {
-		t.Error("reads differ from writes")
-	}
-	free(v, a)
+	free(v, a, b)
 }
 
 func TestConcurrentUseUnderTrim(t *testing.T) {
-	tiertest.NoLeaks(t)
-	v := open(t, volumes.Config{Capacity: 12 * mib, SegmentSize: 4 * mib, Request: 256 << 10})
+	for name, rules := range map[string][]faultfs.Rule{"punched": nil, "cut": {noPunch}} {
+		t.Run(name, func(t *testing.T) {
+			tiertest.NoLeaks(t)
+			v := open(t, volumes.Config{Capacity: 12 * mib, Request: 256 << 10, FS: faultfs.New(disk.OS(), 1, rules...)})
+			useUnderTrim(t, v)
+		})
+	}
+}
+
+// useUnderTrim writes and reads memory of a volume on several goroutines, while the volume gives room back.
+func useUnderTrim(t *testing.T, v *volumes.Volume) {
 	var owners sync.WaitGroup
 	for g := range uint64(3) {
 		owners.Go(func() {

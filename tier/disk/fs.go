@@ -61,7 +61,7 @@ type Lock interface {
 // ErrLocked: another holds the lock on a file.
 var ErrLocked = errors.New("locked by another")
 
-// File is a segment's file. ReadAt, WriteAt, Allocate and Punch may be called
+// File is a file of a volume. ReadAt, WriteAt, Allocate and Punch may be called
 // concurrently.
 type File interface {
 	// ReadAt and WriteAt may transfer fewer bytes and return that number, with or without an
@@ -105,7 +105,7 @@ type Stats struct {
 	Capacity int64
 	Used     int64 // handed out
 	Backed   int64 // taken from the file system: handed out, or free for reuse
-	Segments int   // open files
+	Segments int   // open files: one, or none if batches persist or when the volume has ended
 
 	Written int64 // bytes since the volume was opened
 	Read    int64
@@ -152,7 +152,7 @@ func (e *KeyError) Is(target error) bool { return target == ErrKey }
 type IOError struct {
 	Space  tier.ID // of the volume
 	Dir    string
-	File   string // the segment; an anonymous one has the name only here
+	File   string // an anonymous one has the name only here
 	Offset int64  // in the file
 	Bytes  int64
 	Write  bool

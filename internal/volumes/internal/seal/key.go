@@ -29,6 +29,8 @@ const (
 	TagSize = 16
 	// SaltSize is the length of what makes a derived key another than all others.
 	SaltSize = sha256.Size
+	// MarkSize is the length of a Mark as package encoding/binary writes it.
+	MarkSize = 1 + 2*SaltSize
 	// madeKey is the length of a random key: AES-256.
 	madeKey = 32
 )
