@@ -111,7 +111,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen
 				t.Stop()
 			}
 			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
-				_ = m.index.note(v.Batch, &now, false)
+				_ = m.index.note(v.Batch, &now)
 				continue
 			}
 			start := time.Now()
