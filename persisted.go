@@ -57,7 +57,7 @@ type images struct {
 func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.mover.Verify(ctx, p) }
 
 func (i images) VerifyDictionary(ctx context.Context, s batch.Shared) error {
-	return i.mover.Inside().VerifyDictionary(ctx, s)
+	return i.mover.VerifyDictionary(ctx, s)
 }
 
 // Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with

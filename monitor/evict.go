@@ -453,7 +453,9 @@ func (m *Monitor) victims(
 func (m *Monitor) findClean(list []Victim) {
 	for k := range list {
 		v := &list[k]
-		v.Batch.EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
+		for _, in := range v.Batch.Copies() {
+			v.copied = v.copied.With(m.byID[in])
+		}
 	}
 }
 
@@ -468,7 +470,7 @@ type job struct {
 	make     int64 // bytes that must leave the target first
 	goal     int64 // how many used bytes of the source are few enough to end
 	until    time.Time
-	joins    joiner // moves small batches together; nil if they are moved one by one
+	joins    bool // small batches are moved several at once
 
 	mu    sync.Mutex
 	left  []Victim // not begun yet
@@ -507,8 +509,8 @@ func (j *job) run(ctx context.Context) {
 	j.m.index.mu.Lock()
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1
-	} else if j.to.Kind() == tier.Disk {
-		j.joins, _ = j.m.cfg.Mover.(joiner)
+	} else {
+		j.joins = j.to.Kind() == tier.Disk
 	}
 	j.m.index.mu.Unlock()
 	var others sync.WaitGroup
@@ -532,7 +534,7 @@ func (j *job) work(ctx context.Context) {
 		j.mu.Lock()
 		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
 			v := j.left[0]
-			isSmall = j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
+			isSmall = j.joins && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
 			if j.over || ctx.Err() != nil || j.from.Used() <= j.goal || !isSmall && len(list) > 0 {
 				break
 			}
@@ -541,7 +543,7 @@ func (j *job) work(ctx context.Context) {
 				list = append(list, v)
 			} else {
 				isSmall, j.retry = true, true
-				_ = j.m.index.note(v.Batch, &now, false)
+				_ = j.m.index.note(v.Batch, &now)
 			}
 		}
 		j.mu.Unlock()
@@ -549,20 +551,13 @@ func (j *job) work(ctx context.Context) {
 			return
 		}
 		// Its moves: of as many batches, from the first on, as can be moved together.
-		n, start := 1, time.Now()
+		start := time.Now()
 		all := make([]*batch.Batch, len(list))
 		for i, v := range list {
 			all[i] = v.Batch
 		}
-		if len(all) > 1 {
-			n = max(1, min(j.joins.Together(all, j.to.ID()), len(all)))
-		}
-		var errs []error
-		if n > 1 {
-			errs = j.joins.RelieveTogether(ctx, all[:n], j.to.ID(), j.reason)
-		} else {
-			errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], j.to.ID(), j.reason)}
-		}
+		errs := j.m.cfg.Mover.Evict(ctx, all, j.to.ID(), j.reason)
+		n := len(errs)
 		took := time.Since(start)
 
 		// Their ends.

@@ -120,6 +120,10 @@ func (m *slowMover) heal() {
 	m.fault = nil
 }
 
+func (m *slowMover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	return []error{m.Relieve(ctx, all[0], to, reason)}
+}
+
 func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	now, w := b.Info(), m.w
 	move := Move{Batch: b.ID(), From: now.Space, To: to, Bytes: now.Bytes, Reason: reason}
