@@ -96,7 +96,7 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 //	in-transit                         in-transit                         CancelTask                pending −1; see below
 //	idle, task-created                 in-transit                         Transit                   no handle is open in these states
 //	in-transit                         idle, task-created                 Commit, Abort             task-created if tasks are pending or Commit is asked to create one
-//	in-transit                         processing, released               CommitOpen                as Commit and Open
+//	in-transit                         processing, released               Commit with Open          as Commit and Open
 //	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
 //
 // While handles are open a created task only counts as pending: the state stays processing. A task
@@ -889,16 +889,10 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	return err
 }
 
-// CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
-// the batch. So the monitor never sees the batch at rest in between.
-func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
-	return t.b.Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
-}
-
 // CommitOptions is what a commit does besides making a payload current.
 type CommitOptions struct {
 	CreateTask  bool // creates a task
-	Open        bool // opens a handle, as Batch.Open does
+	Open        bool // opens a handle, as Batch.Open does, so that the batch is not at rest in between
 	Last        bool // with Open: drops the batch
 	KeepPending bool // with Open: leaves pending tasks to their callers
 
@@ -919,7 +913,7 @@ type CommitOptions struct {
 	Retained func(events.Kind)
 }
 
-// Commit is Transit.Commit or CommitOpen of a transit of b, with all its options.
+// Commit is Transit.Commit of a transit of b, with all its options.
 func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
 	if t.ended.Load() {
 		return nil, tier.ErrReleased

@@ -414,7 +414,6 @@ func (m *Monitor) victims(
 		return nil, false
 	}
 	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
-	m.findClean(list)
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
@@ -431,6 +430,9 @@ func (m *Monitor) victims(
 	}
 	for k := range list {
 		v := &list[k]
+		for _, in := range v.Batch.Copies() {
+			v.copied = v.copied.With(m.byID[in])
+		}
 		bytes := float64(v.Bytes) * float64(time.Second)
 		for i, t := range open {
 			isClean := v.copied.Has(t.place)
@@ -447,16 +449,6 @@ func (m *Monitor) victims(
 	}
 	m.cfg.Policy.Order(now.UnixNano(), list)
 	return list, more
-}
-
-// findClean notes of victims in which spaces they have clean images.
-func (m *Monitor) findClean(list []Victim) {
-	for k := range list {
-		v := &list[k]
-		for _, in := range v.Batch.Copies() {
-			v.copied = v.copied.With(m.byID[in])
-		}
-	}
 }
 
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
