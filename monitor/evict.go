@@ -535,7 +535,7 @@ func (j *job) work(ctx context.Context) {
 				list = append(list, v)
 			} else {
 				isSmall, j.retry = true, true
-				_ = j.m.index.note(v.Batch, &now)
+				j.m.index.BatchChanged(v.Batch, now)
 			}
 		}
 		j.mu.Unlock()

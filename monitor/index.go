@@ -37,7 +37,14 @@ type index struct {
 	}
 }
 
-// entry is the index's record of one batch. The index's lock guards it.
+// entry is the index's record of one batch, from its making until it is dropped. Register changes it, and
+// for failures noteMove and putBack. The index's lock guards it. These are its states, by its standing:
+//
+//   - Counted: the batch is in use, in transit, empty, or in the slowest tier. It is only in the sums
+//     and in the sizes of its space. Bytes at rest are those that nobody uses.
+//   - Victim: it is at rest with a tier below, without subscribers and leases. It has the policy's key.
+//   - Listed: a victim, unless failures exclude all tiers below (not). It is in the trees of victims, from
+//     which lists of moves are chosen. putBack lists it again when its pause is over.
 type entry struct {
 	b       *batch.Batch
 	id      batch.ID
@@ -54,7 +61,7 @@ type standing struct {
 	size   int64        // as an image
 	rest   bool         // it is not being read, moved, leased or dropped
 	idle   bool         // and has no subscribers
-	victim bool         // it could be evicted unless it is skipped
+	victim bool         // it could be evicted unless failures exclude it
 	moving bool         // it is in transit
 	not    decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
 	listed bool         // it is among the victims of its space: there is a tier that it may go to
@@ -105,10 +112,6 @@ type sizeTree struct{ *btree.BTreeG[sizeCount] }
 
 type sizeCount struct{ bytes, batches int64 }
 
-func newSizeTree() sizeTree {
-	return sizeTree{btree.NewG(32, func(a, b sizeCount) bool { return a.bytes < b.bytes })}
-}
-
 func (t sizeTree) add(bytes, batches int64) {
 	now, _ := t.Get(sizeCount{bytes: bytes})
 	if batches += now.batches; batches == 0 {
@@ -123,21 +126,19 @@ func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
 	x := &index{policy: policy, gained: gained}
 	x.mu.entries, x.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	x.mu.spaces = make([]spaceIndex, len(spaces))
+	isSmaller := func(a, b sizeCount) bool { return a.bytes < b.bytes }
 	for i, of := range spaces {
 		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
-		s.place, s.lower, s.small, s.sizes = i, of.lower, newSizeTree(), newSizeTree()
+		s.place, s.lower = i, of.lower
 		s.victims = btree.NewG(16, func(a, b listed) bool { return a.isLess(&b) })
+		s.small, s.sizes = sizeTree{btree.NewG(32, isSmaller)}, sizeTree{btree.NewG(32, isSmaller)}
 	}
 	return x
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
-func (x *index) BatchChanged(b *batch.Batch, now batch.Info) { _ = x.note(b, &now) }
-
-// Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
-// batch.Registrar.
-func (x *index) Register(b *batch.Batch, now batch.Info) error { return x.note(b, &now) }
+func (x *index) BatchChanged(b *batch.Batch, now batch.Info) { _ = x.Register(b, now) }
 
 // Knows reports whether b was announced to the index, and not dropped. It implements
 // batch.Registrar.
@@ -162,18 +163,19 @@ func movable(info *batch.Info) bool {
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0 && !info.Leased
 }
 
-// note notes a cut through b. A new batch is refused if its id is known. If an observer around the
-// index has hidden a second batch of an id, the index ignores it while it has the first.
+// Register notes what b, which may be new, is like now. A second batch of an id is
+// batch.ErrDuplicateID. It implements batch.Registrar. If an observer around the index has hidden a
+// second batch of an id, the index ignores it while it has the first.
 //
-// The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
-// Cuts of the same version differ in leases only, which begin without an announcement.
+// The policy is called without the lock. Meanwhile a newer Info may have been recorded, and stays.
+// Those of the same version differ in leases only, which begin without an announcement.
 //
 // If the batch becomes a victim, waiters for its space and for faster ones are woken.
-func (x *index) note(b *batch.Batch, now *batch.Info) error {
+func (x *index) Register(b *batch.Batch, now batch.Info) error {
 	var key Key
 	place, gained := slices.Index(x.ids, now.Space), false
-	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(now) {
-		key = x.policy.Key(*now)
+	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(&now) {
+		key = x.policy.Key(now)
 	}
 	x.mu.Lock()
 	defer func() {
@@ -209,7 +211,7 @@ func (x *index) note(b *batch.Batch, now *batch.Info) error {
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
 	next.moving = now.State == batch.InTransit
-	next.victim = movable(now) && s.lower != 0
+	next.victim = movable(&now) && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
 	}

@@ -110,7 +110,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 				t.Stop()
 			}
 			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
-				_ = m.index.note(v.Batch, &now)
+				m.index.BatchChanged(v.Batch, now)
 				continue
 			}
 			start := time.Now()
