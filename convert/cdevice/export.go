@@ -114,8 +114,8 @@ func (r *releases) drop(ids ...uintptr) {
 func charged(p batch.Payload, bufs []*tier.Buffer) (out []payload.DeviceRange) {
 	var shared []batch.Shared
 	if p, ok := p.(*batch.Image); ok {
-		shared, out = p.Shared(), slices.Clone(p.Ranges())
-		if p.Encoding() != payload.Scattered {
+		shared, out = p.Shared(), slices.Clone(p.Parts().Ranges)
+		if p.Parts().Encoding != payload.Scattered {
 			bufs = append(bufs, p.Buffer())
 		}
 	}

@@ -80,12 +80,12 @@ func (w *arrayWriter) open(p batch.Payload) (d *batch.Descriptor, err error) {
 		return nil, unsupported(nil, "a payload of type %s", p.Type())
 	}
 	d, w.shared = img.Descriptor(), img.Shared()
-	if img.Encoding() != payload.Scattered {
+	if img.Parts().Encoding != payload.Scattered {
 		w.body, err = inBody(d, img.Buffer(), nil)
 		return d, err
 	}
-	where := func(i int) tier.Addr { return img.Ranges()[i].Addr }
-	w.body = &body{image.NewCursor(d), d, where, img.Adjustments(), isLent(img)}
+	where := func(i int) tier.Addr { return img.Parts().Ranges[i].Addr }
+	w.body = &body{image.NewCursor(d), d, where, img.Parts().Adjustments, isLent(img)}
 	return d, nil
 }
 

@@ -210,7 +210,7 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	image, at := next.image, next.place
 	e := &Entry{
 		ID: id, Plan: at.plan, Operator: at.operator, Port: at.port, Partition: at.partition,
-		Packed: image.Encoding() == payload.Compressed, Runs: image.Runs(), Descriptor: image.Descriptor(),
+		Packed: image.Parts().Encoding == payload.Compressed, Runs: image.Parts().Runs, Descriptor: image.Descriptor(),
 	}
 	keys := make(map[*batch.Descriptor]uint64)
 	for _, s := range image.Shared() {
