@@ -1,7 +1,7 @@
 // Package convert makes batches of Arrow records, moves them between memories, and opens them as
 // records again. The Mover does all three.
 //
-//	mover.go         Mover and its calls: Move, Acquire, Consume; Relieve for the monitor
+//	mover.go         Mover and its calls: Move, Acquire, Consume; Evict, for the monitor, is in together.go
 //	move.go          run: one move, from the look at the batch to the commit, and why it is retried
 //	reserving.go     request: room for a move, in other spaces if one refuses its memory
 //	waiting.go       what ends a wait: the batch was moved or dropped, or its GPU is lost

@@ -55,7 +55,7 @@ type Moved struct {
 }
 
 // Mover moves batches between spaces. An engine has one, and all code that needs a batch in another
-// space calls it: consumers through Acquire and Consume, the monitor through Relieve, and
+// space calls it: consumers through Acquire and Consume, the monitor through Evict, and
 // repositories through Ahead. It is safe for concurrent use.
 //
 // run makes a move: each round of its loop reserves room (request), and makes one attempt.
@@ -252,17 +252,8 @@ func (m *Mover) verify(ctx context.Context, f func(context.Context) error) error
 	return m.cfg.Builtin.OnDisk(ctx, transfer.DiskUnderWay, false, f)
 }
 
-// The methods below, and IngestRows, ReadRows, WriteAhead, Speed and BatchChanged, are for this module's
+// The methods below, and Evict, IngestRows, ReadRows, WriteAhead, Speed and BatchChanged, are for this module's
 // packages: engines, repositories, and the monitor. Programs have no use for them.
-
-// Relieve evicts b: it is Move to one space, for the monitor. It does not wait for room or for the
-// batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write to
-// disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
-// goes into Moved.
-func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
-	_, err := m.run(ctx, &move{b: b, to: reservation.Specific(to), reason: reason, evicts: true})
-	return err
-}
 
 // Ahead prefetches b: it is Move for a batch that a consumer will need soon. It waits for nothing
 // but the transfer, and takes only room that nobody needs: the space must stay below its stop mark,

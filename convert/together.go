@@ -18,18 +18,23 @@ import (
 // errLone is returned for batches that cannot be written together with others. Nothing has failed.
 var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
-// Evict moves the first of these batches to a space, for the monitor: see Relieve. If they are small and
-// go to a disk, it moves as many as it can together with it, which takes much less time for each. It
-// returns the errors of the batches that it has tried to move, which are the first ones: one at least.
-// After an error a batch is whole where it was. An error of a write together is returned for all of them,
-// though one may be the cause: the caller finds out by passing each alone.
+// Evict is Move of the first of these batches to one space, for the monitor. It does not wait for room
+// or for the batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write
+// to disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
+// goes into Moved.
+//
+// To a disk, Evict moves as many of the following batches as it can together with the first, which takes
+// much less time for each. It returns the errors of the batches that it has tried to move, which are the
+// first ones. An error of a write together is returned for all of them, though one may be the cause: the
+// caller finds out by passing each alone.
 func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
 	if len(all) > 1 {
 		if errs := m.evictTogether(ctx, all, to, reason); len(errs) > 0 {
 			return errs
 		}
 	}
-	return []error{m.Relieve(ctx, all[0], to, reason)}
+	_, err := m.run(ctx, &move{b: all[0], to: reservation.Specific(to), reason: reason, evicts: true})
+	return []error{err}
 }
 
 // joins returns p, the payload of b, if it may be written to a disk together with others from a space.

@@ -199,7 +199,17 @@ func (m *Monitor) watch(ctx context.Context) {
 		}
 	}()
 	for _, s := range m.spaces {
-		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
+		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
+		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
+		// more is used than a quota now allows.
+		defer s.Subscribe(func(pressed bool) {
+			hasFallen := s.high.Load() && s.PressureBytes() <= s.Stop()
+			switch {
+			case pressed && s.pressed.Swap(true): // Run was woken before
+			case pressed, hasFallen, s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
+				poke(m.wake)
+			}
+		})()
 	}
 	m.cleaner.pause = pause{until: time.Now().Add(quiet)} // it begins when the monitor has been idle for a while
 	next := time.NewTimer(0)
@@ -213,20 +223,6 @@ func (m *Monitor) watch(ctx context.Context) {
 		case err := <-m.cleaner.ended:
 			m.hasCleaned(err)
 		}
-	}
-}
-
-// changed is the monitor's subscription to a space: it is called after changes, on any goroutine.
-// It wakes Run if the space is lost, if the pressure reached the trigger or fell to the stop mark,
-// and if more is used than a quota now allows.
-func (m *Monitor) changed(s *space, pressed bool) {
-	switch {
-	case pressed: // above the trigger each reservation calls this; only the first wakes the monitor
-		if !s.pressed.Swap(true) {
-			poke(m.wake)
-		}
-	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
-		poke(m.wake)
 	}
 }
 

@@ -394,7 +394,7 @@ func (r *randomRun) shift(ctx context.Context, rng *rand.Rand, partition int) er
 	if work {
 		err = r.eng.Mover().Move(ctx, b, reservation.AnyInTier(to))
 	} else {
-		err = r.eng.Mover().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
+		err = r.eng.Mover().Evict(ctx, []*batch.Batch{b}, tier.ID{Kind: to}, convert.ReasonDemand)[0]
 	}
 	if isState(err) || (!work && errors.Is(err, tier.ErrNoSpace)) {
 		return nil

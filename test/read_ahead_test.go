@@ -173,7 +173,8 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		if err := eng.Mover().Move(t.Context(), all[1], to); err != nil {
 			t.Fatal(err)
 		}
-		if err := eng.Mover().Relieve(t.Context(), all[1], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger); err != nil {
+		errs := eng.Mover().Evict(t.Context(), all[1:2], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger)
+		if err := errs[0]; err != nil {
 			t.Fatal(err)
 		}
 		ahead("a batch has just left", false)

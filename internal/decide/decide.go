@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is evicted: passed to Mover.Relieve, and part of events.
+// Why a batch is evicted: passed to Mover.Evict, and part of events.
 const (
 	Trigger = "trigger" // its space is at the trigger, or above a limit that was lowered
 	Demand  = "demand"  // requests wait for room in its space, or for room that a faster space needs there
