@@ -289,6 +289,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		if jobs[i] == nil {
 			jobs[i] = &job{
 				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
+				left: make([]Victim, 0, len(moves)),
 			}
 			all = append(all, jobs[i])
 		}
@@ -521,18 +522,23 @@ func (j *job) run(ctx context.Context) {
 // each that was not moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
 	for {
-		// The next list. A batch may have been taken into use since it was chosen.
-		var list []Victim
+		// The next list: one batch, or as many small ones as the disk best takes at once. It takes the place
+		// of what it has of left. A batch may have been taken into use since it was chosen.
+		var room int64
+		if j.joins {
+			room = j.to.Together()
+		}
 		j.mu.Lock()
-		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
+		list, isOver := j.left[:0], j.over || ctx.Err() != nil || j.from.Used() <= j.goal
+		for isSmall := true; isSmall && !isOver && len(j.left) > 0 && len(list) < togetherMax; {
 			v := j.left[0]
-			isSmall = j.joins && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
-			if j.over || ctx.Err() != nil || j.from.Used() <= j.goal || !isSmall && len(list) > 0 {
+			isSmall = v.Bytes < small && v.Bytes <= room && !v.alone && !v.copied.Has(j.to.place)
+			if !isSmall && len(list) > 0 {
 				break
 			}
 			j.left = j.left[1:]
 			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
-				list = append(list, v)
+				list, room = append(list, v), room-v.Bytes
 			} else {
 				isSmall, j.retry = true, true
 				j.m.index.BatchChanged(v.Batch, now)
@@ -555,7 +561,8 @@ func (j *job) work(ctx context.Context) {
 		// Their ends.
 		again := list[n:] // did not fit into the list
 		var freed int64
-		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
+		isRetry, isLogged := false, false
+		isOver = time.Now().After(j.until)
 		for i, err := range slices.Backward(errs) {
 			v := list[i]
 			// The error itself is not looked at, because a file system may return context.Canceled for
@@ -582,7 +589,10 @@ func (j *job) work(ctx context.Context) {
 			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
 		j.mu.Lock()
-		j.left, j.freed = slices.Concat(again, j.left), j.freed+freed
+		if len(again) > 0 {
+			j.left = slices.Concat(again, j.left)
+		}
+		j.freed += freed
 		j.over, j.retry = j.over || isOver, j.retry || isRetry
 		j.mu.Unlock()
 	}

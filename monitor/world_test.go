@@ -61,6 +61,10 @@ func (p *phantomPool) Free(_ tier.Memory, reclaimed func()) {
 	time.AfterFunc(p.lag, func() { defer p.freed.Done(); reclaimed() })
 }
 
+// Together and Split make small batches go together, if the Mover of the test moves several at once.
+func (p *phantomPool) Together() int64                          { return 1 << 20 }
+func (p *phantomPool) Split(tier.Memory, []int64) []tier.Memory { return nil }
+
 func (p *phantomPool) Close() error { p.freed.Wait(); return nil }
 
 // world is an engine in small: spaces of phantoms, a reservation manager, a mover
