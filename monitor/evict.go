@@ -320,8 +320,8 @@ const (
 	// most listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
-	// fewVictims is how many victims of a space are looked at first.
-	fewVictims = 64
+	// fewVictims is how many victims of a space are looked at first, besides as many as seem to be needed.
+	fewVictims = 32
 )
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
@@ -362,12 +362,17 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
 	_, long := m.cfg.Policy.(guarded)
+	sum := m.index.summary(s.place)
+	expected := min(shortlistMax, need/max(1, sum.bytes/int64(max(1, sum.count)))) // victims of average size
 	for short := true; short; {
-		limit := fewVictims
-		if long {
-			limit = shortlistMax
-		}
 		for i, t := range all {
+			limit := fewVictims
+			switch {
+			case long:
+				limit = shortlistMax
+			case i == 0:
+				limit = min(shortlistMax, fewVictims+int(expected))
+			}
 			var list []Victim
 			list, state[i].More = m.victims(t, below, room, limit, now)
 			state[i].Victims = make([]decide.Victim, len(list))
