@@ -679,7 +679,8 @@ func (b *Batch) update(apply func() (change, error)) error {
 	}
 	if isDropped := info.State == Released && !over; b.emit != nil && (c.event != 0 || isDropped) {
 		ev := events.Event{
-			Kind: c.event, Origin: info.Place.Origin(), Batch: uint64(b.id), To: info.Space, Bytes: info.Bytes, Hint: c.hint,
+			Kind: c.event, Origin: info.Place.Origin(), Batch: uint64(b.id), To: info.Space, Bytes: info.Bytes,
+			Hint: c.hint,
 		}
 		if c.event != 0 {
 			b.emit(ev)

@@ -111,7 +111,8 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+	err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	if !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("without room: %v", err)
 	}
 	if err := all.Release(); err != nil {
@@ -121,7 +122,8 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
+	err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonDemand)
+	if !errors.Is(err, batch.ErrState) {
 		t.Errorf("with an open handle: %v", err)
 	}
 	if err := h.Close(); err != nil {

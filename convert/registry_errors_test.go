@@ -95,7 +95,8 @@ func (refusing) CopyToHost(tier.Stream, []byte, tier.Addr) error { return errors
 func TestWhoseFailureInTheDevice(t *testing.T) {
 	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return refusing{d} }})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
-	if err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger); err == nil || errors.Is(err, batch.ErrUnmovable) {
+	err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	if err == nil || errors.Is(err, batch.ErrUnmovable) {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -523,12 +523,12 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together, as one list of up to togetherMax. If that fails,
-// each that was not moved is moved alone, so that each error concerns its batch.
+// space. It moves small batches to a disk together, as one list. If that fails, each that was not moved
+// is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
 	for {
-		// The next list: one batch, or as many small ones as the disk best takes at once. It takes the place
-		// of what it has of left. A batch may have been taken into use since it was chosen.
+		// The next list: one batch, or as many small ones as the disk best takes at once. It is made in
+		// place, of the first part of left. A batch may have been taken into use since it was chosen.
 		var room int64
 		if j.joins {
 			room = j.to.Together()
