@@ -70,7 +70,7 @@ func (e *Engine) Plan(name string) (*Plan, error) {
 	e.plan++
 	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name)}
 	p.manager = repository.NewManager(name, p.number, repository.Config{
-		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
+		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
 		Reservations: e.reservations, Heap: &e.overflow,
 	})
 	e.plans[name] = p

@@ -62,7 +62,7 @@ func (a *aheadOfTasks) leave(in *taskInputs) {
 // run tries to fetch what comes next, once each: the inputs of as many waiting tasks as work, and of
 // tasksAhead at least. After a pass that fetched nothing it waits for a while.
 func (a *aheadOfTasks) run() {
-	ctx := a.e.mover.Inside().Ended()
+	ctx := a.e.mover.Ended()
 	for {
 		a.mu.Lock()
 		if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
@@ -116,7 +116,7 @@ func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch
 		if there || now.Space.Kind <= kind || full[kind] {
 			continue
 		}
-		err := a.e.mover.Inside().Ahead(ctx, b, to)
+		err := a.e.mover.Ahead(ctx, b, to)
 		switch {
 		case err == nil:
 			return true

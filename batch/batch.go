@@ -96,7 +96,7 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 //	in-transit                         in-transit                         CancelTask                pending −1; see below
 //	idle, task-created                 in-transit                         Transit                   no handle is open in these states
 //	in-transit                         idle, task-created                 Commit, Abort             task-created if tasks are pending or Commit is asked to create one
-//	in-transit                         processing, released               CommitOpen                as Commit and Open
+//	in-transit                         processing, released               Commit with Open          as Commit and Open
 //	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
 //
 // While handles are open a created task only counts as pending: the state stays processing. A task
@@ -377,15 +377,16 @@ type Batch struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Batch]
-		Info                   // see infoLocked: State and Leased are not set, and NextUse is the hint
+		Info                   // without Leased; update computes State and NextUse
 		space    *tier.Space   // of the current resident; nil when it is gone
-		clean    []cleanImage  // some may be gone; copied on write
+		clean    []cleanImage  // the fastest tier first; some may be gone; copied on write
 		store    Observer      // the repository that holds the batch; nil if none does
 		changed  chan struct{} // closed at the next change; nil without waiters
 		moving   bool          // a Transit is open
 		released bool          // dropped
 		over     bool          // the drop was announced, and the observers get no further call
 		gap      int64         // between uses, on average; 0 before the second
+		hint     int64         // see Hint; 0 if there is none
 
 		why    string            // see Arrival
 		since  int64             // see Arrival
@@ -485,8 +486,8 @@ func New(o Options) (*Batch, error) {
 			return now
 		}
 	}
-	b.setPayloadLocked(o.Payload, has) // no other goroutine has b
-	b.mu.Place, b.mu.Version = o.Place, 1
+	b.setPayloadLocked(o.Payload, has)    // no other goroutine has b
+	b.mu.Place, b.mu.Version = o.Place, 1 // and the state is Idle
 	b.mu.LastUse = b.clock()
 	b.mu.why, b.mu.since = put, b.mu.LastUse
 	registrar, _ := o.Observer.(Registrar)
@@ -494,6 +495,7 @@ func New(o Options) (*Batch, error) {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
+		b.mu.ID = b.id
 		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
 		switch {
 		case registrar != nil:
@@ -557,33 +559,18 @@ func (b *Batch) Info() Info {
 	return now
 }
 
-// infoLocked returns what the batch is like now: its state is derived from released, moving, and the
-// counts of open handles and pending tasks.
-func (b *Batch) infoLocked() Info {
-	now := b.mu.Info
-	now.ID = b.id
-	switch {
-	case b.mu.released:
-		now.State = Released
-	case b.mu.moving:
-		now.State = InTransit
-	case now.Active > 0:
-		now.State = Processing
-	case now.Pending > 0:
-		now.State = TaskCreated
-	}
-	if now.NextUse == 0 && b.mu.gap > 0 {
-		now.NextUse = min(now.LastUse, Never-1-b.mu.gap) + b.mu.gap
-	}
-	return now
-}
-
 // Copies lists the spaces that hold a clean image of the batch, the fastest tier first: a move
 // there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
 // needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
-	b.EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
-	slices.SortFunc(in, func(a, b tier.ID) int { return cmp.Compare(a.Kind, b.Kind) })
+	b.mu.Lock()
+	all := b.mu.clean
+	b.mu.Unlock()
+	for _, r := range all {
+		if r.memory.Listed() {
+			in = append(in, r.payload.Space().ID())
+		}
+	}
 	return in
 }
 
@@ -610,23 +597,39 @@ type change struct {
 	hint    int64             // of BatchHinted
 }
 
-// update makes a change under the lock and raises the version. Then, with no lock held, it frees the
-// images that the batch no longer has, calls the observers (the repository before the batch's own),
-// emits events and wakes waiters. An error of apply means that apply has changed nothing; other
-// errors are those of a payload's release.
+// update makes a change under the lock, raises the version, and computes the state and the next use.
+// Then, with no lock held, it frees the images that the batch no longer has, calls the observers (the
+// repository before the batch's own), emits events and wakes waiters. An error of apply means that
+// apply has changed nothing; other errors are those of a payload's release.
 //
 // A batch has at most one image in each tier: a new clean image replaces the one in its tier, and the
 // current image makes one in its tier superfluous. A batch that was dropped loses its clean images
 // and, when no handle is open, its payload.
-func (b *Batch) update(apply func(*change) error) error {
-	var c change
+func (b *Batch) update(apply func() (change, error)) error {
 	b.mu.Lock()
-	was := b.mu.Info
-	if err := apply(&c); err != nil {
+	space, bytes := b.mu.Space, b.mu.Bytes
+	c, err := apply()
+	if err != nil {
 		b.mu.Unlock()
 		return err
 	}
-	b.mu.Version++
+	now := &b.mu.Info
+	now.Version++
+	switch {
+	case b.mu.released:
+		now.State = Released
+	case b.mu.moving:
+		now.State = InTransit
+	case now.Active > 0:
+		now.State = Processing
+	case now.Pending > 0:
+		now.State = TaskCreated
+	default:
+		now.State = Idle
+	}
+	if now.NextUse = b.mu.hint; b.mu.hint == 0 && b.mu.gap > 0 {
+		now.NextUse = min(now.LastUse, Never-1-b.mu.gap) + b.mu.gap
+	}
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
 	b.mu.changed, b.mu.over = nil, b.mu.released
 	var superfluous, keep []cleanImage
@@ -636,48 +639,54 @@ func (b *Batch) update(apply func(*change) error) error {
 		}
 		for _, r := range b.mu.clean {
 			in := r.payload.Space().Kind()
-			if c.stale || in == b.mu.space.Kind() || c.made != nil && in == c.made.payload.Space().Kind() {
+			if c.stale || in == now.Space.Kind || c.made != nil && in == c.made.payload.Space().Kind() {
 				superfluous = append(superfluous, r)
 			} else {
 				keep = append(keep, r)
 			}
 		}
+		slices.SortFunc(keep, func(a, b cleanImage) int {
+			return cmp.Compare(a.payload.Space().Kind(), b.payload.Space().Kind())
+		})
 		b.mu.clean = keep
 	}
 	if b.mu.released {
 		superfluous, b.mu.clean = append(superfluous, keep...), nil
-		if b.mu.Active == 0 {
-			c.old = b.mu.Payload
+		if now.Active == 0 {
+			c.old = now.Payload
 			b.setPayloadLocked(nil, traits{})
 		}
 	}
-	now := b.infoLocked()
+	info := *now
 	b.mu.Unlock()
 
 	lockrank.AssertNone("a batch's observers are called")
-	err := release(c.old)
+	err = release(c.old)
 	for _, r := range superfluous {
 		r.memory.Drop()
 	}
 	if !over { // else the drop was announced before
-		now.Leased = b.leased(now.Payload)
-		for _, o := range []Observer{store, b.observer} {
-			if o != nil {
-				o.BatchChanged(b, now)
-			}
+		info.Leased = b.leased(info.Payload)
+		if store != nil {
+			store.BatchChanged(b, info)
+		}
+		if b.observer != nil {
+			b.observer.BatchChanged(b, info)
 		}
 	}
 	if c.ahead != nil {
 		c.ahead(c.outcome)
 	}
-	if b.emit != nil {
-		ev := events.Event{Origin: now.Place.Origin(), Batch: uint64(b.id), To: now.Space, Bytes: now.Bytes}
+	if isDropped := info.State == Released && !over; b.emit != nil && (c.event != 0 || isDropped) {
+		ev := events.Event{
+			Kind: c.event, Origin: info.Place.Origin(), Batch: uint64(b.id), To: info.Space, Bytes: info.Bytes,
+			Hint: c.hint,
+		}
 		if c.event != 0 {
-			ev.Kind, ev.Hint = c.event, c.hint
 			b.emit(ev)
 		}
-		if now.State == Released && !over {
-			ev.Kind, ev.Hint, ev.To, ev.Bytes = events.BatchDropped, 0, was.Space, was.Bytes
+		if isDropped {
+			ev.Kind, ev.Hint, ev.To, ev.Bytes = events.BatchDropped, 0, space, bytes
 			b.emit(ev)
 		}
 	}
@@ -688,7 +697,7 @@ func (b *Batch) update(apply func(*change) error) error {
 }
 
 // announce calls the observers and wakes waiters, after a change that was made without update.
-func (b *Batch) announce() { _ = b.update(func(*change) error { return nil }) }
+func (b *Batch) announce() { _ = b.update(func() (c change, _ error) { return c, nil }) }
 
 // release releases p, which may be nil. A panic of a program's payload is an error, so that callers
 // can finish their own work. release wraps the payload's errors, so that nobody takes a StateError
@@ -706,7 +715,7 @@ func release(p Payload) (err error) {
 }
 
 func (b *Batch) errorLocked(op string, s Status) error {
-	return &StateError{Batch: b.id, State: b.infoLocked().State, Op: op, Status: s}
+	return &StateError{Batch: b.id, State: b.mu.State, Op: op, Status: s}
 }
 
 // barLocked returns an error if the batch is in transit or was dropped, for operations that need
@@ -745,9 +754,9 @@ func (b *Batch) await(ctx context.Context, op func() error) error {
 // it. The returned function ends the subscription; calling it again does nothing.
 func (b *Batch) Subscribe() (cancel func()) {
 	add := func(n int) {
-		_ = b.update(func(c *change) error {
+		_ = b.update(func() (c change, err error) {
 			b.mu.Subscribers += n
-			return nil
+			return c, nil
 		})
 	}
 	add(1)
@@ -761,12 +770,12 @@ func (b *Batch) Subscribe() (cancel func()) {
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
 func (b *Batch) SetPlace(p Place) {
-	_ = b.update(func(c *change) error {
+	_ = b.update(func() (c change, err error) {
 		if b.mu.Place == p {
-			return errUnchanged
+			return c, errUnchanged
 		}
 		b.mu.Place = p
-		return nil
+		return c, nil
 	})
 }
 
@@ -780,12 +789,11 @@ func (b *Batch) CreateTask(ctx context.Context) error { return b.await(ctx, b.Tr
 
 // TryCreateTask is CreateTask, but fails while the batch is in transit.
 func (b *Batch) TryCreateTask() error {
-	return b.update(func(c *change) error {
-		if err := b.barLocked("create task"); err != nil {
-			return err
+	return b.update(func() (c change, err error) {
+		if err = b.barLocked("create task"); err == nil {
+			b.addTaskLocked()
 		}
-		b.addTaskLocked()
-		return nil
+		return c, err
 	})
 }
 
@@ -800,18 +808,18 @@ func (b *Batch) addTaskLocked() {
 // CancelTask takes one pending task back.
 func (b *Batch) CancelTask() error {
 	const op = "cancel task"
-	return b.update(func(c *change) error {
+	return b.update(func() (c change, err error) {
 		switch {
 		case b.mu.released:
-			return b.errorLocked(op, MissingData)
+			return c, b.errorLocked(op, MissingData)
 		case b.mu.Pending == 0:
-			return b.errorLocked(op, TaskNotCreated)
+			return c, b.errorLocked(op, TaskNotCreated)
 		}
 		b.mu.Pending-- // it may be any of them, so the oldest counts still
 		if b.mu.Pending == 0 {
 			b.mu.Task = 0
 		}
-		return nil
+		return c, nil
 	})
 }
 
@@ -840,16 +848,16 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 // TryTransit is Transit, but fails while another has the batch in transit.
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
-	err := b.update(func(c *change) error {
-		switch b.infoLocked().State {
+	err := b.update(func() (c change, err error) {
+		switch b.mu.State {
 		case Released:
-			return b.errorLocked("transit", MissingData)
+			return c, b.errorLocked("transit", MissingData)
 		case InTransit, Processing:
-			return b.errorLocked("transit", InvalidState)
+			return c, b.errorLocked("transit", InvalidState)
 		}
 		b.mu.moving = true
 		t.payload, t.desc = b.mu.Payload, b.mu.Descriptor
-		return nil
+		return c, nil
 	})
 	if err != nil {
 		return nil, err
@@ -882,16 +890,10 @@ func (t *Transit) Commit(p Payload, createTask bool) error {
 	return err
 }
 
-// CommitOpen is Commit, and opens a handle in the same step, as Open does. With last it also drops
-// the batch. So the monitor never sees the batch at rest in between.
-func (t *Transit) CommitOpen(ctx context.Context, p Payload, last bool) (h *Handle, err error) {
-	return t.b.Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
-}
-
 // CommitOptions is what a commit does besides making a payload current.
 type CommitOptions struct {
 	CreateTask  bool // creates a task
-	Open        bool // opens a handle, as Batch.Open does
+	Open        bool // opens a handle, as Batch.Open does, so that the batch is not at rest in between
 	Last        bool // with Open: drops the batch
 	KeepPending bool // with Open: leaves pending tasks to their callers
 
@@ -912,7 +914,7 @@ type CommitOptions struct {
 	Retained func(events.Kind)
 }
 
-// Commit is Transit.Commit or CommitOpen of a transit of b, with all its options.
+// Commit is Transit.Commit of a transit of b, with all its options.
 func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptions) (h *Handle, err error) {
 	if t.ended.Load() {
 		return nil, tier.ErrReleased
@@ -935,7 +937,7 @@ func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	if o.Retained != nil && !stale {
 		retained = retain(t.payload, has.space.Kind(), o.Retained)
 	}
-	err = b.update(func(c *change) error {
+	err = b.update(func() (c change, err error) {
 		b.setPayloadLocked(p, has)
 		b.mu.moving = false
 		if p != t.payload && retained == nil {
@@ -955,9 +957,9 @@ func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 			b.addTaskLocked()
 		}
 		if o.Open {
-			h = b.pinLocked(c, opening{keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx)}, now)
+			h = b.pinLocked(&c, opening{keepPending: o.KeepPending, last: o.Last, owner: reservation.OwnerOf(ctx)}, now)
 		}
-		return nil
+		return c, nil
 	})
 	// The batch already has its new payload, and the caller must get the handle. So an error of the
 	// old one's release, which means that other code has released it or that it panicked, is none
@@ -984,9 +986,9 @@ func (t *Transit) Abort() error {
 		return tier.ErrReleased
 	}
 	t.lost.Stop()
-	return t.b.update(func(c *change) error {
+	return t.b.update(func() (c change, err error) {
 		t.b.mu.moving = false
-		return nil
+		return c, nil
 	})
 }
 
@@ -996,7 +998,7 @@ func (t *Transit) Abort() error {
 // does not keep images that share dictionaries, because these would stay in use.
 func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	img, ok := p.(*payload.Image)
-	if !ok || img.Encoding() == payload.Scattered || len(img.Buffers()) == 0 {
+	if !ok || img.Parts().Encoding == payload.Scattered || len(img.Buffers()) == 0 {
 		return nil
 	}
 	in, shares := p.Space().Kind(), len(img.Shared()) > 0
@@ -1023,12 +1025,12 @@ func (b *Batch) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 	if r == nil {
 		return false
 	}
-	err := b.update(func(c *change) error {
+	err := b.update(func() (c change, err error) {
 		if b.mu.released || b.mu.Descriptor != of || b.mu.space.Kind() == p.Space().Kind() {
-			return errUnchanged
+			return c, errUnchanged
 		}
 		c.images, c.made = true, r
-		return nil
+		return c, nil
 	})
 	if err != nil {
 		r.memory.Drop()
@@ -1076,13 +1078,13 @@ func (b *Batch) Promote(form PayloadType, r reservation.Reservation) Payload {
 // StateError, and the caller may wait for Changed and try again. An error of the payload's is
 // wrapped, and the batch is dropped.
 func (b *Batch) Drop() error {
-	return b.update(func(c *change) error {
+	return b.update(func() (c change, err error) {
 		if err := b.barLocked("drop"); err != nil {
-			return err
+			return c, err
 		}
 		b.mu.released, b.mu.Pending, b.mu.Task = true, 0, 0
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadWasted, nil
-		return nil
+		return c, nil
 	})
 }
 
@@ -1099,7 +1101,7 @@ func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop)
 func (b *Batch) Cut() Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.infoLocked()
+	return b.mu.Info
 }
 
 // Space returns the space that holds the batch, nil if it is gone. It calls no method of a
@@ -1127,7 +1129,7 @@ func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err e
 	if b.mu.Place != p {
 		b.mu.Place, announce = p, b.announce
 	}
-	return b.infoLocked(), announce, nil
+	return b.mu.Info, announce, nil
 }
 
 // StoreAt changes the place of a batch that store still holds. No observer is called before

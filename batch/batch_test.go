@@ -108,7 +108,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"cancel the other task", b.CancelTask, func(i *Info) { i.State, i.Pending = Idle, 0 }},
 		{"transit again", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
 		{"commit open", func() error {
-			h, err = tr.CommitOpen(t.Context(), &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)
+			h, err = commitAndOpen(t.Context(), tr, &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)
 			return err
 		}, func(i *Info) { i.State, i.Active, i.Form, i.Space = Processing, 1, PlainImage, gpu.ID() }},
 		{"drop", b.Drop, func(i *Info) { i.State = Released }},
@@ -162,7 +162,7 @@ func TestOpenForTheLastTime(t *testing.T) {
 			}
 			old := p
 			p = &form{space: gpu}
-			open = func() (*Handle, error) { return tr.CommitOpen(t.Context(), p, true) }
+			open = func() (*Handle, error) { return commitAndOpen(t.Context(), tr, p, true) }
 			defer func() {
 				if old.released.Load() != 1 {
 					t.Error("the old form is there still")

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -112,4 +113,9 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// commitAndOpen commits p and opens a handle in the same step.
+func commitAndOpen(ctx context.Context, t *Transit, p Payload, last bool) (*Handle, error) {
+	return t.b.Commit(ctx, t, p, CommitOptions{Open: true, Last: last})
 }

@@ -77,20 +77,20 @@ func (b *Batch) lockAwait(ctx context.Context, o opening) (h *Handle, err error)
 func (b *Batch) lock(o opening) (h *Handle, err error) {
 	const op = "lock"
 	now := b.clock() // a callback, so before the lock is taken
-	err = b.update(func(c *change) error {
-		in := b.mu.space
+	err = b.update(func() (c change, err error) {
+		in := b.mu.Space
 		switch err := b.barLocked(op); {
 		case err != nil:
-			return err
+			return c, err
 		case b.mu.Pending == 0 && !o.own:
-			return b.errorLocked(op, TaskNotCreated)
-		case in.ID() != o.space && (o.space.Valid() || !o.own):
-			return &StateError{
-				Batch: b.id, State: b.infoLocked().State, Op: op, Status: SpaceMismatch, Space: in.ID(), Want: o.space,
+			return c, b.errorLocked(op, TaskNotCreated)
+		case in != o.space && (o.space.Valid() || !o.own):
+			return c, &StateError{
+				Batch: b.id, State: b.mu.State, Op: op, Status: SpaceMismatch, Space: in, Want: o.space,
 			}
 		}
-		h = b.pinLocked(c, o, now)
-		return nil
+		h = b.pinLocked(&c, o, now)
+		return c, nil
 	})
 	return h, err
 }
@@ -116,8 +116,8 @@ func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
 		b.mu.released, b.mu.Pending, b.mu.Task = true, 0, 0
 	}
 	if b.mu.Active++; b.mu.Active == 1 {
-		if b.mu.NextUse != Stay {
-			b.mu.NextUse = 0
+		if b.mu.hint != Stay {
+			b.mu.hint = 0
 		}
 		if b.mu.Uses > 0 {
 			gap := min(max(1, now-b.mu.LastUse), longestGap)
@@ -206,10 +206,10 @@ func (h *Handle) Close() error {
 	h.hold.End()
 	b := h.b
 	now := b.clock()
-	return b.update(func(c *change) error {
+	return b.update(func() (c change, err error) {
 		b.mu.Active--
 		b.mu.LastUse = max(b.mu.LastUse, now)
-		return nil
+		return c, nil
 	})
 }
 
@@ -223,12 +223,11 @@ const (
 // nil. Never and Stay are the other hints; 0 takes a hint back. Policies that look at Info.NextUse
 // heed it. The next use ends a hint, except Stay: one that begins when no other is under way.
 func (b *Batch) Hint(next int64) {
-	_ = b.update(func(c *change) error {
-		if b.mu.NextUse == next || b.mu.released {
-			return errUnchanged
+	_ = b.update(func() (c change, err error) {
+		if b.mu.hint == next || b.mu.released {
+			return c, errUnchanged
 		}
-		b.mu.NextUse = next
-		c.event, c.hint = events.BatchHinted, next
-		return nil
+		b.mu.hint, c.event, c.hint = next, events.BatchHinted, next
+		return c, nil
 	})
 }

@@ -316,7 +316,7 @@ func (p *player) do(k kind, space int) {
 		}
 		switch k {
 		case commitOpen:
-			h, err := t.CommitOpen(context.Background(), p.fresh(space), false)
+			h, err := commitAndOpen(context.Background(), t, p.fresh(space), false)
 			p.opened(k, space, begin, h, err)
 			return
 		case commitRead:

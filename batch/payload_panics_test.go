@@ -43,7 +43,7 @@ func TestPayloadMethodPanics(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return tr.CommitOpen(t.Context(), p, false)
+		return commitAndOpen(t.Context(), tr, p, false)
 	}
 	for _, tt := range []struct {
 		name, armed string

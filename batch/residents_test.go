@@ -255,7 +255,7 @@ func TestLastMove(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := tr.CommitOpen(t.Context(), image(other), true)
+	h, err := commitAndOpen(t.Context(), tr, image(other), true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -199,7 +199,7 @@ func TestTransitions(t *testing.T) {
 			if r.transit == nil {
 				return errNone
 			}
-			return r.opened(r.transit.CommitOpen(t.Context(), r.form(host), false))
+			return r.opened(commitAndOpen(t.Context(), r.transit, r.form(host), false))
 		}, []outcome{
 			none, none, none, none, none, none,
 			ok(Processing, 0, 1), ok(Processing, 0, 1), none, none,

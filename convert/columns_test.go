@@ -143,7 +143,7 @@ func (m *machine) requests(t *testing.T, b *batch.Batch, want columns.Selection)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(transfer.Requests(m.plan(t, img, c).Runs, img.Runs() != nil))
+	return len(transfer.Requests(m.plan(t, img, c).Runs, img.Parts().Runs != nil))
 }
 
 // TestColumnsOfEveryType takes columns and rows of each type out of each tier, and
@@ -346,7 +346,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runs, want := h.Payload().(*batch.Image).Runs(), int64(0)
+		runs, want := h.Payload().(*batch.Image).Parts().Runs, int64(0)
 		for i := range runs {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.

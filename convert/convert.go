@@ -1,7 +1,7 @@
 // Package convert makes batches of Arrow records, moves them between memories, and opens them as
 // records again. The Mover does all three.
 //
-//	mover.go         Mover and its calls: Move, Acquire, Consume; Relieve for the monitor
+//	mover.go         Mover and its calls: Move, Acquire, Consume
 //	move.go          run: one move, from the look at the batch to the commit, and why it is retried
 //	reserving.go     request: room for a move, in other spaces if one refuses its memory
 //	waiting.go       what ends a wait: the batch was moved or dropped, or its GPU is lost
@@ -10,7 +10,7 @@
 //	record.go        Record: a batch becomes an Arrow record; columns.go: some of its columns
 //	clone.go         Clone
 //	table_adopt.go   AdoptTable: GPU memory of other code becomes a batch
-//	together.go      evicts small batches to a disk with one write
+//	together.go      Evict, for the monitor: small batches go to a disk with one write
 //	pre_clean.go     pre-cleaning: adds a clean image on a disk while the batch stays
 //	events.go        events; stats.go: counters; measure.go: Measure
 //

@@ -300,7 +300,7 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
-		own.Type = img.Program()
+		own.Type = img.Parts().Program
 	}
 	if as == "" && own.Type != "" && (g.has(from, own) || isImage && g.has(host, own)) {
 		as = own.Type
@@ -334,9 +334,9 @@ func (m *Mover) convert(
 	out, err := e.convert(ctx, src, r)
 	if made, ok := out.(*batch.Image); ok {
 		if img, ok := src.(*batch.Image); ok {
-			made.Remember(img.Program())
+			made.Parts().Program = img.Parts().Program
 		} else {
-			made.Remember(src.Type())
+			made.Parts().Program = src.Type()
 		}
 	}
 	return out, err

@@ -68,7 +68,7 @@ func (m *Mover) open(
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	inPlace := ok && img.Encoding() == payload.Plain && img.Space().Kind() == tier.Host
+	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind() == tier.Host
 	if of := descriptorOf(p); of != nil && want != nil {
 		c, err := want.Of(of.Schema, of.Rows)
 		switch {
@@ -76,7 +76,7 @@ func (m *Mover) open(
 			return nil, err
 		case c.From == c.To:
 			return c.NoRows(of)
-		case ok && !inPlace && img.Encoding() != payload.Scattered && img.Space().Kind() != tier.GPU:
+		case ok && !inPlace && img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU:
 			return m.readColumns(ctx, by, img, c)
 		}
 	}
@@ -130,7 +130,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 		return nil, ofLost(err, src.Space())
 	}
 	img, ok := out.(*batch.Image)
-	if !ok || img.Encoding() != payload.Plain {
+	if !ok || img.Parts().Encoding != payload.Plain {
 		err := fmt.Errorf("convert: the converter from %s in %s to %s made a %T",
 			src.Type(), src.Space().ID(), ImageIn(tier.Host), out)
 		return nil, errors.Join(err, release(out))

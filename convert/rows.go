@@ -18,7 +18,7 @@ import (
 
 // IngestAs is Ingest, or without waits TryIngest. With byRows it is for a batch that is to be read
 // some rows at a time, and makes a checksum for each 4 KiB.
-func (m inside) IngestAs(
+func (m *Mover) IngestAs(
 	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
 ) (batch.Payload, error) {
 	return m.ingest(ctx, rec, to, waits, byRows)
@@ -31,7 +31,7 @@ func (m inside) IngestAs(
 //
 // With the first window it brings the batch's dictionaries into space, for which it waits for room. They
 // are rows.Shared from then on, and the caller releases them.
-func (m inside) ReadRows(
+func (m *Mover) ReadRows(
 	ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
 ) (_ arrow.RecordBatch, err error) {
 	l := image.NewLease(release)
@@ -51,7 +51,7 @@ func (m inside) ReadRows(
 		return nil, err
 	}
 	img, ok := p.(*batch.Image)
-	if !ok || img.Encoding() == payload.Scattered {
+	if !ok || img.Parts().Encoding == payload.Scattered {
 		return nil, fmt.Errorf("convert: reading rows of %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	if len(rows.Shared) == 0 && len(img.Shared()) > 0 {

@@ -18,37 +18,30 @@ import (
 // errLone is returned for batches that cannot be written together with others. Nothing has failed.
 var errLone = fmt.Errorf("convert: the batch is not moved together with others: %w", tier.ErrNotSupported)
 
-// Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
-// as many as there is room for in one piece. They are in one space, share no dictionaries, have no
-// clean image there, and are copied uncompressed by Spillway's own converter.
-func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
-	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
-	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
-		return 0
-	}
-	var from *tier.Space
-	room := min(disk.Available(), disk.Together())
-	for _, b := range all {
-		img := m.joins(b, b.Cut().Payload, from, disk)
-		if img == nil || img.Descriptor().Body > room {
-			break
-		}
-		from, room, n = img.Space(), room-img.Descriptor().Body, n+1
-	}
-	if from != nil {
-		e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
-		if err != nil || !e.builtin || e.wrapped {
-			return 0
+// Evict is Move of the first of these batches to one space, for the monitor. It does not wait for room
+// or for the batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write
+// to disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
+// goes into Moved.
+//
+// To a disk, Evict moves as many of the following batches as it can together with the first, which takes
+// much less time for each. It returns the errors of the batches that it has tried to move, which are the
+// first ones. An error of a write together is returned for all of them, though one may be the cause: the
+// caller finds out by passing each alone.
+func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	if len(all) > 1 {
+		if errs := m.evictTogether(ctx, all, to, reason); len(errs) > 0 {
+			return errs
 		}
 	}
-	return n
+	_, err := m.run(ctx, &move{b: all[0], to: reservation.Specific(to), reason: reason, evicts: true})
+	return []error{err}
 }
 
 // joins returns p, the payload of b, if it may be written to a disk together with others from a space.
 // If from is nil, that may be any faster one. Otherwise joins returns nil.
 func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
 	img, ok := p.(*batch.Image)
-	if !ok || img.Encoding() != payload.Plain || from != nil && img.Space() != from ||
+	if !ok || img.Parts().Encoding != payload.Plain || from != nil && img.Space() != from ||
 		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
 		return nil
 	}
@@ -60,33 +53,31 @@ func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *ba
 	return img
 }
 
-// RelieveTogether is Relieve for the batches that Together has counted, and returns the error of
-// each. An error of the write is returned for all batches of it, though one of them may be the cause:
-// the caller finds out with Relieve.
-func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
-	errs := make([]error, len(all))
-	err := m.relieveTogether(ctx, all, to, reason, errs)
-	for i := range errs {
-		if errs[i] == nil {
-			errs[i] = err
-		}
+// evictTogether moves batches from one space to a disk, as many from the first on as the disk has room
+// for in one piece: few requests write them side by side, and then each has a buffer of its own. Batches
+// that cannot be moved together are errLone. The other batches are in one space, share no dictionaries,
+// have no clean image there, and are copied uncompressed by Spillway's own converter. If there are less
+// than two, evictTogether returns nil and has changed nothing.
+func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) (errs []error) {
+	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
+	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
+		return nil
 	}
-	return errs
-}
-
-// relieveTogether moves batches from one space to a disk: few requests write them side by side, and
-// then each has a buffer of its own. It stores the errors of single batches in errs, and returns that
-// of all others.
-func (m *Mover) relieveTogether(
-	ctx context.Context, all []*batch.Batch, to tier.ID, reason string, errs []error,
-) error {
+	first := m.joins(all[0], all[0].Cut().Payload, nil, disk)
+	if first == nil {
+		return nil
+	}
+	from, room := first.Space(), min(disk.Available(), disk.Together())
+	e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
+	if err != nil || !e.builtin || e.wrapped {
+		return nil
+	}
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
-		return err
+		return nil
 	}
 	defer end()
 	ctx = transfer.ForMonitor(ctx)
-	disk, _ := m.cfg.Reservations.Spaces().ByID(to)
 	type one struct { // a batch in transit
 		i       int // which of all
 		ctx     context.Context
@@ -94,49 +85,55 @@ func (m *Mover) relieveTogether(
 		place   batch.Place
 		moved   Moved
 	}
-	var from *tier.Space
-	var list []*one
-	var images []*batch.Image
-	var sizes []int64
+	list := make([]one, 0, len(all))
+	images, sizes := make([]*batch.Image, 0, len(all)), make([]int64, 0, len(all))
 	var bytes int64 // all sizes
 	defer func() {
-		for _, x := range list {
-			_ = x.transit.Abort() // changes nothing after a Commit
+		for k := range list {
+			_ = list[k].transit.Abort() // changes nothing after a Commit
 		}
 	}()
 	for i, b := range all {
 		transit, err := b.TryTransit()
 		if err != nil {
-			errs[i] = err
+			errs = append(errs, err)
 			continue
 		}
 		img := m.joins(b, transit.Payload(), from, disk)
-		if img == nil { // it has another form, or a copy, since
-			errs[i] = errors.Join(errLone, transit.Abort())
+		if img == nil {
+			errs = append(errs, errors.Join(errLone, transit.Abort()))
 			continue
 		}
-		from = img.Space()
-		x := &one{i: i, ctx: ctx, transit: transit, place: b.Cut().Place}
+		n := img.Descriptor().Body
+		if bytes+n > room {
+			_ = transit.Abort() // it goes with the next ones
+			break
+		}
+		x := one{i: i, ctx: ctx, transit: transit, place: b.Cut().Place}
 		x.moved = Moved{Batch: b.ID(), From: from.ID(), To: to, Reason: reason}
 		if m.cfg.Events != nil {
 			x.ctx = events.With(ctx, originOf(ctx, x.place))
 		}
-		n := img.Descriptor().Body
 		list, images, sizes, bytes = append(list, x), append(images, img), append(sizes, n), bytes+n
+		errs = append(errs, nil)
 	}
-	if len(list) == 0 {
-		return errLone
+	if len(list) < 2 {
+		return nil
 	}
+
+	start := time.Now()
 	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), bytes, reservation.Moving(),
 		reservation.MovedFrom(tier.Host)) // as from any faster tier
 	if err != nil {
-		return err
+		for k := range list {
+			errs[list[k].i] = err
+		}
+		return errs
 	}
 	defer func() { _ = r.Release() }() // nobody else has it
-	for k, x := range list {
-		m.emitMove(x.ctx, events.MoveBegun, &x.moved, sizes[k])
+	for k := range list {
+		m.emitMove(list[k].ctx, events.MoveBegun, &list[k].moved, sizes[k])
 	}
-	start := time.Now()
 	var out []*tier.Buffer
 	buf, err := r.Alloc(bytes)
 	if err == nil {
@@ -154,16 +151,18 @@ func (m *Mover) relieveTogether(
 		distrust(ctx, err, from, disk)
 		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(list), from.ID(), to, err)
 	}
-	for k, x := range list {
+	for k := range list {
+		x := &list[k]
 		if x.moved.Took, x.moved.Err = took, err; err == nil {
 			x.moved.Bytes = sizes[k]
 		}
 		m.emitMove(x.ctx, events.MoveEnded, &x.moved, x.moved.Bytes)
 		if err != nil {
+			errs[x.i] = err
 			continue
 		}
 		b, img := all[x.i], batch.NewImage(images[k].Descriptor(), out[k], disk)
-		img.Remember(images[k].Program())
+		img.Parts().Program = images[k].Parts().Program
 		commit := batch.CommitOptions{Reason: reason, Slower: true}
 		if _, err := b.Commit(x.ctx, x.transit, img, commit); err != nil {
 			errs[x.i] = unfit(b, img, err)
@@ -171,5 +170,5 @@ func (m *Mover) relieveTogether(
 		}
 		m.stats.add(&x.moved, sizes[k], x.place)
 	}
-	return err
+	return errs
 }

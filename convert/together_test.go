@@ -28,13 +28,19 @@ func (m *machine) small(t *testing.T, n int, k tier.Kind) (all []*batch.Batch) {
 	return all
 }
 
+// relieve moves one batch as the monitor does.
+func relieve(ctx context.Context, m *Mover, b *batch.Batch, to tier.ID, reason string) error {
+	return m.Evict(ctx, []*batch.Batch{b}, to, reason)[0]
+}
+
 // together moves batches, which must be suited, as the monitor does.
 func (m *machine) together(t *testing.T, ctx context.Context, all []*batch.Batch) []error {
 	t.Helper()
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
-		t.Fatalf("%d of %d batches go together", n, len(all))
+	errs := m.mover.Evict(ctx, all, theDisk, ReasonDemand)
+	if len(errs) != len(all) {
+		t.Fatalf("%d of %d batches go together", len(errs), len(all))
 	}
-	return m.mover.Inside().RelieveTogether(ctx, all, theDisk, ReasonDemand)
+	return errs
 }
 
 // TestTogether: batches are written side by side with few requests. From then on each is by itself.
@@ -86,8 +92,8 @@ func TestTogether(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if n := m.mover.Inside().Together(all[10:], theDisk); n > 1 {
-			t.Errorf("%d batches go where they lie", n)
+		if errs := m.mover.evictTogether(t.Context(), all[10:], theDisk, ReasonDemand); errs != nil {
+			t.Errorf("batches that are on the disk are moved there: %v", errs)
 		}
 		m.copyBooks(t, all[10:]...)
 	}
@@ -96,7 +102,6 @@ func TestTogether(t *testing.T) {
 // TestNotTogether: what must not be written side by side, or need not be.
 func TestNotTogether(t *testing.T) {
 	t.Parallel()
-	of := func(m *machine, all []*batch.Batch) int { return m.mover.Inside().Together(all, theDisk) }
 	for name, c := range map[string]struct {
 		cfg  machineConfig
 		want int
@@ -114,25 +119,25 @@ func TestNotTogether(t *testing.T) {
 			m.mover.cfg.Persists = func(tier.ID) bool { return true }
 			return all
 		}},
-		"a copy": {machineConfig{copies: true}, 2, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+		"a copy": {machineConfig{copies: true}, 5, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			m.move(t, all[2], tier.Disk)
 			m.move(t, all[2], tier.Host)
 			return all
 		}},
-		"another space": {machineConfig{}, 3, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+		"another space": {machineConfig{}, 5, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			m.move(t, all[3], tier.GPU)
 			return all
 		}},
-		"dictionaries": {machineConfig{outside: true}, 1, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+		"dictionaries": {machineConfig{outside: true}, 6, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			return append([]*batch.Batch{all[0], m.put(t, coded(1, 50), tier.Host)}, all[1:]...)
 		}},
-		"compressed in memory": {machineConfig{}, 1, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+		"compressed in memory": {machineConfig{}, 5, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			if err := m.mover.MoveAs(t.Context(), all[1], reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 				t.Fatal(err)
 			}
 			return all
 		}},
-		"dropped": {machineConfig{}, 4, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+		"dropped": {machineConfig{}, 5, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			b := m.make(t, numbered(9, 50), tier.Host)
 			if err := b.Drop(); err != nil {
 				t.Fatal(err)
@@ -147,7 +152,17 @@ func TestNotTogether(t *testing.T) {
 			if c.with != nil {
 				all = c.with(t, m, all)
 			}
-			if n := of(m, all); n != c.want {
+			n := 0
+			for i, err := range m.mover.evictTogether(t.Context(), all, theDisk, ReasonDemand) {
+				at := all[i].Info().Space
+				switch {
+				case err == nil && at == theDisk:
+					n++
+				case err == nil || at == theDisk || !errors.Is(err, errLone) && !errors.Is(err, batch.ErrState):
+					t.Errorf("batch %d is in %s after %v", i, at, err)
+				}
+			}
+			if n != c.want {
 				t.Errorf("%d of %d go together, want %d", n, len(all), c.want)
 			}
 		})
@@ -252,7 +267,7 @@ func (m *machine) wholeAfter(t *testing.T, all []*batch.Batch, from tier.Kind, e
 func (m *machine) alone(t *testing.T, all []*batch.Batch) {
 	t.Helper()
 	for _, b := range all {
-		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonDemand); err != nil {
+		if err := relieve(t.Context(), m.mover, b, theDisk, ReasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.same(t.Context(), b); err != nil {
@@ -271,9 +286,6 @@ func TestTogetherWhileUsed(t *testing.T) {
 	all := m.small(t, 12, tier.Host)
 	gone := m.make(t, numbered(99, 50), tier.Host)
 	all = append(all, gone)
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
-		t.Fatalf("%d go together", n)
-	}
 	h, err := m.mover.Acquire(t.Context(), all[3], reservation.AnyInTier(tier.Host))
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +303,7 @@ func TestTogetherWhileUsed(t *testing.T) {
 		go func() { dropped <- all[5].Discard(context.Background()) }()
 	})})
 	*told = nil
-	for i, err := range m.mover.Inside().RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
+	for i, err := range m.mover.Evict(t.Context(), all, theDisk, ReasonTrigger) {
 		switch at := all[i].Info(); {
 		case i == 3 || all[i] == gone:
 			if !errors.Is(err, batch.ErrState) {
@@ -351,20 +363,16 @@ func TestDamagedTogether(t *testing.T) {
 	m.copyBooks(t, all...)
 }
 
-// TestCopiedBeforeItIsMovedTogether: a batch that has got a copy on the disk, since those that go
-// together were counted, is not written again.
+// TestCopiedBeforeItIsMovedTogether: a batch that has a clean image on the disk is not written again.
 func TestCopiedBeforeItIsMovedTogether(t *testing.T) {
 	t.Parallel()
 	m, told := copyMachine(t, machineConfig{})
 	all := m.small(t, 6, tier.Host)
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
-		t.Fatalf("%d go together", n)
-	}
 	if n, err := m.ahead(t.Context(), all[2]); n == 0 || err != nil {
 		t.Fatalf("%d bytes were written ahead, %v", n, err)
 	}
 	*told = nil
-	for i, err := range m.mover.Inside().RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
+	for i, err := range m.mover.Evict(t.Context(), all, theDisk, ReasonTrigger) {
 		if (err != nil) != (i == 2) || i == 2 && !errors.Is(err, errLone) {
 			t.Errorf("batch %d: %v", i, err)
 		}

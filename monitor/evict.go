@@ -289,6 +289,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		if jobs[i] == nil {
 			jobs[i] = &job{
 				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
+				left: make([]Victim, 0, len(moves)),
 			}
 			all = append(all, jobs[i])
 		}
@@ -319,8 +320,8 @@ const (
 	// most listBytes for each of the moves at once, and no move begins later than listTime.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
-	// fewVictims is how many victims of a space are looked at first.
-	fewVictims = 64
+	// fewVictims is how many victims of a space are looked at first, besides as many as seem to be needed.
+	fewVictims = 32
 )
 
 // choose returns victims of a space, and the moves of them that decide.Decide chooses. The numbers
@@ -361,12 +362,17 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
 	_, long := m.cfg.Policy.(guarded)
+	sum := m.index.summary(s.place)
+	expected := min(shortlistMax, need/max(1, sum.bytes/int64(max(1, sum.count)))) // victims of average size
 	for short := true; short; {
-		limit := fewVictims
-		if long {
-			limit = shortlistMax
-		}
 		for i, t := range all {
+			limit := fewVictims
+			switch {
+			case long:
+				limit = shortlistMax
+			case i == 0:
+				limit = min(shortlistMax, fewVictims+int(expected))
+			}
 			var list []Victim
 			list, state[i].More = m.victims(t, below, room, limit, now)
 			state[i].Victims = make([]decide.Victim, len(list))
@@ -414,7 +420,6 @@ func (m *Monitor) victims(
 		return nil, false
 	}
 	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
-	m.findClean(list)
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
@@ -431,6 +436,9 @@ func (m *Monitor) victims(
 	}
 	for k := range list {
 		v := &list[k]
+		for _, in := range v.Batch.Copies() {
+			v.copied = v.copied.With(m.byID[in])
+		}
 		bytes := float64(v.Bytes) * float64(time.Second)
 		for i, t := range open {
 			isClean := v.copied.Has(t.place)
@@ -449,14 +457,6 @@ func (m *Monitor) victims(
 	return list, more
 }
 
-// findClean notes of victims in which spaces they have clean images.
-func (m *Monitor) findClean(list []Victim) {
-	for k := range list {
-		v := &list[k]
-		v.Batch.EachClean(func(p batch.Payload) { v.copied = v.copied.With(m.byID[p.Space().ID()]) })
-	}
-}
-
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
 // on it, Config.MovesPerEdge at most. Each takes the next batches of left, in the policy's order,
 // until there are none, the source has few enough bytes, or a move has failed in a way that concerns
@@ -468,7 +468,7 @@ type job struct {
 	make     int64 // bytes that must leave the target first
 	goal     int64 // how many used bytes of the source are few enough to end
 	until    time.Time
-	joins    joiner // moves small batches together; nil if they are moved one by one
+	joins    bool // small batches are moved several at once
 
 	mu    sync.Mutex
 	left  []Victim // not begun yet
@@ -507,8 +507,8 @@ func (j *job) run(ctx context.Context) {
 	j.m.index.mu.Lock()
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1
-	} else if j.to.Kind() == tier.Disk {
-		j.joins, _ = j.m.cfg.Mover.(joiner)
+	} else {
+		j.joins = j.to.Kind() == tier.Disk
 	}
 	j.m.index.mu.Unlock()
 	var others sync.WaitGroup
@@ -523,25 +523,30 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together, as one list of up to togetherMax. If that fails,
-// each that was not moved is moved alone, so that each error concerns its batch.
+// space. It moves small batches to a disk together, as one list. If that fails, each that was not moved
+// is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
 	for {
-		// The next list. A batch may have been taken into use since it was chosen.
-		var list []Victim
+		// The next list: one batch, or as many small ones as the disk best takes at once. It is made in
+		// place, of the first part of left. A batch may have been taken into use since it was chosen.
+		var room int64
+		if j.joins {
+			room = j.to.Together()
+		}
 		j.mu.Lock()
-		for isSmall := true; isSmall && len(j.left) > 0 && len(list) < togetherMax; {
+		list, isOver := j.left[:0], j.over || ctx.Err() != nil || j.from.Used() <= j.goal
+		for isSmall := true; isSmall && !isOver && len(j.left) > 0 && len(list) < togetherMax; {
 			v := j.left[0]
-			isSmall = j.joins != nil && v.Bytes < small && !v.alone && !v.copied.Has(j.to.place)
-			if j.over || ctx.Err() != nil || j.from.Used() <= j.goal || !isSmall && len(list) > 0 {
+			isSmall = v.Bytes < small && v.Bytes <= room && !v.alone && !v.copied.Has(j.to.place)
+			if !isSmall && len(list) > 0 {
 				break
 			}
 			j.left = j.left[1:]
 			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
-				list = append(list, v)
+				list, room = append(list, v), room-v.Bytes
 			} else {
 				isSmall, j.retry = true, true
-				_ = j.m.index.note(v.Batch, &now, false)
+				j.m.index.BatchChanged(v.Batch, now)
 			}
 		}
 		j.mu.Unlock()
@@ -549,26 +554,20 @@ func (j *job) work(ctx context.Context) {
 			return
 		}
 		// Its moves: of as many batches, from the first on, as can be moved together.
-		n, start := 1, time.Now()
+		start := time.Now()
 		all := make([]*batch.Batch, len(list))
 		for i, v := range list {
 			all[i] = v.Batch
 		}
-		if len(all) > 1 {
-			n = max(1, min(j.joins.Together(all, j.to.ID()), len(all)))
-		}
-		var errs []error
-		if n > 1 {
-			errs = j.joins.RelieveTogether(ctx, all[:n], j.to.ID(), j.reason)
-		} else {
-			errs = []error{j.m.cfg.Mover.Relieve(ctx, all[0], j.to.ID(), j.reason)}
-		}
+		errs := j.m.cfg.Mover.Evict(ctx, all, j.to.ID(), j.reason)
+		n := len(errs)
 		took := time.Since(start)
 
 		// Their ends.
 		again := list[n:] // did not fit into the list
 		var freed int64
-		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
+		isRetry, isLogged := false, false
+		isOver = time.Now().After(j.until)
 		for i, err := range slices.Backward(errs) {
 			v := list[i]
 			// The error itself is not looked at, because a file system may return context.Canceled for
@@ -595,7 +594,10 @@ func (j *job) work(ctx context.Context) {
 			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
 		j.mu.Lock()
-		j.left, j.freed = slices.Concat(again, j.left), j.freed+freed
+		if len(again) > 0 {
+			j.left = slices.Concat(again, j.left)
+		}
+		j.freed += freed
 		j.over, j.retry = j.over || isOver, j.retry || isRetry
 		j.mu.Unlock()
 	}

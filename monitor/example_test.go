@@ -74,18 +74,23 @@ func image(r reservation.Reservation, size int64) *batch.Image {
 	return batch.NewImage(&batch.Descriptor{Body: size}, buf, r.Space())
 }
 
-// mover is a stand-in for convert.Mover that copies no bytes. It prints the move that it makes.
+// mover is a stand-in for convert.Mover that copies no bytes. It moves one batch at a time, and prints
+// the move that it makes.
 type mover struct {
 	res  *reservation.Manager
 	told chan struct{}
 }
 
-func (m mover) Relieve(_ context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
+func (m mover) Evict(_ context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	b := all[0]
 	now := b.Info()
-	defer func() {
-		fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", b.ID(), now.Space, to, now.Bytes, reason, err)
-		close(m.told)
-	}()
+	err := m.move(b, to)
+	fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", b.ID(), now.Space, to, now.Bytes, reason, err)
+	close(m.told)
+	return []error{err}
+}
+
+func (m mover) move(b *batch.Batch, to tier.ID) error {
 	t, err := b.TryTransit()
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -16,8 +15,8 @@ import (
 // index holds, for all batches, where they are and which of them could be evicted, in the policy's
 // order. It is a batch.Observer, which the observer of the engine calls. Each change costs a look
 // at that one batch, and steps in ordered trees if its place in one of them has changed. The trees
-// hold keys and sizes by value, and one node for all batches of a size. Nothing scans a whole tree
-// except a search for victims that fit into a nearly full tier.
+// hold keys and sizes by value, and those of sizes have one item for all batches of a size. Nothing
+// scans a whole tree except a search for victims that fit into a nearly full tier.
 //
 // A victim is idle or only waited for by tasks, is not empty, and has a slower tier to go to. It
 // has neither subscribers nor leases of its memory. Batches in the slowest tier are only counted.
@@ -38,7 +37,14 @@ type index struct {
 	}
 }
 
-// entry is the index's record of one batch. The index's lock guards it.
+// entry is the index's record of one batch, from its making until it is dropped. Register changes it, and
+// for failures noteMove and putBack. The index's lock guards it. These are its states, by its standing:
+//
+//   - Counted: the batch is in use, in transit, empty, or in the slowest tier. It is only in the sums
+//     and in the sizes of its space. Bytes at rest are those that nobody uses.
+//   - Victim: it is at rest with a tier below, without subscribers and leases. It has the policy's key.
+//   - Listed: a victim, unless failures exclude all tiers below (not). It is in the trees of victims, from
+//     which lists of moves are chosen. putBack lists it again when its pause is over.
 type entry struct {
 	b       *batch.Batch
 	id      batch.ID
@@ -55,7 +61,7 @@ type standing struct {
 	size   int64        // as an image
 	rest   bool         // it is not being read, moved, leased or dropped
 	idle   bool         // and has no subscribers
-	victim bool         // it could be evicted unless it is skipped
+	victim bool         // it could be evicted unless failures exclude it
 	moving bool         // it is in transit
 	not    decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
 	listed bool         // it is among the victims of its space: there is a tier that it may go to
@@ -66,11 +72,11 @@ type byKind [tier.Disk + 1]int64
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {
-	place   int                   // in spaces
-	lower   decide.Kinds          // the tiers below; if there are none, batches are not listed, only counted
-	victims *btree.BTreeG[listed] // by their keys
-	small   *btree.BTreeG[listed] // the victims by their bytes
-	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
+	place   int          // in spaces
+	lower   decide.Kinds // the tiers below; if there are none, batches are not listed, only counted
+	victims *btree.BTreeG[listed]
+	small   sizeTree // the victims by their bytes
+	sizes   sizeTree // all batches by their sizes as images
 	summary
 }
 
@@ -85,15 +91,34 @@ type summary struct {
 	changes uint64 // rises with each change of a batch's standing
 }
 
-// listed is a batch in a tree: they are in the order of their keys, and then of their ids.
+// listed is a victim in a tree: they are in the order of their keys, and then of their ids.
 type listed struct {
 	key Key
 	id  batch.ID
 	e   *entry
 }
 
-func (l listed) compare(other listed) int {
-	return cmp.Or(slices.Compare(l.key[:], other.key[:]), cmp.Compare(l.id, other.id))
+func (l *listed) isLess(other *listed) bool {
+	for i := range l.key {
+		if l.key[i] != other.key[i] {
+			return l.key[i] < other.key[i]
+		}
+	}
+	return l.id < other.id
+}
+
+// sizeTree counts batches by size.
+type sizeTree struct{ *btree.BTreeG[sizeCount] }
+
+type sizeCount struct{ bytes, batches int64 }
+
+func (t sizeTree) add(bytes, batches int64) {
+	now, _ := t.Get(sizeCount{bytes: bytes})
+	if batches += now.batches; batches == 0 {
+		t.Delete(now)
+	} else {
+		t.ReplaceOrInsert(sizeCount{bytes, batches})
+	}
 }
 
 // newIndex returns an index of spaces.
@@ -101,22 +126,19 @@ func newIndex(policy Policy, spaces []*space, gained func(place int)) *index {
 	x := &index{policy: policy, gained: gained}
 	x.mu.entries, x.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	x.mu.spaces = make([]spaceIndex, len(spaces))
-	isLess := func(a, b listed) bool { return a.compare(b) < 0 }
+	isSmaller := func(a, b sizeCount) bool { return a.bytes < b.bytes }
 	for i, of := range spaces {
 		x.ids = append(x.ids, of.ID())
 		s := &x.mu.spaces[i]
 		s.place, s.lower = i, of.lower
-		s.victims, s.small, s.sizes = btree.NewG(16, isLess), btree.NewG(16, isLess), btree.NewG(16, isLess)
+		s.victims = btree.NewG(16, func(a, b listed) bool { return a.isLess(&b) })
+		s.small, s.sizes = sizeTree{btree.NewG(32, isSmaller)}, sizeTree{btree.NewG(32, isSmaller)}
 	}
 	return x
 }
 
 // BatchChanged notes what b is like now. It implements batch.Observer.
-func (x *index) BatchChanged(b *batch.Batch, now batch.Info) { _ = x.note(b, &now, false) }
-
-// Register notes a new batch. A second one of an id is batch.ErrDuplicateID. It implements
-// batch.Registrar.
-func (x *index) Register(b *batch.Batch, now batch.Info) error { return x.note(b, &now, true) }
+func (x *index) BatchChanged(b *batch.Batch, now batch.Info) { _ = x.Register(b, now) }
 
 // Knows reports whether b was announced to the index, and not dropped. It implements
 // batch.Registrar.
@@ -141,18 +163,19 @@ func movable(info *batch.Info) bool {
 		info.Active == 0 && info.Subscribers == 0 && info.Bytes > 0 && !info.Leased
 }
 
-// note notes a cut through b. A new batch is refused if its id is known. If an observer around the
-// index has hidden a second batch of an id, the index ignores it while it has the first.
+// Register notes what b, which may be new, is like now. A second batch of an id is
+// batch.ErrDuplicateID. It implements batch.Registrar. If an observer around the index has hidden a
+// second batch of an id, the index ignores it while it has the first.
 //
-// The policy is called without the lock. Meanwhile a newer cut may have been recorded, and stays.
-// Cuts of the same version differ in leases only, which begin without an announcement.
+// The policy is called without the lock. Meanwhile a newer Info may have been recorded, and stays.
+// Those of the same version differ in leases only, which begin without an announcement.
 //
 // If the batch becomes a victim, waiters for its space and for faster ones are woken.
-func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
+func (x *index) Register(b *batch.Batch, now batch.Info) error {
 	var key Key
 	place, gained := slices.Index(x.ids, now.Space), false
-	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(now) {
-		key = x.policy.Key(*now)
+	if place >= 0 && x.mu.spaces[place].lower != 0 && movable(&now) {
+		key = x.policy.Key(now)
 	}
 	x.mu.Lock()
 	defer func() {
@@ -165,10 +188,10 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	switch {
 	case e != nil && now.Version < e.version:
 		return nil
-	case e == nil && !isNew && now.Version != b.Cut().Version:
-		return nil // a newer one was announced, or is about to be
 	case e == nil && x.mu.entries[now.ID] != nil:
 		return batch.ErrDuplicateID
+	case e == nil && now.Version != b.Cut().Version:
+		return nil // a newer one was announced, or is about to be
 	}
 	if now.State == batch.Released || place < 0 {
 		if e != nil {
@@ -188,7 +211,7 @@ func (x *index) note(b *batch.Batch, now *batch.Info, isNew bool) error {
 	next.rest = (now.State == batch.Idle || now.State == batch.TaskCreated) && !now.Leased
 	next.idle = next.rest && now.Subscribers == 0
 	next.moving = now.State == batch.InTransit
-	next.victim = movable(now) && s.lower != 0
+	next.victim = movable(&now) && s.lower != 0
 	if now.Descriptor != nil { // where nothing is compressed
 		next.size = max(now.Bytes, now.Descriptor.Body)
 	}
@@ -217,13 +240,14 @@ func (e *entry) become(next standing) {
 	}
 	e.standing = next
 	isElsewhere := was.in != next.in
+	isListed := isElsewhere || was.listed != next.listed // or is not any more
 	for _, of := range []*standing{&was, &next} {
-		s, sign, apply := of.in, int64(1), (*btree.BTreeG[listed]).ReplaceOrInsert
+		s, sign := of.in, int64(1)
 		if s == nil {
 			continue
 		}
 		if of == &was {
-			sign, apply = -1, (*btree.BTreeG[listed]).Delete
+			sign = -1
 		}
 		s.changes++
 		s.count += int(sign)
@@ -238,13 +262,17 @@ func (e *entry) become(next standing) {
 			s.moving += sign * of.bytes
 		}
 		if isElsewhere || was.size != next.size {
-			apply(s.sizes, listed{Key{uint64(of.size)}, e.id, e})
+			s.sizes.add(of.size, sign)
 		}
-		if of.listed && (isElsewhere || was.listed != next.listed || was.key != next.key) {
-			apply(s.victims, listed{of.key, e.id, e})
+		if of.listed && (isListed || was.bytes != next.bytes) {
+			s.small.add(of.bytes, sign)
 		}
-		if of.listed && (isElsewhere || was.listed != next.listed || was.bytes != next.bytes) {
-			apply(s.small, listed{Key{uint64(of.bytes)}, e.id, e})
+		switch at := (listed{of.key, e.id, e}); {
+		case !of.listed || !isListed && was.key == next.key:
+		case of == &was:
+			s.victims.Delete(at)
+		default:
+			s.victims.ReplaceOrInsert(at)
 		}
 	}
 }
@@ -277,13 +305,9 @@ const (
 
 // from returns the victims of a space that come after one, or the first ones if that is the zero
 // Victim, those with the smallest keys first, limit at most.
-func (x *index) from(after Victim, place, limit int) (list []Victim) {
+func (x *index) from(after Victim, place, limit int) []Victim {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.fromLocked(after, place, limit)
-}
-
-func (x *index) fromLocked(after Victim, place, limit int) []Victim {
 	t := x.mu.spaces[place].victims
 	list := make([]Victim, 0, min(limit, t.Len()))
 	t.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID + 1}, func(l listed) bool {
@@ -299,21 +323,22 @@ func (e *entry) asVictim() Victim {
 
 // victims returns limit victims of a space, those with the smallest keys first, and reports whether
 // there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
-// of the first ones is at most as large as room has for a tier, the smallest victims that are follow:
-// a tier below that is nearly full must not be the end while there is a batch that it could take.
+// of the first ones is at most as large as room has for a tier, some that are follow: a tier below
+// that is nearly full must not be the end while there is a batch that it could take.
 func (x *index) victims(place int, room byKind, limit int, now int64) (list []Victim, more bool) {
 	if more = limit < shortlistMax; !more { // it ends there all the same
 		limit = shortlistMax - smallMax - staleMax
 	}
+	if list = x.from(Victim{}, place, limit); len(list) == 0 {
+		return nil, false
+	}
+	s, last := &x.mu.spaces[place], list[len(list)-1]
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	s := &x.mu.spaces[place]
-	list = x.fromLocked(Victim{}, place, limit)
-	if _, aware := x.policy.(costAware); aware && len(list) > 0 {
+	if _, aware := x.policy.(costAware); aware {
 		// Stale ones are among the last that were used more than once.
-		looked, last := 0, list[len(list)-1]
+		looked, end := 0, listed{key: last.Key, id: last.ID}
 		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			if looked++; looked > staleMax || l.compare(listed{key: last.Key, id: last.ID}) <= 0 {
+			if looked++; looked > staleMax || !end.isLess(&l) {
 				return false
 			}
 			if l.key.stale(now) {
@@ -322,6 +347,9 @@ func (x *index) victims(place int, room byKind, limit int, now int64) (list []Vi
 			return true
 		})
 	}
+	more = more && s.victims.Len() > len(list)
+	smallest, _ := s.small.Min()
+	x.mu.Unlock()
 	fits := func(v Victim) bool {
 		for k, n := range room {
 			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
@@ -330,16 +358,20 @@ func (x *index) victims(place int, room byKind, limit int, now int64) (list []Vi
 		}
 		return false
 	}
-	more = more && s.victims.Len() > len(list)
-	if more || slices.ContainsFunc(list, fits) {
+	if more || smallest.bytes > slices.Max(room[:]) || slices.ContainsFunc(list, fits) {
 		return list, more
 	}
-	before := len(list)
-	s.small.Ascend(func(l listed) bool {
-		if v := l.e.asVictim(); fits(v) {
+	for found, next := 0, []Victim{last}; len(next) > 0; {
+		next = x.from(next[len(next)-1], place, shortlistMax)
+		for _, v := range next {
+			if !fits(v) {
+				continue
+			}
+			if found++; found > smallMax {
+				return list, more
+			}
 			list = append(list, v)
 		}
-		return len(list)-before < smallMax && l.e.bytes <= slices.Max(room[:])
-	})
+	}
 	return list, more
 }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/btree"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -27,7 +25,7 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 		s := &x.mu.spaces[place]
 		var sum summary
 		victims := make(map[listed]bool)
-		small, all := make(map[listed]bool), make(map[listed]bool)
+		small, all := make(map[int64]int64), make(map[int64]int64)
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Cut()
 			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
@@ -53,31 +51,38 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			if e.moving {
 				sum.moving += e.bytes
 			}
-			all[listed{Key{uint64(e.size)}, e.id, e}] = true
+			all[e.size]++
 			if e.victim && e.not&s.lower != s.lower {
 				victims[listed{e.key, e.id, e}] = true
-				small[listed{Key{uint64(e.bytes)}, e.id, e}] = true
+				small[e.bytes]++
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
 			t.Errorf("space %d: the sums are %+v, want %+v", place, s.summary, sum)
 		}
-		verifyTree(t, "the victims", s.victims, victims)
-		verifyTree(t, "the victims by size", s.small, small)
-		verifyTree(t, "all by size", s.sizes, all)
+		if s.victims.Len() != len(victims) {
+			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
+		}
+		for l := range victims {
+			if got, ok := s.victims.Get(l); !ok || got != l {
+				t.Errorf("victim %d is not there", l.id)
+			}
+		}
+		verifySizes(t, "the victims by size", s.small, small)
+		verifySizes(t, "all by size", s.sizes, all)
 	}
 }
 
-// verifyTree checks that a tree has just these batches.
-func verifyTree(t *testing.T, what string, tree *btree.BTreeG[listed], want map[listed]bool) {
+// verifySizes checks that a tree counts just these batches.
+func verifySizes(t *testing.T, what string, tree sizeTree, want map[int64]int64) {
 	t.Helper()
-	if tree.Len() != len(want) {
-		t.Errorf("%s: there are %d batches, want %d", what, tree.Len(), len(want))
-	}
-	for l := range want {
-		if got, ok := tree.Get(l); !ok || got != l {
-			t.Errorf("%s: batch %d is not there", what, l.id)
-		}
+	got := make(map[int64]int64)
+	tree.Ascend(func(c sizeCount) bool {
+		got[c.bytes] = c.batches
+		return true
+	})
+	if !maps.Equal(got, want) {
+		t.Errorf("%s: the counts are %v, want %v", what, got, want)
 	}
 }
 

@@ -37,22 +37,16 @@ const (
 	MaxMovesPerEdge = 1024
 )
 
-// Mover moves one batch. convert.Mover.Inside returns the engine's.
+// Mover moves batches: convert.Mover.
 type Mover interface {
-	// Relieve brings b to a space; reason is for events. It must not wait for room, nor for other
-	// users of the batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at
-	// once. An error that matches batch.ErrUnmovable is about the batch alone: others are moved
-	// between the same spaces. After any error the batch is whole where it was.
-	Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error
-}
-
-// joiner is a Mover that can move small batches to a disk together, in much less time for each.
-type joiner interface {
-	// Together returns how many batches, from the first on, can be moved together now.
-	Together(all []*batch.Batch, to tier.ID) int
-	// RelieveTogether is Relieve for those. After an error a batch is whole where it was, and
-	// Relieve may still move it.
-	RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error
+	// Evict moves the first of these batches to a space, or several at once, as many from the first on as
+	// it can move so in much less time for each. It returns the errors of those that it has tried to move,
+	// at least of the first. reason is for events. Evict must not wait for room, nor for other users of
+	// a batch: that is a *tier.NoSpaceError of the target, or a *batch.StateError, at once. An error that
+	// matches batch.ErrUnmovable is about the batch alone: others are moved between the same spaces. After
+	// any error the batch is whole where it was; and after an error of several, Evict may still move it
+	// when it is passed alone.
+	Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error
 }
 
 // Config describes a Monitor. Reservations and Mover are required.
@@ -205,7 +199,17 @@ func (m *Monitor) watch(ctx context.Context) {
 		}
 	}()
 	for _, s := range m.spaces {
-		defer s.Subscribe(func(pressed bool) { m.changed(s, pressed) })()
+		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
+		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
+		// more is used than a quota now allows.
+		defer s.Subscribe(func(pressed bool) {
+			hasFallen := s.high.Load() && s.PressureBytes() <= s.Stop()
+			switch {
+			case pressed && s.pressed.Swap(true): // Run was woken before
+			case pressed, hasFallen, s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
+				poke(m.wake)
+			}
+		})()
 	}
 	m.cleaner.pause = pause{until: time.Now().Add(quiet)} // it begins when the monitor has been idle for a while
 	next := time.NewTimer(0)
@@ -219,20 +223,6 @@ func (m *Monitor) watch(ctx context.Context) {
 		case err := <-m.cleaner.ended:
 			m.hasCleaned(err)
 		}
-	}
-}
-
-// changed is the monitor's subscription to a space: it is called after changes, on any goroutine.
-// It wakes Run if the space is lost, if the pressure reached the trigger or fell to the stop mark,
-// and if more is used than a quota now allows.
-func (m *Monitor) changed(s *space, pressed bool) {
-	switch {
-	case pressed: // above the trigger each reservation calls this; only the first wakes the monitor
-		if !s.pressed.Swap(true) {
-			poke(m.wake)
-		}
-	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
-		poke(m.wake)
 	}
 }
 
@@ -350,19 +340,19 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 	if s.Kind() == tier.Disk {
 		return 0, 0
 	}
-	var largest uint64
-	most := listed{key: Key{uint64(s.Ceiling()/2) + 1}}
+	var largest int64
+	half := sizeCount{bytes: s.Ceiling() / 2}
 	m.index.mu.Lock()
 	for i, other := range m.spaces {
 		if other == s || other.Lost() != nil {
 			continue
 		}
-		m.index.mu.spaces[i].sizes.DescendLessOrEqual(most, func(l listed) bool {
-			largest = max(largest, l.key[0])
+		m.index.mu.spaces[i].sizes.DescendLessOrEqual(half, func(c sizeCount) bool {
+			largest = max(largest, c.bytes)
 			return false
 		})
 	}
 	rest := m.index.mu.spaces[s.place].rest
 	m.index.mu.Unlock()
-	return s.Charge(int64(largest)), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
+	return s.Charge(largest), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

@@ -58,10 +58,10 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 			continue
 		}
 		seen := coverage{changes: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
-		disks := slices.DeleteFunc(s.below(m), func(to *space) bool { return to.Kind() != tier.Disk })
-		for _, to := range disks {
-			u := to.Usage()
-			seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
+		for _, to := range s.below(m) {
+			if u := to.Usage(); to.Kind() == tier.Disk {
+				seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
+			}
 		}
 		if seen.above <= 0 || seen == s.covered {
 			continue
@@ -71,7 +71,7 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		go func() {
 			labels.WriteAhead.Set()
 			defer m.working.Done()
-			c.ended <- m.cleanSpace(ctx, s, disks, seen)
+			c.ended <- m.cleanSpace(ctx, s, seen)
 		}()
 		return
 	}
@@ -80,14 +80,13 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 // cleanSpace copies those of a space's batches that are the first to leave it and have no clean
 // image on a disk, in the policy's order, until one fails or ctx ends. seen is what the space is like
 // at the beginning.
-func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen coverage) error {
+func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error {
 	c := &m.cleaner
 	var after Victim
 	passed, copied := int64(0), int64(0)
 	for more := true; more; {
 		list := m.index.from(after, s.place, shortlistMax)
 		more = len(list) == shortlistMax
-		m.findClean(list)
 		for _, v := range list {
 			above := s.PressureBytes() - s.Stop()
 			if above <= 0 {
@@ -98,8 +97,8 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen
 				break
 			}
 			after, passed = v, passed+v.Bytes
-			onDisk := slices.ContainsFunc(disks, func(to *space) bool { return v.copied.Has(to.place) })
-			if v.not.Has(tier.Disk) || onDisk {
+			onDisk := func(in tier.ID) bool { return in.Kind == tier.Disk }
+			if v.not.Has(tier.Disk) || slices.ContainsFunc(v.Batch.Copies(), onDisk) {
 				continue
 			}
 			if wait := time.Until(c.next); wait > 0 {
@@ -111,7 +110,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen
 				t.Stop()
 			}
 			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
-				_ = m.index.note(v.Batch, &now, false)
+				m.index.BatchChanged(v.Batch, now)
 				continue
 			}
 			start := time.Now()

@@ -28,17 +28,18 @@ type joiningMover struct {
 	alone  []*batch.Batch
 }
 
-func (m *joiningMover) Together(all []*batch.Batch, _ tier.ID) int {
-	return min(m.most, len(all))
-}
-
-func (m *joiningMover) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+func (m *joiningMover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	all = all[:max(1, min(m.most, len(all)))]
 	m.mu.Lock()
-	m.groups = append(m.groups, slices.Clone(all))
+	if len(all) > 1 {
+		m.groups = append(m.groups, slices.Clone(all))
+	} else {
+		m.alone = append(m.alone, all[0])
+	}
 	m.mu.Unlock()
 	errs := make([]error, len(all))
 	for i, b := range all {
-		if m.fail != nil {
+		if m.fail != nil && len(all) > 1 {
 			errs[i] = m.fail(b)
 		}
 		if errs[i] == nil {
@@ -46,13 +47,6 @@ func (m *joiningMover) RelieveTogether(ctx context.Context, all []*batch.Batch, 
 		}
 	}
 	return errs
-}
-
-func (m *joiningMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
-	m.mu.Lock()
-	m.alone = append(m.alone, b)
-	m.mu.Unlock()
-	return m.slowMover.Relieve(ctx, b, to, reason)
 }
 
 // TestMovesTogether: what is small goes to a disk together, in the policy's order. What is not moved
@@ -147,7 +141,7 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 		var all []*batch.Batch
 		from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
 		j := &job{
-			m: w.mon, from: from, to: to, reason: decide.Demand, until: time.Now().Add(time.Hour), joins: mover,
+			m: w.mon, from: from, to: to, reason: decide.Demand, until: time.Now().Add(time.Hour), joins: true,
 		}
 		for i := range 10 {
 			b := w.put(host0, 4*kib, seq(i))
@@ -184,7 +178,7 @@ func TestFailedTogether(t *testing.T) {
 				mover.slowMover, cfg.Mover = w.mover, mover
 			})
 			var all []*batch.Batch
-			j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], until: time.Now().Add(time.Hour), joins: mover}
+			j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], until: time.Now().Add(time.Hour), joins: true}
 			for i := range 6 {
 				b := w.put(host0, 4*kib, seq(i))
 				all = append(all, b)

@@ -61,6 +61,10 @@ func (p *phantomPool) Free(_ tier.Memory, reclaimed func()) {
 	time.AfterFunc(p.lag, func() { defer p.freed.Done(); reclaimed() })
 }
 
+// Together and Split make small batches go together, if the Mover of the test moves several at once.
+func (p *phantomPool) Together() int64                          { return 1 << 20 }
+func (p *phantomPool) Split(tier.Memory, []int64) []tier.Memory { return nil }
+
 func (p *phantomPool) Close() error { p.freed.Wait(); return nil }
 
 // world is an engine in small: spaces of phantoms, a reservation manager, a mover
@@ -118,6 +122,10 @@ func (m *slowMover) heal() {
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
 	m.fault = nil
+}
+
+func (m *slowMover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+	return []error{m.Relieve(ctx, all[0], to, reason)}
 }
 
 func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is evicted: passed to Mover.Relieve, and part of events.
+// Why a batch is evicted: passed to Mover.Evict, and part of events.
 const (
 	Trigger = "trigger" // its space is at the trigger, or above a limit that was lowered
 	Demand  = "demand"  // requests wait for room in its space, or for room that a faster space needs there
@@ -68,8 +68,8 @@ type (
 
 // Move is one eviction.
 type Move struct {
-	Victim Victim
-	To     int // index in the snapshot
+	Victim *Victim // of the snapshot
+	To     int     // index in the snapshot
 	// Make is how many bytes must leave the target before the move has room there; 0 for none.
 	Make int64
 }
@@ -110,7 +110,7 @@ func Decide(s Snapshot, need int64) (moves []Move, short bool) {
 		if short = short || unsure; to < 0 {
 			continue // there is no place for it; a smaller one may find one
 		}
-		t, m := &p[to], Move{Victim: *v, To: to}
+		t, m := &p[to], Move{Victim: v, To: to}
 		for lack := t.needs(v) - t.Room; lack > 0 && len(t.Victims) > 0; t.Victims = t.Victims[1:] {
 			n := t.Victims[0].Bytes
 			t.Room, t.BelowTrigger = t.Room+n, t.BelowTrigger+n

@@ -291,7 +291,7 @@ func check(s Snapshot, moves []Move, need int64) error {
 	place := -1
 	for _, m := range moves {
 		v, to := m.Victim, &s[m.To]
-		at := slices.Index(s[0].Victims, v)
+		at := slices.Index(s[0].Victims, *v)
 		if at <= place {
 			return fmt.Errorf("batch %d is no victim, or not in its turn", v.N)
 		}

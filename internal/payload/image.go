@@ -122,7 +122,8 @@ type Parts struct {
 	// space. The image takes them over.
 	Shared   []Shared
 	Encoding Encoding
-	// Program is the type of the program's payload that the image was made of; "" if there was none.
+	// Program is the type of the program's payload that the image was made of; "" if there was none. The
+	// batch gets it again where a converter to it is registered.
 	Program Type
 }
 
@@ -138,12 +139,58 @@ type Image struct {
 // New returns the image of these parts. It panics on parts that do not fit together, because that is
 // a bug in a converter.
 func New(p Parts) *Image {
+	const bug = "payload: an image "
+	d := p.Descriptor
+	if d == nil || p.Space == nil {
+		panic(bug + "needs a descriptor and a space")
+	}
+	size := int64(0)
 	img := &Image{parts: p, bytes: p.Kept}
 	for _, b := range p.Buffers {
-		img.bytes += b.Charge()
+		if b != nil && b.Space() != p.Space {
+			panic(bug + "has a buffer in another space")
+		}
+		size, img.bytes = size+b.Size(), img.bytes+b.Charge()
 	}
-	if problem := p.problem(); problem != "" {
-		panic("payload: an image " + problem)
+	dicts := d.AllDictionaries()
+	if len(dicts) != len(p.Shared) {
+		panic(bug + "does not have the dictionaries that it needs")
+	}
+	for i, dict := range dicts {
+		switch s := p.Shared[i]; {
+		case s.Descriptor() != dict:
+			panic(bug + "has another dictionary than the one it needs")
+		case s.Buffer() != nil && s.Buffer().Space() != p.Space:
+			panic(bug + "has a dictionary in another space")
+		}
+	}
+	switch {
+	case p.Encoding != Scattered && len(p.Buffers) > 1:
+		panic(bug + "is in several buffers")
+	case p.Encoding == Plain && size < d.Body:
+		panic(bug + "has a buffer shorter than its body")
+	case p.Encoding == Compressed && p.Space.Kind() != tier.Host && p.Space.Kind() != tier.Disk:
+		panic(bug + "is compressed on a device")
+	case p.Encoding == Compressed && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
+		panic(bug + "does not have a run for each part of its body")
+	case p.Encoding == Scattered && p.Space.Kind() != tier.GPU:
+		panic(bug + "is scattered outside a GPU")
+	case p.Encoding == Scattered && len(p.Ranges) != len(d.Buffers):
+		panic(bug + "does not have a range for each of its buffers")
+	case p.Kept < 0:
+		panic(bug + "keeps less than nothing")
+	case d.Sums == nil && len(p.Shared) > 0 && p.Encoding == Scattered:
+		panic(bug + "shares dictionaries without having checksums")
+	}
+	for i := range p.Runs {
+		if r := &p.Runs[i]; r.Offset < 0 || r.Offset+r.Stored() > size {
+			panic(bug + "has a run outside its buffer")
+		}
+	}
+	for i := range p.Ranges {
+		if d.Buffers[i].Length > 0 && p.Ranges[i].Length < d.Buffers[i].Length {
+			panic(bug + "has a buffer that is cut short")
+		}
 	}
 	return img
 }
@@ -157,74 +204,12 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 	return New(p)
 }
 
-// problem returns what does not fit together; empty if all does.
-func (p *Parts) problem() string {
-	d := p.Descriptor
-	if d == nil || p.Space == nil {
-		return "needs a descriptor and a space"
-	}
-	size := int64(0)
-	for _, b := range p.Buffers {
-		if b != nil && b.Space() != p.Space {
-			return "has a buffer in another space"
-		}
-		size += b.Size()
-	}
-	dicts := d.AllDictionaries()
-	if len(dicts) != len(p.Shared) {
-		return "does not have the dictionaries that it needs"
-	}
-	for i, dict := range dicts {
-		switch s := p.Shared[i]; {
-		case s.Descriptor() != dict:
-			return "has another dictionary than the one it needs"
-		case s.Buffer() != nil && s.Buffer().Space() != p.Space:
-			return "has a dictionary in another space"
-		}
-	}
-	switch {
-	case p.Encoding != Scattered && len(p.Buffers) > 1:
-		return "is in several buffers"
-	case p.Encoding == Plain && size < d.Body:
-		return "has a buffer shorter than its body"
-	case p.Encoding == Compressed && p.Space.Kind() != tier.Host && p.Space.Kind() != tier.Disk:
-		return "is compressed on a device"
-	case p.Encoding == Compressed && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
-		return "does not have a run for each part of its body"
-	case p.Encoding == Scattered && p.Space.Kind() != tier.GPU:
-		return "is scattered outside a GPU"
-	case p.Encoding == Scattered && len(p.Ranges) != len(d.Buffers):
-		return "does not have a range for each of its buffers"
-	case p.Kept < 0:
-		return "keeps less than nothing"
-	case d.Sums == nil && len(p.Shared) > 0 && p.Encoding == Scattered:
-		return "shares dictionaries without having checksums"
-	}
-	for i := range p.Runs {
-		if r := &p.Runs[i]; r.Offset < 0 || r.Offset+r.Stored() > size {
-			return "has a run outside its buffer"
-		}
-	}
-	for i := range p.Ranges {
-		if d.Buffers[i].Length > 0 && p.Ranges[i].Length < d.Buffers[i].Length {
-			return "has a buffer that is cut short"
-		}
-	}
-	return ""
-}
-
 // Type returns the type by the encoding.
 func (p *Image) Type() Type { return p.parts.Encoding.Type() }
 
-// Program returns the type of the program's payload that the image was made of, "" if there was none.
-// The batch gets it again where a converter to it is registered.
-func (p *Image) Program() Type { return p.parts.Program }
-
-// Remember sets what Program returns. It must be called before others see the image.
-func (p *Image) Remember(t Type) { p.parts.Program = t }
-
-// Encoding returns how the bytes are stored.
-func (p *Image) Encoding() Encoding { return p.parts.Encoding }
+// Parts returns what the image is made of: its encoding, what that needs, and the program's type. They
+// stay the image's. Only Program may be changed, before others see the image.
+func (p *Image) Parts() *Parts { return &p.parts }
 
 // Space returns where the image is.
 func (p *Image) Space() *tier.Space { return p.parts.Space }
@@ -251,17 +236,6 @@ func (p *Image) Buffer() *tier.Buffer {
 	}
 	return p.parts.Buffers[0]
 }
-
-// Runs returns the body of a compressed image. It stays the image's, and must not be changed.
-func (p *Image) Runs() []Run { return p.parts.Runs }
-
-// Ranges returns where each of Descriptor.Buffers is on the device, of a scattered image. They stay
-// the image's, and must not be changed.
-func (p *Image) Ranges() []DeviceRange { return p.parts.Ranges }
-
-// Adjustments returns which ranges are not as in a plain image. They stay the image's, and must not
-// be changed.
-func (p *Image) Adjustments() []Adjustment { return p.parts.Adjustments }
 
 // EachShared calls f with the memory of each dictionary.
 func (p *Image) EachShared(f func(*tier.Buffer)) {

@@ -106,6 +106,9 @@ func (d *Descriptor) Frame() int64 { return cmp.Or(d.Block, FrameSize) }
 // one: its own, and those that they need, each once and after those that it
 // needs itself.
 func (d *Descriptor) AllDictionaries() []*Descriptor {
+	if len(d.Dictionaries) == 0 { // almost all
+		return nil
+	}
 	var seen lookup.Table[*Descriptor]
 	return d.collect(nil, &seen)
 }

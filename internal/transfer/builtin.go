@@ -59,9 +59,9 @@ func (b *Builtin) Open() error {
 func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || to.Kind() != tier.Disk || from.Encoding() == payload.Plain && from.Space().Kind() == tier.Disk:
+	case !ok || to.Kind() != tier.Disk || from.Parts().Encoding == payload.Plain && from.Space().Kind() == tier.Disk:
 		return payload.Plain
-	case from.Encoding() == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+	case from.Parts().Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return payload.Compressed
 	}
 	return payload.Plain
@@ -92,7 +92,7 @@ func (b *Builtin) Convert(
 		if err != nil {
 			return err
 		}
-		if encoding == payload.Scattered && from.Adjustments() == nil {
+		if encoding == payload.Scattered && from.Parts().Adjustments == nil {
 			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
@@ -162,12 +162,12 @@ func pages(size int64) []int64 {
 // from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
 // compared with the checksums.
 func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
-	if p.Encoding() == payload.Scattered {
+	if p.Parts().Encoding == payload.Scattered {
 		return b.fromScattered(ctx, p)
 	}
 	s, err := fromBuffer(p.Descriptor(), p.Buffer())
-	if err == nil && p.Encoding() == payload.Compressed {
-		s.runs, s.verify = p.Runs(), true
+	if err == nil && p.Parts().Encoding == payload.Compressed {
+		s.runs, s.verify = p.Parts().Runs, true
 	}
 	return s, err
 }

@@ -18,7 +18,7 @@ import (
 // are moved here, because no copy of the device's can.
 func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFrom, error) {
 	d := t.Descriptor()
-	parts := image.PartsOf(d, t.Ranges(), t.Adjustments())
+	parts := image.PartsOf(d, t.Parts().Ranges, t.Parts().Adjustments)
 	s := &bytesFrom{Source: &deviceMemory{space: t.Space(), parts: parts}, space: t.Space(), desc: d, size: d.Body}
 	if d.Sums == nil {
 		s.sums = make([]uint64, (d.Body+payload.SumChunk-1)/payload.SumChunk)
