@@ -261,7 +261,7 @@ func (f *Found) dictionaries(
 			if err != nil {
 				return shared, err
 			}
-			if err := mover.Inside().VerifyDictionary(ctx, made); err != nil {
+			if err := mover.VerifyDictionary(ctx, made); err != nil {
 				return shared, errors.Join(err, made.Release())
 			}
 			d.shared = made

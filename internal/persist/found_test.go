@@ -12,7 +12,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/copytree"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -50,7 +50,7 @@ func TestForgottenBatchLeavesDictionariesOfOthers(t *testing.T) {
 	shared, damaged := persist(0), persist(0)
 	harmed, sound := persist(1, shared, damaged), persist(2, shared)
 	dir := t.TempDir()
-	copytree.Copy(t, dir, v.Dir()) // as a kill leaves it
+	testfs.CopyTree(t, dir, v.Dir()) // as a kill leaves it
 	for _, m := range all {
 		v.Free(m, func() {})
 	}
