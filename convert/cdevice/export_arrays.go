@@ -75,20 +75,16 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	if err := w.children(out, nil, &sh, 0); err != nil {
 		return err
 	}
-	if zeros := (&batch.Descriptor{Body: w.zeros}); w.zeros > 0 {
-		err := w.draw(zeros, func(dev tier.Device, s tier.Stream, at tier.Addr) error {
-			return dev.Fill(s, at, 0, w.zeros)
+	if w.zeros > 0 {
+		err := w.draw(&batch.Descriptor{Body: w.zeros}, func(dev tier.Device, s tier.Stream, begin tier.Addr) error {
+			at, err := w.dev.Pointer(begin, w.zeros)
+			for _, p := range w.absent {
+				*p = at
+			}
+			return errors.Join(err, dev.Fill(s, begin, 0, w.zeros))
 		})
 		if err != nil {
 			return err
-		}
-		begin, _ := w.addrOf(zeros)
-		at, err := w.dev.Pointer(begin, w.zeros)
-		if err != nil {
-			return err
-		}
-		for _, p := range w.absent {
-			*p = at
 		}
 	}
 	w.ranges = slices.Clone(img.Parts().Ranges)
