@@ -57,7 +57,9 @@ type images struct {
 func (i images) Verify(ctx context.Context, p batch.Payload) error { return i.mover.Verify(ctx, p) }
 
 func (i images) VerifyDictionary(ctx context.Context, s batch.Shared) error {
-	return i.mover.Inside().VerifyDictionary(ctx, s)
+	d := *s.Descriptor()
+	d.Dictionaries = nil // they are verified by themselves
+	return i.mover.Verify(ctx, batch.NewImage(&d, s.Buffer(), s.Buffer().Space()))
 }
 
 // Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with

@@ -41,8 +41,7 @@ type move struct {
 // does. Each round of its loop looks at the batch, reserves room, and makes one attempt. There are
 // these reasons for another round:
 //
-//   - A space refused the memory that it had promised, was lost, or a dictionary left it: see
-//     request.end.
+//   - A space refused the memory that it had promised, or was lost: see request.end.
 //   - Another caller has brought the batch, moved or dropped it, or the space that it was in was
 //     lost: see errStale.
 //   - The batch left the space between the look and the opening of the handle.
@@ -67,7 +66,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
-	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
+	q := &request{m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
 	defer q.end(nil) // after a panic
 	defer guard.Error(&err, "a strategy or a payload")
 	for {
@@ -117,20 +116,30 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 				}
 			}
 		}
-		q.Strategy = mv.to
+		q.to = mv.to
 		for _, in := range b.Copies() { // a move there copies no bytes
 			if mv.to == reservation.AnyInTier(in.Kind) {
-				q.Strategy = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
+				q.to = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
 			}
 		}
 
-		r, err := mv.given, error(nil)
-		if r.IsZero() {
+		r, unpin, err := mv.given, func() {}, error(nil)
+		switch {
+		case r.IsZero():
 			r, err = q.reserve(ctx)
+		case len(q.what.dicts) > 0: // without them the reservation's policy may help
+			s, need := r.Space(), int64(0)
+			if need, unpin = q.what.pin(s); r.Unused() < need {
+				err = &reservation.ExceededError{
+					Space: s.ID(), Requested: need, Available: r.Unused(), Limit: r.Bytes(),
+					Hint: "reserve more for the inputs",
+				}
+			}
 		}
 		if err == nil {
 			h, err = m.attempt(ctx, mv, q, now, r)
 		}
+		unpin()
 		again, err := q.end(err)
 		switch {
 		case !errors.Is(err, errViaHost):
@@ -152,12 +161,6 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		case again:
 			continue
 		case errors.Is(err, errStale):
-		case errors.Is(err, errGone): // the caller's reservation is too small
-			s := r.Space()
-			return nil, &reservation.ExceededError{
-				Space: s.ID(), Requested: s.Charge(q.what.in(s)), Available: r.Unused(), Limit: r.Bytes(),
-				Hint: "reserve more for the inputs",
-			}
 		case mv.opens && errors.As(err, &used) && used.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
 			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
 			if changed := b.Changed(); b.Info().State == batch.Processing {
@@ -234,7 +237,7 @@ func (m *Mover) attempt(
 		err = errViaHost
 	default:
 		moved.Bytes = body
-		out, err = m.convert(ctx, src, form, &q.what, r)
+		out, err = m.convert(ctx, src, form, r)
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
@@ -318,18 +321,11 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 
 // convert makes a payload of a form out of src, drawn from r.
 func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form Form, what *footprint, r reservation.Reservation,
+	ctx context.Context, src batch.Payload, form Form, r reservation.Reservation,
 ) (batch.Payload, error) {
 	e, err := m.cfg.Registry.lookup(Form{src.Type(), src.Space().Kind()}, form)
 	if err != nil {
 		return nil, err
-	}
-	if len(what.dicts) > 0 {
-		unpin, err := m.pin(r, what)
-		if err != nil {
-			return nil, err
-		}
-		defer unpin()
 	}
 	out, err := e.convert(ctx, src, r)
 	if made, ok := out.(*batch.Image); ok {

@@ -239,17 +239,12 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 	if p == nil {
 		return errors.New("convert: verifying an image: the payload is nil")
 	}
-	return m.verify(ctx, func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
-}
-
-// verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, f func(context.Context) error) error {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.cfg.Builtin.OnDisk(ctx, transfer.DiskUnderWay, false, f)
+	return m.cfg.Builtin.Verify(ctx, p)
 }
 
 // inside is a Mover as the engine sees it.
@@ -296,14 +291,6 @@ func (m inside) DropCopies() {
 // charged there. It is not part of the batches' own bytes.
 func (m inside) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
 
-// VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
-// checksums.
-func (m inside) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, func(ctx context.Context) error {
-		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
-	})
-}
-
 // Charges returns what batches and the dictionaries that they share take in a space: how many bytes
 // are there already, and how many would have to be brought. Batches that were dropped count
 // nothing, and those that are just being moved are not there. By the time it returns others may
@@ -335,7 +322,8 @@ func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 	for d, at := range held {
 		absent := s.Charge(d.Body)
 		if at != leaving {
-			absent = m.cfg.Builtin.Dicts.Missing(s, []*transfer.Dictionary{d})
+			own := footprint{dicts: []*transfer.Dictionary{d}}
+			absent = own.in(s)
 		}
 		there, missing = there+s.Charge(d.Body)-absent, missing+absent
 	}

@@ -40,7 +40,7 @@ func (b *Builtin) ReadColumns(
 		}
 		// The record has a lease, and arrays of dictionaries have theirs.
 		defer func() { err = errors.Join(err, buf.Release()) }()
-		shared, err := b.share(ctx, dicts, r)
+		shared, err := b.Share(ctx, dicts, r)
 		if err != nil {
 			return err
 		}

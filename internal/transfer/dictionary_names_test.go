@@ -14,7 +14,7 @@ import (
 func TestManyNamesOfOneDictionary(t *testing.T) {
 	const n = 1000
 	var s Dictionaries
-	d := &Dictionary{Store: &s, Users: 1}
+	d := &Dictionary{Store: &s, Held: 1}
 	all := make([]*array.Data, n)
 	sweeps := 0
 	for i := range all {

@@ -70,14 +70,6 @@ type lane struct {
 	free        func() // ends the use of the block's memory
 }
 
-// room returns memory of a lane for n bytes, or for fewer.
-func (l *lane) room(n int64) []byte {
-	if l.raw != nil {
-		return l.raw[:n]
-	}
-	return l.chunk[:min(n, int64(len(l.chunk)))]
-}
-
 // lanes describes the goroutines of a transfer, and the memory that each of them works in. Only b
 // is required: without blocks and chunks a lane has no memory of its own.
 //

@@ -134,7 +134,7 @@ type stream struct {
 
 func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	s := m.stream
-	return await(s.put(func() error {
+	return s.run(func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
 		switch r := s.regions; {
 		case len(r) == 0:
@@ -144,38 +144,29 @@ func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
 		default:
 			return s.dev.CopyRegions(s.Stream, r)
 		}
-	}))
+	})
 }
 
 func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
 	s := m.stream
-	return await(s.put(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) }))
+	return s.run(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) })
 }
 
-// put puts the copies of f on the stream, as one piece of work, and returns the event after it.
-func (s *stream) put(f func() error) (tier.Event, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := f(); err != nil {
-		return nil, err
+// run puts the work of f on the stream, and waits for its end. It does not end with a context, because
+// the work uses memory that the caller takes back. Where the device cannot give an event to wait for,
+// it waits for the stream.
+func (s *stream) run(f func() error) error {
+	put := func() (e tier.Event, err error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err = f(); err == nil {
+			if e, err = s.dev.Record(s.Stream); err != nil {
+				err = errors.Join(err, s.Sync())
+			}
+		}
+		return e, err
 	}
-	return s.record()
-}
-
-// record returns the event after the work that is on the stream. Where the device cannot give one,
-// it waits for the stream instead, so that no copy is in progress in memory that the caller takes
-// back.
-func (s *stream) record() (tier.Event, error) {
-	e, err := s.dev.Record(s.Stream)
-	if err != nil {
-		return nil, errors.Join(err, s.Sync())
-	}
-	return e, nil
-}
-
-// await waits for a copy. It does not end with a context, because the copy uses memory that the
-// caller takes back.
-func await(e tier.Event, err error) error {
+	e, err := put()
 	if err != nil {
 		return err
 	}
@@ -215,10 +206,7 @@ func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 	rest, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
 	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
-		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
-		if err == nil {
-			err = await(to.record())
-		}
+		err := to.run(func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
 		if err != nil {
 			return err
 		}
@@ -250,7 +238,7 @@ func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 			e, err = from.dev.Record(from.Stream)
 		}
 		if events = append(events, e); err == nil && len(events) >= deviceLanes {
-			err = await(events[0], nil)
+			err = tier.Wait(context.Background(), events[0])
 			events = events[1:]
 		}
 		if err != nil {
@@ -258,7 +246,7 @@ func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 		}
 	}
 	if len(events) > 0 {
-		err = await(events[len(events)-1], nil)
+		err = tier.Wait(context.Background(), events[len(events)-1])
 	}
 	done = err == nil
 	return err
