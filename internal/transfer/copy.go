@@ -195,10 +195,11 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			return layout.Fetch(ctx, room[:min(c.piece, src.size-off)], off)
 		}
 	}
+	alone := false // the first piece goes alone, so that no other one competes with a sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
-		c.sample = b.Codec == codec.Auto && src.runs == nil && !fromLayout && src.size >= payload.FrameSize &&
-			b.Choose.Due(c.disk)
+		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
+		c.sample = alone && !fromLayout // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
 		if c.with = b.Codec; !toFile && (c.with == codec.Auto || c.with == codec.None) {
@@ -213,12 +214,12 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	}
 	return b.onStreams(ctx, devices, func() error {
 		if fromDevice && toDevice && src.unchecked() {
-			if err := copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
+			if err := b.copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
 				return err
 			}
 		}
 		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
-		if c.sample { // the first piece goes alone: the sample should not compete with others
+		if alone {
 			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
 				return err
 			}

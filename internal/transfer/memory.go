@@ -153,17 +153,22 @@ func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
 }
 
 // run puts the work of f on the stream, and waits for its end. It does not end with a context, because
-// the work uses memory that the caller takes back. Where the device cannot give an event to wait for,
-// it waits for the stream.
+// the work uses memory that the caller takes back. After a failure or a panic it waits for all that is
+// on the stream.
 func (s *stream) run(f func() error) error {
 	put := func() (e tier.Event, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if err = f(); err == nil {
-			if e, err = s.dev.Record(s.Stream); err != nil {
+		done := false
+		defer func() {
+			if !done {
 				err = errors.Join(err, s.Sync())
 			}
+		}()
+		if err = f(); err == nil {
+			e, err = s.dev.Record(s.Stream)
 		}
+		done = err == nil
 		return e, err
 	}
 	e, err := put()
@@ -202,8 +207,8 @@ func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func
 
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
 // each other are tier.ErrNotSupported. No copy is in progress when it returns.
-func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
-	rest, size := image.Between(dst.parts, src.parts)
+func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
+	regions, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
 	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
 		err := to.run(func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
@@ -211,59 +216,30 @@ func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
 			return err
 		}
 	}
-	done := false
-	defer func() { // also after a panic of a device
-		if !done {
-			err = errors.Join(err, from.Sync())
+	var pieces [][]tier.Region
+	room := int64(0) // in the last one
+	for _, r := range regions {
+		for r.Size > 0 {
+			if room == 0 {
+				pieces, room = append(pieces, nil), MaxPiece
+			}
+			n, last := min(r.Size, room), len(pieces)-1
+			pieces[last] = append(pieces[last], tier.Region{Dst: r.Dst, Src: r.Src, Size: n})
+			r = tier.Region{Dst: r.Dst + tier.Addr(n), Src: r.Src + tier.Addr(n), Size: r.Size - n}
+			room -= n
 		}
-	}()
-	var piece []tier.Region
-	var events []tier.Event // of the pieces in progress, in order
-	for len(rest) > 0 {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		piece, rest = onePiece(piece[:0], rest)
-		if to == from {
-			err = from.dev.CopyRegions(from.Stream, piece)
-		} else {
-			for _, r := range piece {
-				if err == nil {
-					err = from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size)
+	}
+	return lanes{b: b}.each(ctx, 0, len(pieces), deviceLanes, nil, func(_ context.Context, _ *lane, i int) error {
+		return from.run(func() error {
+			if to == from {
+				return from.dev.CopyRegions(from.Stream, pieces[i])
+			}
+			for _, r := range pieces[i] {
+				if err := from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size); err != nil {
+					return err
 				}
 			}
-		}
-		var e tier.Event
-		if err == nil {
-			e, err = from.dev.Record(from.Stream)
-		}
-		if events = append(events, e); err == nil && len(events) >= deviceLanes {
-			err = tier.Wait(context.Background(), events[0])
-			events = events[1:]
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if len(events) > 0 {
-		err = tier.Wait(context.Background(), events[len(events)-1])
-	}
-	done = err == nil
-	return err
-}
-
-// onePiece takes MaxPiece bytes of the copies.
-func onePiece(to, copies []tier.Region) (piece, rest []tier.Region) {
-	for room := int64(MaxPiece); room > 0 && len(copies) > 0; {
-		c := &copies[0]
-		n := min(c.Size, room)
-		to = append(to, tier.Region{Dst: c.Dst, Src: c.Src, Size: n})
-		room -= n
-		if n == c.Size {
-			copies = copies[1:]
-			continue
-		}
-		*c = tier.Region{Dst: c.Dst + tier.Addr(n), Src: c.Src + tier.Addr(n), Size: c.Size - n}
-	}
-	return to, copies
+			return nil
+		})
+	})
 }
