@@ -18,8 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// move is one call of a Mover that brings a batch to a space of a strategy. The first fields are the
-// request, the last ones what run has found. One goroutine uses a move.
+// move is one call of a Mover that brings a batch to a space of a strategy. One goroutine uses a move.
 type move struct {
 	b      *batch.Batch
 	to     reservation.Strategy
@@ -33,8 +32,7 @@ type move struct {
 	last         bool                    // drops the batch in the same step
 	keepsPending bool                    // leaves pending tasks to their callers
 
-	spaces []*tier.Space // the candidates of the strategy
-	moved  Moved         // the last move that began
+	spaces []*tier.Space // the candidates of the strategy, as run has found them
 }
 
 // run moves a batch until it is in a space of the strategy, and opens a handle there if the move
@@ -222,8 +220,7 @@ func (m *Mover) attempt(
 		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}
 
-	moved := &mv.moved
-	*moved = Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
+	moved := &Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
 	m.emitMove(ctx, events.MoveBegun, moved, body)
 	start := time.Now()
 	clean := form.Type
