@@ -251,7 +251,7 @@ func (in *taskInputs) bytes() (n int64) {
 // charges is the Inputs of the task's estimate, which is called before each wait.
 func (in *taskInputs) charges(s *tier.Space) (there, missing int64) {
 	in.announce()
-	return in.mover.Inside().Charges(s, in.batches...)
+	return in.mover.Charges(s, in.batches...)
 }
 
 // bring locks the batches in the grant's space: first those that are there, so that they stay, and
@@ -267,7 +267,7 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	}
 	for i, b := range in.batches {
 		if in.handles[i] == nil {
-			if in.handles[i], err = in.mover.Inside().ReadIn(ctx, b, g.Reservation()); err != nil {
+			if in.handles[i], err = in.mover.ReadIn(ctx, b, g.Reservation()); err != nil {
 				return err
 			}
 		}

@@ -185,15 +185,15 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	}
 	e.monitor, err = monitor.New(monitor.Config{
 		Reservations: e.reservations,
-		Mover:        e.mover.Inside(),
+		Mover:        e.mover,
 		Policy:       e.cfg.Policy,
 		Period:       e.cfg.MonitorPeriod,
 		MovesPerEdge: e.cfg.MovesPerEdge,
 		Logger:       e.cfg.Logger,
 		Events:       e.monitorEvent,
-		Speed:        e.mover.Inside().Speed,
+		Speed:        e.mover.Speed,
 		Changes:      e.registry.Changes,
-		WriteAhead:   e.mover.Inside().WriteAhead,
+		WriteAhead:   e.mover.WriteAhead,
 		AheadRate:    cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})
 	if err != nil {
@@ -264,7 +264,7 @@ type observer struct {
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
 	o.e.monitor.BatchChanged(b, now)
 	o.e.recorder.BatchChanged(b)
-	o.e.mover.Inside().BatchChanged(b, now)
+	o.e.mover.BatchChanged(b, now)
 }
 
 // Engine returns what gets the events of batches, and the log of panics of their observers and

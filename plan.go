@@ -77,7 +77,7 @@ func (e *Engine) newPlan(name string) (*Plan, error) {
 	}
 	e.plan++
 	manager := repository.NewManager(name, e.plan, repository.Config{
-		Mover: e.mover.Inside(), IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
+		Mover: e.mover, IDs: &e.ids, Observer: e.Observer(), Origins: e.cfg.Events != nil, Calls: &e.calls,
 		Reservations: e.reservations, Heap: &e.overflow,
 	})
 	p := &Plan{engine: e, name: name, number: e.plan, owner: reservation.NewOwner(name), manager: manager}

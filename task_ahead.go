@@ -64,7 +64,7 @@ func (a *aheadOfTasks) leave(in *taskInputs) {
 // tasksAhead at least. If it fetched nothing it waits for a while. It returns false when there is
 // nothing more to do.
 func (a *aheadOfTasks) pass() bool {
-	ctx := a.e.mover.Inside().Ended()
+	ctx := a.e.mover.Ended()
 	a.mu.Lock()
 	if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
 		a.running = false
@@ -116,7 +116,7 @@ func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch
 		if !resting || there || now.Space.Kind <= kind || full[kind] || kind == tier.GPU && len(spaces) > 1 {
 			continue
 		}
-		err := a.e.mover.Inside().Ahead(ctx, b, to)
+		err := a.e.mover.Ahead(ctx, b, to)
 		switch {
 		case err == nil:
 			return true

@@ -20,11 +20,11 @@ func TestAcquireIn(t *testing.T) {
 			gpu := m.spaces[tier.GPU]
 			dict := words(1)
 			one, two := m.make(t, codedBy(dict, 1, 5000), k), m.make(t, codedBy(dict, 2, 3000), k)
-			there, missing := m.mover.Inside().Charges(gpu, one, two, one)
+			there, missing := m.mover.Charges(gpu, one, two, one)
 			if want := gpu.Charge(one.Info().Descriptor.Body)*2 + gpu.Charge(two.Info().Descriptor.Body) + gpu.Charge(shared(one).Body); there != 0 || missing != want {
 				t.Fatalf("%d bytes are there and %d missing, want none and %d", there, missing, want)
 			}
-			_, missing = m.mover.Inside().Charges(gpu, one, two)
+			_, missing = m.mover.Charges(gpu, one, two)
 			const more = 1 << 20
 			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing+more)
 			if err != nil {
@@ -45,7 +45,7 @@ func TestAcquireIn(t *testing.T) {
 			if gpu.Used() != used || r.Unused() != more {
 				t.Errorf("%d bytes are used, before %d, and %d unused, want %d", gpu.Used(), used, r.Unused(), more)
 			}
-			if there, absent := m.mover.Inside().Charges(gpu, one, two); there != missing || absent != 0 {
+			if there, absent := m.mover.Charges(gpu, one, two); there != missing || absent != 0 {
 				t.Errorf("%d bytes are there and %d missing, want %d and none", there, absent, missing)
 			}
 			for _, h := range handles {
@@ -65,7 +65,7 @@ func TestAcquireIn(t *testing.T) {
 				}
 			}
 			drop(t, one, two)
-			if there, absent := m.mover.Inside().Charges(gpu, one, two); there != 0 || absent != 0 {
+			if there, absent := m.mover.Charges(gpu, one, two); there != 0 || absent != 0 {
 				t.Errorf("dropped batches count %d and %d bytes", there, absent)
 			}
 		})
@@ -76,7 +76,7 @@ func TestAcquireIn(t *testing.T) {
 func TestReadIn(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.make(t, codedBy(words(1), 1, 5000), tier.Host)
-	_, missing := m.mover.Inside().Charges(m.spaces[tier.GPU], b)
+	_, missing := m.mover.Charges(m.spaces[tier.GPU], b)
 	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestReadIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		h, err := m.mover.Inside().ReadIn(t.Context(), b, r)
+		h, err := m.mover.ReadIn(t.Context(), b, r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,7 +113,7 @@ func TestChargesOfWhatLeaves(t *testing.T) {
 	first, second := gpu.Charge(one.Info().Descriptor.Body), gpu.Charge(two.Info().Descriptor.Body)
 	want := func(there, missing int64) {
 		t.Helper()
-		if a, b := m.mover.Inside().Charges(gpu, one, two); a != there || b != missing {
+		if a, b := m.mover.Charges(gpu, one, two); a != there || b != missing {
 			t.Errorf("%d bytes are there and %d missing, want %d and %d", a, b, there, missing)
 		}
 	}
@@ -147,7 +147,7 @@ func TestAcquireInTooLittle(t *testing.T) {
 			m := newMachine(t, machineConfig{})
 			b := m.put(t, rec, tier.Host)
 			gpu := m.spaces[tier.GPU]
-			_, missing := m.mover.Inside().Charges(gpu, b)
+			_, missing := m.mover.Charges(gpu, b)
 			for _, n := range []int64{0, 1, missing - 1} {
 				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), n)
 				if err != nil {

@@ -79,7 +79,7 @@ func (m *machine) holds(t *testing.T, k tier.Kind, dicts int64, batches ...*batc
 	if u := s.Usage(); u.Live != want || u.Retired != 0 || u.Reserved != 0 {
 		t.Errorf("%s holds %+v, want %d live", k, u, want)
 	}
-	if n := m.mover.Inside().DictionaryBytes(s.ID()); n != dicts {
+	if n := m.mover.DictionaryBytes(s.ID()); n != dicts {
 		t.Errorf("%s has %d bytes of dictionaries, want %d", k, n, dicts)
 	}
 }
@@ -200,7 +200,7 @@ func TestOpenedDictionary(t *testing.T) {
 		t.Error("an opened dictionary was not recognised")
 	}
 	drop(t, a)
-	if n := m.mover.Inside().DictionaryBytes(tier.ID{Kind: tier.Host}); n != 0 {
+	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n != 0 {
 		t.Errorf("%d bytes of dictionaries in host memory, where no batch is", n)
 	}
 	other.Release()

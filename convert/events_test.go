@@ -157,7 +157,7 @@ func TestCopiesAreMadeBeforeTheyEnd(t *testing.T) {
 			case <-over:
 				return
 			default:
-				m.mover.Inside().DropCopies()
+				m.mover.DropCopies()
 			}
 		}
 	}()
@@ -174,7 +174,7 @@ func TestCopiesAreMadeBeforeTheyEnd(t *testing.T) {
 						return
 					}
 					if k == tier.GPU && round%10 == 9 { // also where the other goroutine is never in time
-						m.mover.Inside().DropCopies()
+						m.mover.DropCopies()
 					}
 				}
 			}

@@ -99,7 +99,7 @@ func TestDeltas(t *testing.T) {
 				most := 3*longest + batches*tier.Page
 				check := func(k tier.Kind) {
 					t.Helper()
-					n := m.mover.Inside().DictionaryBytes(tier.ID{Kind: k})
+					n := m.mover.DictionaryBytes(tier.ID{Kind: k})
 					if c.whole != (n >= alone) || !c.whole && n > most {
 						t.Errorf("%d bytes of dictionaries in %s, want %d at most; alone they are %d", n, k, most, alone)
 					}
@@ -178,7 +178,7 @@ func TestDeltaStream(t *testing.T) {
 	if err := r.Err(); err != nil || len(all) != len(wants) {
 		t.Fatalf("%d batches, %v", len(all), err)
 	}
-	segments := m.mover.Inside().DictionaryBytes(tier.ID{Kind: tier.Host})
+	segments := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host})
 	m.holds(t, tier.Host, segments, all...)
 	var opened []arrow.RecordBatch
 	for i := range all {
@@ -204,7 +204,7 @@ func TestDeltaStream(t *testing.T) {
 	}
 	drop(t, again)
 	drop(t, all...)
-	if n := m.mover.Inside().DictionaryBytes(tier.ID{Kind: tier.Host}); n != 0 {
+	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n != 0 {
 		t.Errorf("%d bytes of dictionaries where no batch is", n)
 	}
 	if err := equal.Records(wants[30], opened[30]); err != nil {
@@ -311,7 +311,7 @@ func TestExtensionsAtRandom(t *testing.T) {
 						if rng.IntN(4) == 0 {
 							go cancel()
 						}
-						fail(m.mover.Inside().Relieve(ctx, b, tier.ID{Kind: k}, "test"))
+						fail(m.mover.Relieve(ctx, b, tier.ID{Kind: k}, "test"))
 						cancel()
 					default:
 						h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))

@@ -197,7 +197,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			if s.Used() != 0 {
 				t.Errorf("%s ends with %+v", k, s.Usage())
 			}
-			if n := m.mover.Inside().DictionaryBytes(s.ID()); n != 0 {
+			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
 			}
 		}

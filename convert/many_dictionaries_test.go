@@ -152,7 +152,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 	}
 	gpu := m.spaces[tier.GPU]
 	counted("charges", func() {
-		there, missing := m.mover.Inside().Charges(gpu, one, two)
+		there, missing := m.mover.Charges(gpu, one, two)
 		if bodies := gpu.Charge(one.Info().Descriptor.Body); there != gpu.Used()-bodies || missing != bodies {
 			t.Errorf("%d bytes are there and %d are missing, of %d and %d", there, missing, gpu.Used(), bodies)
 		}

@@ -30,7 +30,7 @@ func TestMeasure(t *testing.T) {
 			for _, e := range edges {
 				got = append(got, [2]tier.ID{e.From, e.To})
 				missing := e.From == disk && e.To == gpu
-				switch known := m.mover.Inside().Speed(e.From, e.To) > 0; {
+				switch known := m.mover.Speed(e.From, e.To) > 0; {
 				case missing != errors.Is(e.Err, ErrNoConverter) || !missing && e.Err != nil:
 					t.Errorf("from %s to %s: %v", e.From, e.To, e.Err)
 				case known == missing || missing == (e.Took > 0 && e.Bytes >= LogicalBytes(rec)) || e.Copy:

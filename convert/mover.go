@@ -55,8 +55,8 @@ type Moved struct {
 }
 
 // Mover moves batches between spaces. An engine has one, and all code that needs a batch in another
-// space calls it: consumers through Acquire and Consume, the monitor through Inside().Relieve,
-// repositories through Inside().Ahead. It is safe for concurrent use.
+// space calls it: consumers through Acquire and Consume, the monitor through Relieve, repositories
+// through Ahead. It is safe for concurrent use.
 //
 // run makes a move: each round of its loop reserves room (request), and makes one attempt.
 type Mover struct {
@@ -247,17 +247,13 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 	return m.cfg.Builtin.Verify(ctx, p)
 }
 
-// inside is a Mover as the engine sees it.
-type inside struct{ *Mover }
-
-// Inside returns what only an engine does with its mover. Programs have no use for it.
-func (m *Mover) Inside() inside { return inside{m} }
+// The methods below are for the engine. Programs have no use for them.
 
 // Relieve evicts b: it is Move to one space, for the monitor. It does not wait for room or for the
 // batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write to
 // disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
 // goes into Moved.
-func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
+func (m *Mover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	_, err := m.run(ctx, &move{b: b, to: reservation.Specific(to), reason: reason, evicts: true})
 	return err
 }
@@ -267,21 +263,21 @@ func (m inside) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason 
 // have no waiters, and the monitor must not have evicted from it in the last 100 ms. Otherwise, and
 // where there is no room, the error is a *tier.NoSpaceError. A batch in a space where it persists
 // is tier.ErrNotSupported, and so is one on a GPU that would go to another by way of host memory.
-func (m inside) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
+func (m *Mover) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strategy) error {
 	_, err := m.run(ctx, &move{b: b, to: to, reason: ReasonAhead, prefetches: true})
 	return err
 }
 
 // ReadIn is AcquireIn, but leaves pending tasks to their callers.
-func (m inside) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+func (m *Mover) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
 	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true, keepsPending: true})
 }
 
 // Ended returns a context that ends, with tier.ErrClosed, when Close is called.
-func (m inside) Ended() context.Context { return m.life }
+func (m *Mover) Ended() context.Context { return m.life }
 
 // DropCopies drops all clean images, so that the next moves copy bytes.
-func (m inside) DropCopies() {
+func (m *Mover) DropCopies() {
 	for _, s := range m.cfg.Reservations.Spaces().All() {
 		s.DropAllClean()
 	}
@@ -289,13 +285,13 @@ func (m inside) DropCopies() {
 
 // DictionaryBytes returns what the dictionaries that batches in a space share are
 // charged there. It is not part of the batches' own bytes.
-func (m inside) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
+func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
 
 // Charges returns what batches and the dictionaries that they share take in a space: how many bytes
 // are there already, and how many would have to be brought. Batches that were dropped count
 // nothing, and those that are just being moved are not there. By the time it returns others may
 // have moved some.
-func (m inside) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
+func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing int64) {
 	// Whether a dictionary is in the space depends on the batches there that have it. One that only
 	// leaving batches have leaves with them.
 	const elsewhere, leaving, staying = 0, 1, 2

@@ -111,7 +111,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
+	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("without room: %v", err)
 	}
 	if err := all.Release(); err != nil {
@@ -121,7 +121,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
+	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonDemand); !errors.Is(err, batch.ErrState) {
 		t.Errorf("with an open handle: %v", err)
 	}
 	if err := h.Close(); err != nil {
@@ -412,7 +412,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	stop := m.onWait(func(context.Context, tier.ID, int64) {
 		for _, b := range small {
 			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
-				if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
+				if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
 					t.Error(err)
 				}
 			}
@@ -520,10 +520,10 @@ func TestVerifyNeedsADisk(t *testing.T) {
 func TestQuietIsNotByTheWallClock(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b, other := m.put(t, numbered(1, 30_000), tier.Disk), m.put(t, numbered(2, 1000), tier.Host)
-	if err := m.mover.Inside().Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+	if err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
 		t.Errorf("at the beginning: %v", err)
 	}
-	if err := m.mover.Inside().Relieve(t.Context(), other, theDisk, ReasonDemand); err != nil {
+	if err := m.mover.Relieve(t.Context(), other, theDisk, ReasonDemand); err != nil {
 		t.Fatal(err)
 	}
 	if last := m.mover.stats.relieved[tier.ID{Kind: tier.Host}]; last.IsZero() || last == last.Round(0) {
@@ -582,7 +582,7 @@ func TestPrefetchMovesNothingDown(t *testing.T) {
 			}
 			return false
 		}
-		if err := m.mover.Inside().Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
+		if err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
 			t.Error(err)
 		}
 		m.whole(t, b, tier.GPU)

@@ -299,7 +299,7 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 						return p.Release()
 					})
 					p.waits(t, m, 2)
-					if err := m.mover.Inside().Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
+					if err := m.mover.Relieve(t.Context(), mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
 						t.Fatal(err)
 					}
 					if k := mine.Info().Space.Kind; k != tier.Disk {
@@ -453,7 +453,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	}
 	for _, b := range monitors {
 		under = append(under, m.start(t, func(ctx context.Context) error {
-			return m.mover.Inside().Relieve(ctx, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
+			return m.mover.Relieve(ctx, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 		}))
 	}
 	<-files.arrived // one of them writes in addition

@@ -99,9 +99,9 @@ func TestMoveClearsTheSpace(t *testing.T) {
 	}})
 	for name, move := range map[string]func() error{
 		"the monitor's": func() error {
-			return p.mover.Inside().Relieve(t.Context(), p.b, tier.ID{Kind: tier.GPU}, ReasonDemand)
+			return p.mover.Relieve(t.Context(), p.b, tier.ID{Kind: tier.GPU}, ReasonDemand)
 		},
-		"prefetch": func() error { return p.mover.Inside().Ahead(t.Context(), p.b, toGPU) },
+		"prefetch": func() error { return p.mover.Ahead(t.Context(), p.b, toGPU) },
 		"put": func() error {
 			_, err := p.mover.TryIngest(t.Context(), p.records[p.b.ID()], toGPU)
 			return err

@@ -25,7 +25,7 @@ import (
 // is written only if no other transfer with a disk is in progress, and none was within the time
 // quiet. If there is one, or one begins, the error matches context.Canceled, and only the pieces in
 // progress are still written.
-func (m inside) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
+func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Duration) (bytes int64, err error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return 0, err

@@ -22,7 +22,7 @@ import (
 // ahead copies b when the disk has been idle for a while.
 func (m *machine) ahead(ctx context.Context, b *batch.Batch) (int64, error) {
 	time.Sleep(quiet)
-	return m.mover.Inside().WriteAhead(ctx, b, quiet)
+	return m.mover.WriteAhead(ctx, b, quiet)
 }
 
 // inBubble runs a test on virtual time.
@@ -118,7 +118,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		b, other := m.put(t, numbered(1, 10_000), tier.Host), m.put(t, numbered(2, 10_000), tier.Host)
 		none := func(why string, want error) {
 			t.Helper()
-			n, err := m.mover.Inside().WriteAhead(t.Context(), b, quiet)
+			n, err := m.mover.WriteAhead(t.Context(), b, quiet)
 			if n != 0 || !errors.Is(err, want) || len(b.Copies()) != 0 {
 				t.Errorf("%s: %d bytes, %v", why, n, err)
 			}

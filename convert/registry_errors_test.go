@@ -57,7 +57,7 @@ func TestWhoseFailure(t *testing.T) {
 			if m.registry.Changes() == was {
 				t.Error("the registry does not count the change")
 			}
-			err = m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+			err = m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 			var own *batch.UnmovableError
 			if err == nil || errors.As(err, &own) != tt.own || errors.Is(err, batch.ErrUnmovable) != tt.own {
 				t.Errorf("the error is %v", err)
@@ -80,7 +80,7 @@ func TestPanicOfAWrapper(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	err = m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID() {
 		t.Errorf("the error is %v", err)
 	}
@@ -95,7 +95,7 @@ func (refusing) CopyToHost(tier.Stream, []byte, tier.Addr) error { return errors
 func TestWhoseFailureInTheDevice(t *testing.T) {
 	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return refusing{d} }})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
-	if err := m.mover.Inside().Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); err == nil || errors.Is(err, batch.ErrUnmovable) {
+	if err := m.mover.Relieve(t.Context(), b, tier.ID{Kind: tier.Host}, ReasonTrigger); err == nil || errors.Is(err, batch.ErrUnmovable) {
 		t.Errorf("the error is %v", err)
 	}
 }

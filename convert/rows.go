@@ -17,7 +17,7 @@ import (
 
 // IngestRows is Ingest, or without waits TryIngest, for a batch that is to be read some rows at a
 // time: with a checksum for each 4 KiB.
-func (m inside) IngestRows(
+func (m *Mover) IngestRows(
 	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits bool,
 ) (batch.Payload, error) {
 	return m.ingest(ctx, rec, to, waits, true)
@@ -30,7 +30,7 @@ func (m inside) IngestRows(
 //
 // With the first window it brings the batch's dictionaries into space, for which it waits for room. They
 // are rows.Shared from then on, and the caller releases them.
-func (m inside) ReadRows(
+func (m *Mover) ReadRows(
 	ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
 ) (_ arrow.RecordBatch, err error) {
 	l := image.NewLease(release)

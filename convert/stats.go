@@ -232,7 +232,7 @@ func (m *Mover) Work() []WorkStats {
 
 // Speed returns how many bytes a second the last moves between two spaces made, each by itself; 0
 // if there was none.
-func (m inside) Speed(from, to tier.ID) int64 {
+func (m *Mover) Speed(from, to tier.ID) int64 {
 	s := &m.stats
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +245,7 @@ func (m inside) Speed(from, to tier.ID) int64 {
 
 // BatchChanged is for the observer of an engine's batches. It counts those that are dropped and had
 // moved to a slower tier without having been used there.
-func (m inside) BatchChanged(b *batch.Batch, now batch.Info) {
+func (m *Mover) BatchChanged(b *batch.Batch, now batch.Info) {
 	if now.State != batch.Released || now.Active > 0 || now.Descriptor == nil {
 		return
 	}

@@ -21,7 +21,7 @@ var errLone = fmt.Errorf("convert: the batch is not moved together with others: 
 // Together returns how many batches, from the first on, RelieveTogether would move to a disk now:
 // as many as there is room for in one piece. They are in one space, share no dictionaries, have no
 // clean image there, and are copied uncompressed by Spillway's own converter.
-func (m inside) Together(all []*batch.Batch, to tier.ID) (n int) {
+func (m *Mover) Together(all []*batch.Batch, to tier.ID) (n int) {
 	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
 	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return 0
@@ -63,7 +63,7 @@ func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *ba
 // RelieveTogether is Relieve for the batches that Together has counted, and returns the error of
 // each. An error of the write is returned for all batches of it, though one of them may be the cause:
 // the caller finds out with Relieve.
-func (m inside) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
+func (m *Mover) RelieveTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) []error {
 	errs := make([]error, len(all))
 	err := m.relieveTogether(ctx, all, to, reason, errs)
 	for i := range errs {

@@ -31,10 +31,10 @@ func (m *machine) small(t *testing.T, n int, k tier.Kind) (all []*batch.Batch) {
 // together moves batches, which must be suited, as the monitor does.
 func (m *machine) together(t *testing.T, ctx context.Context, all []*batch.Batch) []error {
 	t.Helper()
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
+	if n := m.mover.Together(all, theDisk); n != len(all) {
 		t.Fatalf("%d of %d batches go together", n, len(all))
 	}
-	return m.mover.Inside().RelieveTogether(ctx, all, theDisk, ReasonDemand)
+	return m.mover.RelieveTogether(ctx, all, theDisk, ReasonDemand)
 }
 
 // TestTogether: batches are written side by side with few requests. From then on each is by itself.
@@ -86,7 +86,7 @@ func TestTogether(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if n := m.mover.Inside().Together(all[10:], theDisk); n > 1 {
+		if n := m.mover.Together(all[10:], theDisk); n > 1 {
 			t.Errorf("%d batches go where they lie", n)
 		}
 		m.copyBooks(t, all[10:]...)
@@ -96,7 +96,7 @@ func TestTogether(t *testing.T) {
 // TestNotTogether: what must not be written side by side, or need not be.
 func TestNotTogether(t *testing.T) {
 	t.Parallel()
-	of := func(m *machine, all []*batch.Batch) int { return m.mover.Inside().Together(all, theDisk) }
+	of := func(m *machine, all []*batch.Batch) int { return m.mover.Together(all, theDisk) }
 	for name, c := range map[string]struct {
 		cfg  machineConfig
 		want int
@@ -252,7 +252,7 @@ func (m *machine) wholeAfter(t *testing.T, all []*batch.Batch, from tier.Kind, e
 func (m *machine) alone(t *testing.T, all []*batch.Batch) {
 	t.Helper()
 	for _, b := range all {
-		if err := m.mover.Inside().Relieve(t.Context(), b, theDisk, ReasonDemand); err != nil {
+		if err := m.mover.Relieve(t.Context(), b, theDisk, ReasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.same(t.Context(), b); err != nil {
@@ -271,7 +271,7 @@ func TestTogetherWhileUsed(t *testing.T) {
 	all := m.small(t, 12, tier.Host)
 	gone := m.make(t, numbered(99, 50), tier.Host)
 	all = append(all, gone)
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
+	if n := m.mover.Together(all, theDisk); n != len(all) {
 		t.Fatalf("%d go together", n)
 	}
 	h, err := m.mover.Acquire(t.Context(), all[3], reservation.AnyInTier(tier.Host))
@@ -291,7 +291,7 @@ func TestTogetherWhileUsed(t *testing.T) {
 		go func() { dropped <- all[5].Discard(context.Background()) }()
 	})})
 	*told = nil
-	for i, err := range m.mover.Inside().RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
+	for i, err := range m.mover.RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
 		switch at := all[i].Info(); {
 		case i == 3 || all[i] == gone:
 			if !errors.Is(err, batch.ErrState) {
@@ -357,14 +357,14 @@ func TestCopiedBeforeItIsMovedTogether(t *testing.T) {
 	t.Parallel()
 	m, told := copyMachine(t, machineConfig{})
 	all := m.small(t, 6, tier.Host)
-	if n := m.mover.Inside().Together(all, theDisk); n != len(all) {
+	if n := m.mover.Together(all, theDisk); n != len(all) {
 		t.Fatalf("%d go together", n)
 	}
 	if n, err := m.ahead(t.Context(), all[2]); n == 0 || err != nil {
 		t.Fatalf("%d bytes were written ahead, %v", n, err)
 	}
 	*told = nil
-	for i, err := range m.mover.Inside().RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
+	for i, err := range m.mover.RelieveTogether(t.Context(), all, theDisk, ReasonTrigger) {
 		if (err != nil) != (i == 2) || i == 2 && !errors.Is(err, errLone) {
 			t.Errorf("batch %d: %v", i, err)
 		}

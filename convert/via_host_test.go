@@ -132,7 +132,7 @@ func TestNotAheadByWayOfHost(t *testing.T) {
 	m.records = make(map[batch.ID]arrow.RecordBatch)
 	b := m.remembering(t, tier.GPU)
 	other := reservation.Specific(tier.ID{Kind: tier.GPU, Ordinal: 1})
-	if err := m.mover.Inside().Ahead(t.Context(), b, other); !errors.Is(err, tier.ErrNotSupported) {
+	if err := m.mover.Ahead(t.Context(), b, other); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("it is brought ahead: %v", err)
 	}
 	if now := b.Info(); now.Space.Kind != tier.GPU || now.Space.Ordinal != 0 || now.State != batch.Idle {
@@ -196,7 +196,7 @@ func TestOwnTypeInHostAgain(t *testing.T) {
 	for name, back := range map[string]func() error{
 		"Move":   func() error { return m.mover.Move(t.Context(), b, toHost) },
 		"MoveAs": func() error { return m.mover.MoveAs(t.Context(), b, toHost, inMind) },
-		"Ahead":  func() error { return m.mover.Inside().Ahead(t.Context(), b, toHost) },
+		"Ahead":  func() error { return m.mover.Ahead(t.Context(), b, toHost) },
 		"Acquire": func() error {
 			h, err := m.mover.Acquire(t.Context(), b, toHost)
 			if err != nil {

@@ -212,7 +212,7 @@ func TestTaskInputsAlreadyThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	there, missing := eng.Mover().Inside().Charges(gpu, batches.Batches()...)
+	there, missing := eng.Mover().Charges(gpu, batches.Batches()...)
 	if there == 0 || missing == 0 {
 		t.Fatalf("%d are there, %d missing", there, missing)
 	}

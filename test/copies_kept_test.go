@@ -125,7 +125,7 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 	eng := openMarked(t, 8*mib)
 	repo := scanOf(t, eng)
 	up := putWithCopies(t, eng, repo, 4, wordList(1, 6000))
-	if eng.Mover().Inside().DictionaryBytes(firstDisk) == 0 {
+	if eng.Mover().DictionaryBytes(firstDisk) == 0 {
 		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]

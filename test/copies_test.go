@@ -150,7 +150,7 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 		}
 	}
 	disk := eng.Spaces()[2]
-	n := eng.Mover().Inside().DictionaryBytes(disk.ID())
+	n := eng.Mover().DictionaryBytes(disk.ID())
 	if len(up) != 20 || n == 0 {
 		t.Errorf("%d batches are up, and the disk keeps %d bytes of dictionaries: the test is too easy", len(up), n)
 	}

@@ -654,7 +654,7 @@ func TestCursorsShareDictionaries(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n := eng.Mover().Inside().DictionaryBytes(host)
+			n := eng.Mover().DictionaryBytes(host)
 			if had = max(had, n); n != had || n == 0 {
 				t.Fatalf("dictionaries of %d and of %d bytes are in host memory", had, n)
 			}
@@ -671,7 +671,7 @@ func TestCursorsShareDictionaries(t *testing.T) {
 			t.Errorf("after the last row: %v", err)
 		}
 	}
-	if n := eng.Mover().Inside().DictionaryBytes(host); n != 0 {
+	if n := eng.Mover().DictionaryBytes(host); n != 0 {
 		t.Errorf("%d bytes of dictionaries are left", n)
 	}
 	for _, c := range cursors {

@@ -84,7 +84,7 @@ func (l *life) live(top *topology.Topology, records ...arrow.RecordBatch) {
 		for _, to := range lifeMoves {
 			for _, b := range l.batches {
 				if !copies {
-					l.eng.Mover().Inside().DropCopies()
+					l.eng.Mover().DropCopies()
 				}
 				l.move(b, to)
 			}

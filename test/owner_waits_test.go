@@ -84,7 +84,7 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {
 			t.Error(err)
 		}
-		if eng.Mover().Inside().DictionaryBytes(host.ID()) == 0 {
+		if eng.Mover().DictionaryBytes(host.ID()) == 0 {
 			t.Error("the record has no dictionary of its own: the test shows nothing")
 		}
 		all := append(fillUp(t, eng, tier.Disk), fillUp(t, eng, tier.Host)...)

@@ -223,10 +223,7 @@ func putAhead(t testing.TB, eng *spillway.Engine, repo *repository.Repository, n
 	t.Helper()
 	b := putNumbered(t, repo, n, tier.Host)
 	for len(b.Copies()) == 0 { // the monitor may be copying another
-		if _, err := eng.Mover().
-			Inside().
-			WriteAhead(t.Context(), b, 0); err != nil &&
-			!errors.Is(err, context.Canceled) {
+		if _, err := eng.Mover().WriteAhead(t.Context(), b, 0); err != nil && !errors.Is(err, context.Canceled) {
 			t.Fatal(err)
 		}
 	}

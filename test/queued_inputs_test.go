@@ -161,7 +161,7 @@ type evictor struct {
 func (e *evictor) BatchChanged(b *batch.Batch, now batch.Info) {
 	e.Registrar.BatchChanged(b, now)
 	if b == e.when && now.State == batch.Processing && !e.done.Swap(true) {
-		e.err = e.eng.Mover().Inside().Relieve(context.Background(), e.what, tier.ID{Kind: tier.Host}, "trigger")
+		e.err = e.eng.Mover().Relieve(context.Background(), e.what, tier.ID{Kind: tier.Host}, "trigger")
 	}
 }
 

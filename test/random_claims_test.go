@@ -167,11 +167,11 @@ func (r *randomRun) claimStep(ctx context.Context, rng *rand.Rand) error {
 		err = r.ahead(ctx, rng, partition)
 	case n < 96:
 		if b := r.pick(rng, partition); b != nil {
-			err = r.eng.Mover().Inside().Ahead(ctx, b, reservation.AnyInTier(tier.GPU))
+			err = r.eng.Mover().Ahead(ctx, b, reservation.AnyInTier(tier.GPU))
 		}
 	default:
 		if rng.IntN(2) == 0 {
-			r.eng.Mover().Inside().DropCopies()
+			r.eng.Mover().DropCopies()
 		}
 		err = r.hold(ctx, rng)
 	}

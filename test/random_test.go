@@ -201,7 +201,7 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 			}
 		}
 		for _, s := range r.eng.Stats().Spaces {
-			n := want[s.ID] + held[s.ID] + r.eng.Mover().Inside().DictionaryBytes(s.ID)
+			n := want[s.ID] + held[s.ID] + r.eng.Mover().DictionaryBytes(s.ID)
 			headers := int64(0) // of the files that persist, for which the space has a promise each
 			if s.Disk != nil {
 				headers = s.Disk.Used - s.Live - s.Cached
@@ -254,7 +254,7 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 	case n < 96:
 		r.hint(rng, partition)
 	case n < 97:
-		r.eng.Mover().Inside().DropCopies()
+		r.eng.Mover().DropCopies()
 	case n < 98:
 		err = r.limit(rng)
 	default:
@@ -368,7 +368,7 @@ func (r *randomRun) ahead(ctx context.Context, rng *rand.Rand, partition int) er
 	if b == nil {
 		return nil
 	}
-	_, err := r.eng.Mover().Inside().WriteAhead(ctx, b, 0)
+	_, err := r.eng.Mover().WriteAhead(ctx, b, 0)
 	if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, context.Canceled) {
 		return nil
 	}
@@ -394,7 +394,7 @@ func (r *randomRun) shift(ctx context.Context, rng *rand.Rand, partition int) er
 	if work {
 		err = r.eng.Mover().Move(ctx, b, reservation.AnyInTier(to))
 	} else {
-		err = r.eng.Mover().Inside().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
+		err = r.eng.Mover().Relieve(ctx, b, tier.ID{Kind: to}, convert.ReasonDemand)
 	}
 	if isState(err) || (!work && errors.Is(err, tier.ErrNoSpace)) {
 		return nil

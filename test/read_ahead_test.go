@@ -140,7 +140,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		}
 		ahead := func(why string, want bool) {
 			t.Helper()
-			err := eng.Mover().Inside().Ahead(t.Context(), all[0], to)
+			err := eng.Mover().Ahead(t.Context(), all[0], to)
 			var full *tier.NoSpaceError
 			if there := all[0].Info().Space.Kind == tier.Host; there != want || (err == nil) != want || err != nil && !errors.As(err, &full) {
 				t.Errorf("%s: it is there: %v, %v", why, there, err)
@@ -173,7 +173,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		if err := eng.Mover().Move(t.Context(), all[1], to); err != nil {
 			t.Fatal(err)
 		}
-		if err := eng.Mover().Inside().Relieve(t.Context(), all[1], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger); err != nil {
+		if err := eng.Mover().Relieve(t.Context(), all[1], tier.ID{Kind: tier.Disk}, convert.ReasonTrigger); err != nil {
 			t.Fatal(err)
 		}
 		ahead("a batch has just left", false)
@@ -212,7 +212,7 @@ func TestReadAheadAtOnce(t *testing.T) {
 	for b := range repo.Batches(0) {
 		done.Go(func() {
 			var full *tier.NoSpaceError
-			err := eng.Mover().Inside().Ahead(t.Context(), b, &meeting{Strategy: reservation.AnyInTier(tier.Host), all: &meet})
+			err := eng.Mover().Ahead(t.Context(), b, &meeting{Strategy: reservation.AnyInTier(tier.Host), all: &meet})
 			if err != nil && !errors.As(err, &full) {
 				t.Error(err)
 			}

@@ -139,7 +139,7 @@ func TestNoRecordOfWhatWasWrittenAhead(t *testing.T) {
 			}
 			b, _ := repo.Peek(0)
 			if ahead {
-				if n, err := eng.Mover().Inside().WriteAhead(t.Context(), b, 0); n != 0 || err != nil {
+				if n, err := eng.Mover().WriteAhead(t.Context(), b, 0); n != 0 || err != nil {
 					t.Fatalf("%d bytes were written to a disk that persists, %v", n, err)
 				}
 			}

@@ -101,7 +101,7 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 		if d == back {
 			to = k.from
 		}
-		defer b.cfg.Engine.Mover().Inside().DropCopies() // a copy left behind would spare the next move
+		defer b.cfg.Engine.Mover().DropCopies() // a copy left behind would spare the next move
 		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], reservation.Specific(to.ID()))
 	}
 	if err := together(b.load.threads, func(i int) error { return move(ctx, i, there) }); err != nil {

@@ -190,7 +190,7 @@ func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch
 // bring moves b, and its bytes: not onto a clean image.
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, as batch.PayloadType) error {
 	mover := w.eng.Mover()
-	mover.Inside().DropCopies()
+	mover.DropCopies()
 	return mover.MoveAs(ctx, b, reservation.Specific(to.ID()), as)
 }
 
