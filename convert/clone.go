@@ -54,8 +54,8 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	}
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
 	form, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
-	if from := form; !m.cfg.Registry.has(from, form) {
-		if form = ImageIn(now.Space.Kind); !m.cfg.Registry.has(from, form) {
+	if from := form; m.cfg.Registry.lookup(from, form) == nil {
+		if form = ImageIn(now.Space.Kind); m.cfg.Registry.lookup(from, form) == nil {
 			form, to = ImageIn(tier.Host), reservation.AnyInTier(tier.Host)
 		}
 	}

@@ -100,7 +100,10 @@ func (m *Mover) ingest(
 			// The permit comes first. From the moment a dictionary is being copied, others wait for the
 			// copy, the monitor among them, and the monitor must not wait for a program's permit.
 			err = b.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-				if parts.Shared, err = b.LayDictionaries(ctx, q.what.dicts, layouts, r); err == nil {
+				if len(layouts) > 0 {
+					parts.Shared, err = b.LayDictionaries(ctx, q.what.dicts, layouts, r)
+				}
+				if err == nil {
 					err = b.Lay(ctx, l, &parts, r)
 				}
 				return err

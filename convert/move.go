@@ -296,33 +296,35 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 // of, if there is a converter to it, or else an image: in the encoding that Builtin.Encoding chooses, if
 // there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
-	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
-	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
+	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
+	host, from, own := ImageIn(tier.Host), Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
 		own.Type = img.Program()
 	}
-	if as == "" && own.Type != "" && (g.has(from, own) || isImage && g.has(host, own)) {
+	if as == "" && own.Type != "" && (has(from, own) || isImage && has(host, own)) {
 		as = own.Type
 	}
 	if as == "" {
 		as = m.cfg.Builtin.Encoding(src, to).Type()
-		if !g.has(from, Form{as, to.Kind()}) { // the program may have unregistered it
+		if !has(from, Form{as, to.Kind()}) { // the program may have unregistered it
 			as = batch.PlainImage
 		}
 	}
 	form = Form{as, to.Kind()}
-	viaHost = form != host && !g.has(from, form) && g.has(from, host) && (!isImage || form == own && g.has(host, own))
+	viaHost = form != host && !has(from, form) && has(from, host) && (!isImage || form == own && has(host, own))
 	return form, viaHost
 }
 
-// convert makes a payload of a form out of src, drawn from r.
+// convert makes a payload of a form out of src, drawn from r. An image remembers the type of the
+// program's payload that it was made of.
 func (m *Mover) convert(
 	ctx context.Context, src batch.Payload, form Form, r reservation.Reservation,
 ) (batch.Payload, error) {
-	e, err := m.cfg.Registry.lookup(Form{src.Type(), src.Space().Kind()}, form)
-	if err != nil {
-		return nil, err
+	from := Form{src.Type(), src.Space().Kind()}
+	e := m.cfg.Registry.lookup(from, form)
+	if e == nil {
+		return nil, missing(from, form)
 	}
 	out, err := e.convert(ctx, src, r)
 	if made, ok := out.(*batch.Image); ok {

@@ -36,8 +36,8 @@ func (m *Mover) Together(all []*batch.Batch, to tier.ID) (n int) {
 		from, room, n = img.Space(), room-img.Descriptor().Body, n+1
 	}
 	if from != nil {
-		e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
-		if err != nil || !e.builtin || e.wrapped {
+		e := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
+		if e == nil || !e.builtin || e.wrapped {
 			return 0
 		}
 	}
