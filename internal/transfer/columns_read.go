@@ -254,7 +254,7 @@ type ranges struct {
 func (b *Builtin) readRanges(
 	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
 ) error {
-	w := lanes{b: b, node: src.space.Node()}
+	w := &lanes{b: b, node: src.space.Node()}
 	if chunks || src.runs != nil {
 		if w.blocks = src.space.Kind() != tier.GPU; !w.blocks {
 			var err error

@@ -167,7 +167,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	default:
 		staged = true
 	}
-	w := lanes{b: b, node: -1, blocks: coded}
+	w := &lanes{b: b, node: -1, blocks: coded}
 	for _, s := range [...]*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
 		if s != nil && (w.node < 0 || s.Kind() == tier.GPU) {
 			w.node = s.Node()

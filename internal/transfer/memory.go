@@ -229,7 +229,8 @@ func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) err
 			room -= n
 		}
 	}
-	return lanes{b: b}.each(ctx, 0, len(pieces), deviceLanes, nil, func(_ context.Context, _ *lane, i int) error {
+	w := &lanes{b: b}
+	return w.each(ctx, 0, len(pieces), deviceLanes, nil, func(_ context.Context, _ *lane, i int) error {
 		return from.run(func() error {
 			if to == from {
 				return from.dev.CopyRegions(from.Stream, pieces[i])
