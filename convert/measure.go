@@ -47,7 +47,8 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 				all = append(all, took)
 			}
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID(), to.ID(), context.Cause(ctx))
+				err = context.Cause(ctx)
+				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID(), to.ID(), err)
 			}
 			if e.Err == nil {
 				all = all[1:]

@@ -98,20 +98,12 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 		q.what, q.source = m.footprint(now.Descriptor, now.Bytes), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
-		switch {
-		case mv.opens:
+		if mv.opens {
 			q.origin = reservation.Consuming()
-		case mv.prefetches && m.cfg.Persists != nil && m.cfg.Persists(now.Space):
-			return nil, fmt.Errorf(
-				"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
-		case mv.prefetches:
-			q.origin = reservation.Early() // it is not the next to consume
-			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
-				s := needed[0]
-				q.without = append(q.without, needed...)
-				q.refusal = &tier.NoSpaceError{
-					Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
-				}
+		}
+		if mv.prefetches {
+			if err := q.ahead(mv.to, now); err != nil {
+				return nil, err
 			}
 		}
 		q.to = mv.to
@@ -121,13 +113,13 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			}
 		}
 
-		r, unpin, err := mv.given, func() {}, error(nil)
+		r, err := mv.given, error(nil)
 		switch {
 		case r.IsZero():
 			r, err = q.reserve(ctx)
 		case len(q.what.dicts) > 0: // without them the reservation's policy may help
 			s, need := r.Space(), int64(0)
-			if need, unpin = q.what.pin(s); r.Unused() < need {
+			if need, q.unpin = q.what.pin(s); r.Unused() < need {
 				err = &reservation.ExceededError{
 					Space: s.ID(), Requested: need, Available: r.Unused(), Limit: r.Bytes(),
 					Hint: "reserve more for the inputs",
@@ -137,7 +129,6 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		if err == nil {
 			h, err = m.attempt(ctx, mv, q, now, r)
 		}
-		unpin()
 		again, err := q.end(err)
 		switch {
 		case !errors.Is(err, errViaHost):
@@ -343,6 +334,24 @@ const quiet = 100 * time.Millisecond
 
 // errNeeded is the cause of a prefetch that fails because others need the room.
 var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
+
+// ahead makes q a request for a prefetch to a strategy: only for room that nobody needs, and not for
+// a batch in a space where it persists.
+func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
+	if persists := q.m.cfg.Persists; persists != nil && persists(now.Space) {
+		return fmt.Errorf(
+			"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
+	}
+	q.origin = reservation.Early() // it is not the next to consume
+	if needed := q.m.needed(to, &q.what); len(needed) > 0 {
+		s := needed[0]
+		q.without = append(q.without, needed...)
+		q.refusal = &tier.NoSpaceError{
+			Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
+		}
+	}
+	return nil
+}
 
 // needed returns the spaces of a strategy whose room others need, or may need soon.
 func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier.Space) {

@@ -95,6 +95,8 @@ type request struct {
 	free int64                   // in its space when the attempt began, r included
 	seen uint64                  // tier.Space.CopyChanges then
 	stop func() bool             // of one that waits: ends the watch for the end of the context
+	// unpin gives up the dictionaries of an attempt in a caller's reservation; nil if there is none.
+	unpin func()
 
 	attempts
 }
@@ -182,7 +184,8 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 // another attempt may succeed, and returns the error of the attempt.
 //
 //	why the attempt has failed                        what follows
-//	there is no room to wait for                      the request fails
+//	there is no room to wait for, or too little
+//	in a caller's reservation                         the request fails
 //	the space was lost                                another attempt, in any other space
 //	the space refused its memory:
 //	    clean images were in the way                  they are dropped, twice as many each time; another attempt
@@ -191,7 +194,11 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 //	    or a budget or a file system is full          another attempt, never again in this space
 //	any other error                                   the request fails
 func (q *request) end(err error) (again bool, _ error) {
-	if q.r.IsZero() { // reserve has failed
+	if q.unpin != nil {
+		q.unpin()
+		q.unpin = nil
+	}
+	if q.r.IsZero() { // reserve has failed, or the room is the caller's
 		return false, err
 	}
 	s, reserved := q.r.Space(), q.r.Bytes()
