@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
@@ -361,5 +362,41 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 		if !waits.over() || !errors.Is(waits.err, reservation.ErrExceeded) || pins.Load() != 0 {
 			t.Errorf("a request that is too large now: %v, with %d pins", waits.err, pins.Load())
 		}
+	})
+}
+
+// TestSizedRequestLeavesALine: a request that has become too large for one of its spaces does not keep
+// those that wait behind it there waiting, although it waits for the other space.
+func TestSizedRequestLeavesALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0), spaceAt(t, "gpu:1", 1000, 1, 1)}, Bypass: -1,
+		})
+		first, second := mustTry(t, m, onGPU0, 900), mustTry(t, m, reservation.Specific(gpu1), 900)
+		var need atomic.Int64
+		need.Store(400)
+		ahead := start(func() (reservation.Reservation, error) {
+			return m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 0, reservation.Sized(
+				func(s *tier.Space) (int64, func()) {
+					if s.ID() == gpu1 {
+						return 500, nil
+					}
+					return need.Load(), nil
+				}))
+		})
+		ahead.waiting(t)
+		behind := startReserve(t.Context(), m, onGPU0, 200)
+		behind.waiting(t)
+		need.Store(5000)
+		if err := first.Shrink(100); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // the request at the head looks for room now and then
+		r := behind.served(t)
+		ahead.waiting(t)
+		if err := second.Shrink(400); err != nil {
+			t.Fatal(err)
+		}
+		release(t, ahead.served(t), r, first, second)
 	})
 }

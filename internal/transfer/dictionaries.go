@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"weak"
 
@@ -50,7 +51,8 @@ import (
 type Dictionaries struct {
 	Mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		Known map[weak.Pointer[array.Data]]identity
+		Known map[weak.Pointer[array.Data]]identity // a superset; see sweepLocked
+		sweep int                                   // at how many names those in use are looked for
 		Made  map[*batch.Descriptor]*Dictionary
 		Last  map[family]*Dictionary // the longest of each family
 		seed  uint64                 // of the sums of values
@@ -89,9 +91,7 @@ type Dictionary struct {
 	// Guarded by the store's mutex. desc is set once, before the first copy can be seen, and
 	// holders of a copy may read it.
 	desc   *batch.Descriptor
-	Held   int // callers that hold it, and dictionaries that extend it
-	keys   []weak.Pointer[array.Data]
-	sweep  int         // at how many keys those whose arrays are gone are looked for
+	Held   int         // callers that hold it, and dictionaries that extend it
 	Copies []*DictCopy // one a space
 }
 
@@ -179,22 +179,17 @@ func (s *Dictionaries) Resolve(
 func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
 	source, valueType := l.Dictionary()
 	key, print := weak.Make(source), fingerprints(source, nil)
-	var other, made *Dictionary // what the array was, and is not any more; what it is, unless it is known
+	var made *Dictionary
 	for {
 		s.Mu.Lock()
 		id, ok := s.Mu.Known[key]
-		if ok && id.dict != other {
+		if ok && !renew && id.dict.used() && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
 			id.dict.Held++
 			s.Mu.Unlock()
-			if !renew && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
-				if made != nil {
-					s.letGo(made) // another caller was faster
-				}
-				return id.dict
+			if made != nil {
+				s.letGo(made) // another caller was faster
 			}
-			other = id.dict
-			s.letGo(id.dict)
-			continue
+			return id.dict
 		}
 		if made != nil {
 			s.nameLocked(made, key, print)
@@ -219,34 +214,38 @@ func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dict
 		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)
 }
 
-// leastSweep is how many names of one dictionary there may be before any is looked at.
+// used reports whether anybody needs d to be known. The caller has the store's mutex.
+func (d *Dictionary) used() bool { return d.Held > 0 || len(d.Copies) > 0 }
+
+// leastSweep is how many names there may be before any is looked at.
 const leastSweep = 8
 
-// nameLocked makes key a name of d. When there are twice as many names as were in use the last
-// time, it forgets those whose arrays are gone: so each costs a look or two, however many there
-// are.
+// nameLocked makes key a name of d. When there are twice as many names as were in use the last time, it
+// forgets the others: so each costs a look or two, however many there are.
 func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
-	if len(d.keys) >= max(d.sweep, leastSweep) {
-		d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {
-			if k.Value() != nil {
-				return false
-			}
-			s.unnameLocked(d, k)
-			return true
-		})
-		d.sweep = 2 * len(d.keys)
+	if len(s.Mu.Known) >= max(s.Mu.sweep, leastSweep) {
+		s.sweepLocked()
 	}
-	d.keys = append(d.keys, key)
 	if s.Mu.Known == nil {
 		s.Mu.Known = make(map[weak.Pointer[array.Data]]identity)
 	}
 	s.Mu.Known[key] = identity{d, print}
 }
 
-func (s *Dictionaries) unnameLocked(d *Dictionary, key weak.Pointer[array.Data]) {
-	if s.Mu.Known[key].dict == d {
-		delete(s.Mu.Known, key)
-	}
+// sweepLocked forgets the names of dictionaries that are forgotten, and of arrays that are gone.
+func (s *Dictionaries) sweepLocked() {
+	maps.DeleteFunc(s.Mu.Known, func(k weak.Pointer[array.Data], id identity) bool {
+		return k.Value() == nil || !id.dict.used()
+	})
+	s.Mu.sweep = 2 * len(s.Mu.Known)
+}
+
+// Names returns how many arrays are recognised now.
+func (s *Dictionaries) Names() int {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.sweepLocked()
+	return len(s.Mu.Known)
 }
 
 // letGo ends the holding of dictionaries.
@@ -261,11 +260,7 @@ func (s *Dictionaries) letGo(dicts ...*Dictionary) {
 
 // forgetLocked forgets a dictionary that nobody uses, and then perhaps its base.
 func (s *Dictionaries) forgetLocked(d *Dictionary) {
-	for ; d != nil && d.Held == 0 && len(d.Copies) == 0; d = d.base {
-		for _, k := range d.keys {
-			s.unnameLocked(d, k)
-		}
-		d.keys = nil
+	for ; d != nil && !d.used(); d = d.base {
 		delete(s.Mu.Made, d.desc)
 		if s.Mu.Last[d.family] == d {
 			if s.Mu.Last[d.family] = d.base; d.base == nil {
