@@ -114,17 +114,8 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 
 		r, err := mv.given, error(nil)
-		switch {
-		case r.IsZero():
+		if r.IsZero() {
 			r, err = q.reserve(ctx)
-		case len(q.what.dicts) > 0: // without them the reservation's policy may help
-			s, need := r.Space(), int64(0)
-			if need, q.unpin = q.what.pin(s); r.Unused() < need {
-				err = &reservation.ExceededError{
-					Space: s.ID(), Requested: need, Available: r.Unused(), Limit: r.Bytes(),
-					Hint: "reserve more for the inputs",
-				}
-			}
 		}
 		if err == nil {
 			h, err = m.attempt(ctx, mv, q, now, r)

@@ -95,8 +95,6 @@ type request struct {
 	free int64                   // in its space when the attempt began, r included
 	seen uint64                  // tier.Space.CopyChanges then
 	stop func() bool             // of one that waits: ends the watch for the end of the context
-	// unpin gives up the dictionaries of an attempt in a caller's reservation; nil if there is none.
-	unpin func()
 
 	attempts
 }
@@ -194,10 +192,6 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 //	    or a budget or a file system is full          another attempt, never again in this space
 //	any other error                                   the request fails
 func (q *request) end(err error) (again bool, _ error) {
-	if q.unpin != nil {
-		q.unpin()
-		q.unpin = nil
-	}
 	if q.r.IsZero() { // reserve has failed, or the room is the caller's
 		return false, err
 	}
