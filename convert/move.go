@@ -64,7 +64,10 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
-	q := &request{m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
+	q := &request{m: m, b: b, waits: !mv.evicts && !mv.prefetches}
+	if q.waits {
+		q.useless = mv.arrived
+	}
 	defer q.end(nil) // after a panic
 	defer guard.Error(&err, "a strategy or a payload")
 	for {

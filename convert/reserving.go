@@ -135,7 +135,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	if len(q.without) > 0 {
 		to = without{to, q.without}
 	}
-	options := []reservation.Option{reservation.Moving(), q.origin}
+	options := append(make([]reservation.Option, 0, 4), reservation.Moving(), q.origin)
 	if len(q.what.dicts) > 0 || len(q.pieces) > 0 { // else as many bytes in every space
 		options = append(options, reservation.Sized(q.size))
 	}
