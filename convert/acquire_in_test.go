@@ -163,7 +163,7 @@ func TestAcquireInTooLittle(t *testing.T) {
 				if h != nil || !errors.As(err, &ee) || ee.Requested <= ee.Available {
 					t.Errorf("with %d of %d bytes: %v", r.Bytes(), missing, err)
 				}
-				if r.Unused() != r.Bytes() {
+				if m.settle(); r.Unused() != r.Bytes() {
 					t.Errorf("%d of %d bytes are unused", r.Unused(), r.Bytes())
 				}
 				if err := r.Release(); err != nil {

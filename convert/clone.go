@@ -54,13 +54,13 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	}
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
 	form, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
-	if from := form; !m.cfg.Registry.has(from, form) {
-		if form = ImageIn(now.Space.Kind); !m.cfg.Registry.has(from, form) {
+	if from := form; m.cfg.Registry.lookup(from, form) == nil {
+		if form = ImageIn(now.Space.Kind); m.cfg.Registry.lookup(from, form) == nil {
 			form, to = ImageIn(tier.Host), reservation.AnyInTier(tier.Host)
 		}
 	}
 	q := &request{
-		Strategy: to, m: m, what: m.footprint(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
+		m: m, to: to, what: m.footprint(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r reservation.Reservation) error {
@@ -71,7 +71,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		if moved(b.Cut()) {
 			return errors.Join(errStale, h.Close())
 		}
-		out, err = m.convert(ctx, h.Payload(), form, &q.what, r)
+		out, err = m.convert(ctx, h.Payload(), form, r)
 		if err = errors.Join(err, h.Close()); err != nil && out != nil {
 			err = errors.Join(err, release(out))
 		}

@@ -55,15 +55,10 @@ func (m *Mover) readColumns(
 		return p.Open(nil, image.NewLease(nil), nil)
 	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, origin: reservation.Consuming(), waits: true,
-		what: m.footprint(p.Memory, 0),
+		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(p.Memory, 0),
+		origin: reservation.Consuming(), waits: true,
 	}
-	err = q.inRoom(ctx, func(r reservation.Reservation) error {
-		unpin, err := m.pin(r, &q.what)
-		if err != nil {
-			return err
-		}
-		defer unpin()
+	err = q.inRoom(ctx, func(r reservation.Reservation) (err error) {
 		rec, err = b.ReadColumns(ctx, p, img, r, by.enter)
 		return err
 	})

@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -443,23 +444,24 @@ func TestOneMakesTheCopy(t *testing.T) {
 	}
 	defer l.Close()
 	store := &m.mover.cfg.Builtin.Dicts
-	dicts, _ := store.Resolve(l.Dictionaries(), false)
+	dicts, _, end := store.Resolve(l.Dictionaries(), false)
 	dict := dicts[0]
-	defer store.LetGo(dict)
-	if again, _ := store.Resolve(l.Dictionaries(), false); again[0] != dict {
+	defer end()
+	again, _, end := store.Resolve(l.Dictionaries(), false)
+	if again[0] != dict {
 		t.Error("two dictionaries of one array")
 	}
-	store.LetGo(dict)
+	end()
 
 	var makers atomic.Int32
 	begun, fail := make(chan struct{}), make(chan error)
 	broken := errors.New("broken")
 	first := make(chan error)
 	go func() {
-		_, err := store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
+		_, err := store.Acquire(t.Context(), dict, space, func(*payload.Parts) error {
 			makers.Add(1)
 			close(begun)
-			return nil, nil, <-fail
+			return <-fail
 		})
 		first <- err
 	}()
@@ -469,23 +471,24 @@ func TestOneMakesTheCopy(t *testing.T) {
 	if _, err := store.Acquire(gone, dict, space, nil); !errors.Is(err, broken) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if n := store.Missing(space, []*transfer.Dictionary{dict}); n != space.Charge(dict.Body) {
+	if _, n := store.Pin(space, []*transfer.Dictionary{dict}); n != space.Charge(dict.Body) {
 		t.Errorf("%d bytes are missing while a copy is made", n)
 	}
 	results := make(chan *transfer.DictCopy)
 	for range 5 {
 		go func() {
-			c, err := store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) {
+			c, err := store.Acquire(t.Context(), dict, space, func(parts *payload.Parts) error {
 				makers.Add(1)
 				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.Body)
 				if err != nil {
-					return nil, nil, err
+					return err
 				}
 				buf, err := r.Alloc(dict.Body)
 				sub := l.Dictionaries()[0]
 				sub.Rewind()
 				desc := sub.Desc
-				return buf, &desc, errors.Join(err, r.Release())
+				parts.Buffers, parts.Descriptor = []*tier.Buffer{buf}, &desc
+				return errors.Join(err, r.Release())
 			})
 			if err != nil {
 				t.Error(err)
@@ -513,7 +516,7 @@ func TestOneMakesTheCopy(t *testing.T) {
 				t.Error("the panic was swallowed")
 			}
 		}()
-		_, _ = store.Acquire(t.Context(), dict, space, func() (*tier.Buffer, *batch.Descriptor, error) { panic("no") })
+		_, _ = store.Acquire(t.Context(), dict, space, func(*payload.Parts) error { panic("no") })
 	}()
 	if len(dict.Copies) != 0 {
 		t.Error("a copy is announced that nobody makes")

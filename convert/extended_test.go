@@ -454,10 +454,11 @@ func TestAdoptedExtension(t *testing.T) {
 		}
 		adopted = append(adopted, s)
 	}
-	dict := adopted[0].(*transfer.DictCopy).Dict
-	for i, want := range []int{3, 1} { // its own reference, the extension and the reference of that one's copy
-		if dict.Users != want {
-			t.Errorf("%d users after %d releases, want %d", dict.Users, i, want)
+	c := adopted[0].(*transfer.DictCopy)
+	for i, want := range []int{1, 0} { // the extension, and the reference of that one's copy
+		if c.Dict.Held != want || c.Refs != 1+want {
+			t.Errorf("after %d releases: held %d times, %d references, want %d and %d",
+				i, c.Dict.Held, c.Refs, want, 1+want)
 		}
 		if err := adopted[1-i].Release(); err != nil {
 			t.Error(err)

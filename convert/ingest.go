@@ -7,11 +7,11 @@ import (
 	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -64,46 +64,44 @@ func (m *Mover) ingest(
 	if byRows {
 		l.ByRows()
 	}
-	dicts, subs := b.Dicts.Resolve(l.Dictionaries(), false)
-	defer func() { b.Dicts.LetGo(dicts...) }()
-	q := &request{
-		Strategy: to, m: m, what: footprint{body: l.Size(), dicts: transfer.Distinct(dicts)},
-		origin: reservation.Incoming(), waits: waits,
+	q := &request{m: m, to: to, what: footprint{body: l.Size()}, origin: reservation.Incoming(), waits: waits}
+	var layouts [][]*image.Layout // of q.what.dicts
+	letGo := func() {}
+	defer func() { letGo() }()
+	if all := l.Dictionaries(); len(all) > 0 {
+		q.what.dicts, layouts, letGo = b.Dicts.Resolve(all, false)
 	}
 	defer q.end(nil) // after a panic
 	var lost, changed bool
 	slowest, oversized := tier.Kind(0), false // of the tiers that were tried
 	for {
 		r, err := q.reserve(ctx)
-		if errors.Is(err, reservation.ErrExceeded) && q.pieces == nil {
+		if errors.Is(err, reservation.ErrExceeded) {
 			all := m.cfg.Reservations.Spaces() // the faster tiers first
-			for _, s := range q.Candidates(all, nil) {
+			for _, s := range q.to.Candidates(all, nil) {
 				slowest = max(slowest, s.Kind())
 			}
 			next := slices.IndexFunc(all.All(), func(s *tier.Space) bool { return s.Kind() > slowest })
 			if slowest.Valid() && next >= 0 {
-				q.Strategy, oversized = reservation.AnyInTier(all.All()[next].Kind()), true
+				q.to, oversized = reservation.AnyInTier(all.All()[next].Kind()), true
 				continue
 			}
 		}
 		parts := payload.Parts{Space: r.Space()}
-		bytes, unpin := r.Bytes(), func() {}
-		if err == nil && len(dicts) > 0 {
-			unpin, err = m.pin(r, &q.what)
-		}
+		bytes := r.Bytes()
 		if err == nil {
 			if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
 				parts.Encoding = payload.Compressed
 			}
 			largest := l.Size()
-			for _, d := range dicts {
+			for _, d := range q.what.dicts {
 				largest = max(largest, d.Body)
 			}
 			// The permit comes first. From the moment a dictionary is being copied, others wait for the
 			// copy, the monitor among them, and the monitor must not wait for a program's permit.
 			err = b.Permitted(ctx, r.Space(), nil, largest, func(ctx context.Context) (err error) {
-				if len(dicts) > 0 {
-					parts.Shared, err = m.layDictionaries(ctx, subs, dicts, r)
+				if len(layouts) > 0 {
+					parts.Shared, err = b.LayDictionaries(ctx, q.what.dicts, layouts, r)
 				}
 				if err == nil {
 					err = b.Lay(ctx, l, &parts, r)
@@ -113,7 +111,6 @@ func (m *Mover) ingest(
 			if err == nil {
 				parts.Descriptor, err = l.Descriptor()
 			}
-			unpin()
 			if err != nil {
 				err = errors.Join(err, parts.Release())
 			}
@@ -137,52 +134,10 @@ func (m *Mover) ingest(
 			lost = true
 		case errors.Is(err, transfer.ErrChanged) && !changed:
 			changed = true // in place: lay its present values out
-			b.Dicts.LetGo(dicts...)
-			dicts, subs = b.Dicts.Resolve(l.Dictionaries(), true)
-			q.what.dicts = transfer.Distinct(dicts)
+			letGo()
+			q.what.dicts, layouts, letGo = b.Dicts.Resolve(l.Dictionaries(), true)
 		default:
 			return nil, err
 		}
 	}
-}
-
-// layDictionaries returns a reference to each dictionary in the space of r. It lays those out
-// that are missing. Afterwards each dictionary's Layout returns the shared descriptor.
-func (m *Mover) layDictionaries(
-	ctx context.Context, subs []*image.Layout, dicts []*transfer.Dictionary, r reservation.Reservation,
-) (shared []batch.Shared, err error) {
-	defer func() {
-		if err != nil {
-			err, shared = errors.Join(err, transfer.ReleaseAll(shared)), nil
-		}
-	}()
-	var seen lookup.Table[*transfer.Dictionary]
-	for i, sub := range subs {
-		lay := func() (*tier.Buffer, *batch.Descriptor, error) {
-			parts := payload.Parts{Space: r.Space()}
-			err := m.cfg.Builtin.Lay(ctx, sub, &parts, r)
-			if err == nil {
-				parts.Descriptor, err = sub.Descriptor()
-			}
-			if err != nil {
-				return nil, nil, errors.Join(err, parts.Release())
-			}
-			var buf *tier.Buffer // nil if the dictionary is empty
-			if len(parts.Buffers) > 0 {
-				buf = parts.Buffers[0]
-			}
-			return buf, parts.Descriptor, nil
-		}
-		c, err := m.cfg.Builtin.Dicts.Acquire(ctx, dicts[i], r.Space(), lay)
-		if err != nil {
-			return shared, err
-		}
-		sub.Is(c.Descriptor())
-		if seen.Of(dicts, dicts[i]) == i {
-			shared = append(shared, c)
-		} else if err := c.Release(); err != nil { // an earlier array is the same dictionary
-			return shared, err
-		}
-	}
-	return shared, nil
 }

@@ -201,8 +201,8 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
 			}
 		}
-		if d := &builtin.Dicts; len(d.Mu.Known) != 0 || len(d.Mu.Made) != 0 || len(d.Mu.Last) != 0 {
-			t.Errorf("%d names of %d dictionaries in %d families are known at the end", len(d.Mu.Known), len(d.Mu.Made), len(d.Mu.Last))
+		if d := &builtin.Dicts; d.Names() != 0 || len(d.Mu.Made) != 0 || len(d.Mu.Last) != 0 {
+			t.Errorf("%d names of %d dictionaries in %d families are known at the end", d.Names(), len(d.Mu.Made), len(d.Mu.Last))
 		}
 		if n := m.files.Open(); n != 0 {
 			t.Errorf("%d files are open at the end", n)

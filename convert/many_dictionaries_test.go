@@ -134,15 +134,14 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 		}
 		defer l.Close()
 		store := &m.mover.cfg.Builtin.Dicts
-		dicts, _ := store.Resolve(l.Dictionaries(), false)
-		defer store.LetGo(dicts...)
-		counted("distinct", func() {
-			if once := transfer.Distinct(dicts); len(once) != len(dicts) {
-				t.Errorf("%d of %d dictionaries are distinct", len(once), len(dicts))
+		counted("resolve", func() {
+			dicts, _, end := store.Resolve(l.Dictionaries(), false)
+			if end(); len(dicts) != len(l.Dictionaries()) {
+				t.Errorf("%d of %d dictionaries are distinct", len(dicts), len(l.Dictionaries()))
 			}
 		})
 	})
-	steps["layout"] -= steps["distinct"]
+	steps["layout"] -= steps["resolve"]
 	var one *batch.Batch
 	counted("put", func() { one = m.make(t, rec, tier.GPU) })
 	counted("all", func() { one.Info().Descriptor.AllDictionaries() })
@@ -181,7 +180,7 @@ func searched(t *testing.T, shape string, outside bool, n int) map[string]int64 
 // many steps, whatever is done with the batch.
 func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
 	const n = 60
-	outside := []string{"layout", "distinct", "put", "all", "charges", "move", "record", "columns", "open"}
+	outside := []string{"layout", "resolve", "put", "all", "charges", "move", "record", "columns", "open"}
 	for _, c := range []struct {
 		shape   string
 		outside bool
@@ -215,11 +214,11 @@ func TestSearchesAmongDictionariesAreLinear(t *testing.T) {
 				numbers = one["layout"]
 			}
 			for what, least := range map[string]int64{
-				"put":     one["layout"] + 2*one["distinct"] + one["all"],
+				"put":     one["layout"] + one["resolve"] + one["all"],
 				"move":    2 * one["all"],
 				"charges": 2 * one["all"],
-				"columns": 3*one["all"] + 2*one["distinct"] + numbers,
-				"open":    one["all"] + one["distinct"],
+				"columns": 3*one["all"] + numbers,
+				"open":    one["all"],
 			} {
 				if one[what] < least {
 					t.Errorf("%s: %d steps, want %d or more: %v", what, one[what], least, one)
@@ -242,8 +241,8 @@ func TestPartsAreFoundByNumber(t *testing.T) {
 		other := *sub
 		layouts = append(layouts, &other)
 	}
-	dicts, _ := store.Resolve(layouts, false)
-	defer store.LetGo(dicts...)
+	dicts, _, end := store.Resolve(layouts, false)
+	defer end()
 	last := dicts[len(dicts)-1]
 	if len(dicts) != 21 || len(last.Parts) != 20 {
 		t.Fatalf("%d dictionaries, the last with %d parts", len(dicts), len(last.Parts))
@@ -262,11 +261,8 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 	b := m.put(t, manyCoded("each", n), tier.GPU)
 	gpu, store := m.spaces[tier.GPU], &m.mover.cfg.Builtin.Dicts
 	dicts := store.Of(b.Info().Descriptor.AllDictionaries())
-	if missing := store.Missing(gpu, dicts); missing != 0 {
-		t.Errorf("%d bytes are missing where the batch is", missing)
-	}
 	want := n * m.spaces[tier.Host].Charge(dicts[0].Body)
-	if missing := store.Missing(m.spaces[tier.Host], dicts); missing != want {
+	if _, missing := store.Pin(m.spaces[tier.Host], dicts); missing != want {
 		t.Errorf("%d bytes are missing where the batch is not, want %d", missing, want)
 	}
 	pins, missing := store.Pin(gpu, dicts)
@@ -274,8 +270,8 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 		t.Errorf("%d of %d are pinned, and %d bytes are missing", len(pins), n, missing)
 	}
 	for i, c := range pins {
-		if c.Dict != dicts[i] || c.Refs != 2 || c.Dict.Users != 2 {
-			t.Fatalf("dictionary %d has %d references, %d users", i, c.Refs, c.Dict.Users)
+		if c.Dict != dicts[i] || c.Refs != 2 || c.Dict.Held != 0 {
+			t.Fatalf("dictionary %d has %d references, and is held %d times", i, c.Refs, c.Dict.Held)
 		}
 	}
 	if err := transfer.ReleaseAll(pins); err != nil {
@@ -286,11 +282,11 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	again, _ := store.Resolve(l.Dictionaries(), false)
-	store.LetGo(again...)
+	again, _, end := store.Resolve(l.Dictionaries(), false)
+	end()
 	for i, d := range again {
-		if d != dicts[i] || d.Users != 1 {
-			t.Fatalf("dictionary %d has %d users", i, d.Users)
+		if d != dicts[i] || d.Held != 0 {
+			t.Fatalf("dictionary %d is held %d times", i, d.Held)
 		}
 	}
 	// The caller must give each once: under the lock nothing is searched.

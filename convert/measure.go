@@ -39,22 +39,21 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 			if from == to {
 				continue
 			}
-			var took []time.Duration
-			var e Moved
-			for len(took) <= times && err == nil {
-				e, err = m.moveNew(ctx, rec, from, to)
-				took = append(took, e.Took)
+			e := Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork}
+			var all []time.Duration
+			for len(all) <= times && e.Err == nil {
+				var took time.Duration
+				took, e.Bytes, e.Err = m.moveNew(ctx, rec, from, to)
+				all = append(all, took)
 			}
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID(), to.ID(), err)
 			}
-			if err == nil {
-				took = took[1:]
-				slices.Sort(took)
-				e.Batch, e.Took = 0, (took[(times-1)/2]+took[times/2])/2
-			} else {
-				e, err = Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork, Err: err}, nil
+			if e.Err == nil {
+				all = all[1:]
+				slices.Sort(all)
+				e.Took = (all[(times-1)/2] + all[times/2]) / 2
 			}
 			edges = append(edges, e)
 		}
@@ -62,28 +61,31 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 	return edges, nil
 }
 
-// moveNew moves a batch that it makes. The batch is in no monitor's index, so none moves it.
-func (m *Mover) moveNew(ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space) (_ Moved, err error) {
+// moveNew moves a batch that it makes, and returns how long that took and how large its body is. The
+// batch is in no monitor's index, so none moves it.
+func (m *Mover) moveNew(
+	ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space,
+) (took time.Duration, body int64, err error) {
 	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID()))
 	if err != nil {
-		return Moved{}, err
+		return 0, 0, err
 	}
 	b, err := batch.New(batch.Options{IDs: m.cfg.IDs, Payload: p})
 	if err != nil {
-		return Moved{}, errors.Join(err, release(p))
+		return 0, 0, errors.Join(err, release(p))
 	}
 	defer func() { err = errors.Join(err, b.Drop()) }()
 	if err := from.Lost(); err != nil {
-		return Moved{}, err
+		return 0, 0, err
 	}
 	if p.Space() != from { // it never fits there
-		return Moved{}, &reservation.ExceededError{
+		return 0, 0, &reservation.ExceededError{
 			Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity(),
 		}
 	}
-	mv := move{b: b, to: reservation.Specific(to.ID()), reason: ReasonWork}
 	start := time.Now()
-	_, err = m.run(ctx, &mv)
-	mv.moved.Took = time.Since(start) // with the reservation and the release of the old payload
-	return mv.moved, err
+	if err := m.Move(ctx, b, reservation.Specific(to.ID())); err != nil {
+		return 0, 0, err
+	}
+	return time.Since(start), b.Info().Descriptor.Body, nil // with the reservation and the release of the old payload
 }

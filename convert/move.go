@@ -18,8 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// move is one call of a Mover that brings a batch to a space of a strategy. The first fields are the
-// request, the last ones what run has found. One goroutine uses a move.
+// move is one call of a Mover that brings a batch to a space of a strategy. One goroutine uses a move.
 type move struct {
 	b      *batch.Batch
 	to     reservation.Strategy
@@ -33,16 +32,14 @@ type move struct {
 	last         bool                    // drops the batch in the same step
 	keepsPending bool                    // leaves pending tasks to their callers
 
-	spaces []*tier.Space // the candidates of the strategy
-	moved  Moved         // the last move that began
+	spaces []*tier.Space // the candidates of the strategy, as run has found them
 }
 
 // run moves a batch until it is in a space of the strategy, and opens a handle there if the move
 // does. Each round of its loop looks at the batch, reserves room, and makes one attempt. There are
 // these reasons for another round:
 //
-//   - A space refused the memory that it had promised, was lost, or a dictionary left it: see
-//     request.end.
+//   - A space refused the memory that it had promised, or was lost: see request.end.
 //   - Another caller has brought the batch, moved or dropped it, or the space that it was in was
 //     lost: see errStale.
 //   - The batch left the space between the look and the opening of the handle.
@@ -67,7 +64,10 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 	}
 	b, all := mv.b, m.cfg.Reservations.Spaces()
-	q := &request{Strategy: mv.to, m: m, b: b, useless: mv.arrived, waits: !mv.evicts && !mv.prefetches}
+	q := &request{m: m, b: b, waits: !mv.evicts && !mv.prefetches}
+	if q.waits {
+		q.useless = mv.arrived
+	}
 	defer q.end(nil) // after a panic
 	defer guard.Error(&err, "a strategy or a payload")
 	for {
@@ -101,26 +101,18 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 		q.what, q.source = m.footprint(now.Descriptor, now.Bytes), now.Payload.Space()
 		q.origin = reservation.MovedFrom(now.Space.Kind)
-		switch {
-		case mv.opens:
+		if mv.opens {
 			q.origin = reservation.Consuming()
-		case mv.prefetches && m.cfg.Persists != nil && m.cfg.Persists(now.Space):
-			return nil, fmt.Errorf(
-				"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
-		case mv.prefetches:
-			q.origin = reservation.Early() // it is not the next to consume
-			if needed := m.needed(mv.to, &q.what); len(needed) > 0 {
-				s := needed[0]
-				q.without = append(q.without, needed...)
-				q.refusal = &tier.NoSpaceError{
-					Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
-				}
+		}
+		if mv.prefetches {
+			if err := q.ahead(mv.to, now); err != nil {
+				return nil, err
 			}
 		}
-		q.Strategy = mv.to
+		q.to = mv.to
 		for _, in := range b.Copies() { // a move there copies no bytes
 			if mv.to == reservation.AnyInTier(in.Kind) {
-				q.Strategy = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
+				q.to = reservation.AnyInTierPreferring(in.Kind, in.Ordinal)
 			}
 		}
 
@@ -152,12 +144,6 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		case again:
 			continue
 		case errors.Is(err, errStale):
-		case errors.Is(err, errGone): // the caller's reservation is too small
-			s := r.Space()
-			return nil, &reservation.ExceededError{
-				Space: s.ID(), Requested: s.Charge(q.what.in(s)), Available: r.Unused(), Limit: r.Bytes(),
-				Hint: "reserve more for the inputs",
-			}
 		case mv.opens && errors.As(err, &used) && used.State == batch.Processing && !errors.Is(err, batch.ErrUnmovable):
 			// The batch itself is in use: a converter's StateError, of another batch, is unmovable.
 			if changed := b.Changed(); b.Info().State == batch.Processing {
@@ -219,8 +205,7 @@ func (m *Mover) attempt(
 		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}
 
-	moved := &mv.moved
-	*moved = Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
+	moved := &Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
 	m.emitMove(ctx, events.MoveBegun, moved, body)
 	start := time.Now()
 	clean := form.Type
@@ -234,7 +219,7 @@ func (m *Mover) attempt(
 		err = errViaHost
 	default:
 		moved.Bytes = body
-		out, err = m.convert(ctx, src, form, &q.what, r)
+		out, err = m.convert(ctx, src, form, r)
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
@@ -296,40 +281,35 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 // of, if there is a converter to it, or else an image: in the encoding that Builtin.Encoding chooses, if
 // there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
-	g, host := m.cfg.Registry, Form{batch.PlainImage, tier.Host}
-	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
+	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
+	host, from, own := ImageIn(tier.Host), Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
 		own.Type = img.Parts().Program
 	}
-	if as == "" && own.Type != "" && (g.has(from, own) || isImage && g.has(host, own)) {
+	if as == "" && own.Type != "" && (has(from, own) || isImage && has(host, own)) {
 		as = own.Type
 	}
 	if as == "" {
 		as = m.cfg.Builtin.Encoding(src, to).Type()
-		if !g.has(from, Form{as, to.Kind()}) { // the program may have unregistered it
+		if !has(from, Form{as, to.Kind()}) { // the program may have unregistered it
 			as = batch.PlainImage
 		}
 	}
 	form = Form{as, to.Kind()}
-	viaHost = form != host && !g.has(from, form) && g.has(from, host) && (!isImage || form == own && g.has(host, own))
+	viaHost = form != host && !has(from, form) && has(from, host) && (!isImage || form == own && has(host, own))
 	return form, viaHost
 }
 
-// convert makes a payload of a form out of src, drawn from r.
+// convert makes a payload of a form out of src, drawn from r. An image remembers the type of the
+// program's payload that it was made of.
 func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form Form, what *footprint, r reservation.Reservation,
+	ctx context.Context, src batch.Payload, form Form, r reservation.Reservation,
 ) (batch.Payload, error) {
-	e, err := m.cfg.Registry.lookup(Form{src.Type(), src.Space().Kind()}, form)
-	if err != nil {
-		return nil, err
-	}
-	if len(what.dicts) > 0 {
-		unpin, err := m.pin(r, what)
-		if err != nil {
-			return nil, err
-		}
-		defer unpin()
+	from := Form{src.Type(), src.Space().Kind()}
+	e := m.cfg.Registry.lookup(from, form)
+	if e == nil {
+		return nil, missing(from, form)
 	}
 	out, err := e.convert(ctx, src, r)
 	if made, ok := out.(*batch.Image); ok {
@@ -348,6 +328,24 @@ const quiet = 100 * time.Millisecond
 
 // errNeeded is the cause of a prefetch that fails because others need the room.
 var errNeeded = errors.New("convert: nothing is brought ahead where the room is needed")
+
+// ahead makes q a request for a prefetch to a strategy: only for room that nobody needs, and not for
+// a batch in a space where it persists.
+func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
+	if persists := q.m.cfg.Persists; persists != nil && persists(now.Space) {
+		return fmt.Errorf(
+			"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
+	}
+	q.origin = reservation.Early() // it is not the next to consume
+	if needed := q.m.needed(to, &q.what); len(needed) > 0 {
+		s := needed[0]
+		q.without = append(q.without, needed...)
+		q.refusal = &tier.NoSpaceError{
+			Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
+		}
+	}
+	return nil
+}
 
 // needed returns the spaces of a strategy whose room others need, or may need soon.
 func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier.Space) {

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -64,12 +66,19 @@ type Mover struct {
 	stats  stats
 	panics guard.Log // of functions that must not fail an operation
 
-	// calls are the operations in progress. Close refuses later ones, ends life with tier.ErrClosed,
-	// which cancels those in progress, and waits for them, because the engine closes what they work on
-	// after that.
+	// calls are the operations in progress. Close refuses later ones, ends life, cancels those in progress
+	// with tier.ErrClosed, and waits for them, because the engine closes what they work on after that.
 	calls gate.Gate
 	life  context.Context
 	end   context.CancelCauseFunc
+
+	// running has how to cancel each operation in progress, by its number. A context.AfterFunc for each
+	// would cost more than the rest of begin.
+	running struct {
+		sync.Mutex
+		cancels map[uint64]context.CancelCauseFunc
+		last    uint64
+	}
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -90,6 +99,7 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		m.cfg.Events = func(e events.Event) { m.panics.Do("Config.Events", func() { cfg.Events(e) }) }
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
+	m.running.cancels = make(map[uint64]context.CancelCauseFunc)
 	return m, nil
 }
 
@@ -100,6 +110,12 @@ func (m *Mover) Close() error {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.end(tier.ErrClosed)
+	m.running.Lock()
+	cancels := slices.Collect(maps.Values(m.running.cancels))
+	m.running.Unlock()
+	for _, cancel := range cancels {
+		cancel(tier.ErrClosed)
+	}
 	m.calls.Wait()
 	return nil
 }
@@ -111,12 +127,18 @@ func (m *Mover) begin(ctx context.Context) (_ context.Context, end func(), err e
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(m.life, func() {
-		labels.Cancel.Set()
-		cancel(context.Cause(m.life))
-	})
+	m.running.Lock()
+	m.running.last++
+	number := m.running.last
+	m.running.cancels[number] = cancel
+	m.running.Unlock()
+	if m.life.Err() != nil { // Close may not have seen it
+		cancel(tier.ErrClosed)
+	}
 	return ctx, func() {
-		stop()
+		m.running.Lock()
+		delete(m.running.cancels, number)
+		m.running.Unlock()
 		cancel(nil)
 		m.calls.Leave()
 	}, nil
@@ -239,17 +261,12 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 	if p == nil {
 		return errors.New("convert: verifying an image: the payload is nil")
 	}
-	return m.verify(ctx, func(ctx context.Context) error { return m.cfg.Builtin.Verify(ctx, p) })
-}
-
-// verify runs f with a permit to read from a disk.
-func (m *Mover) verify(ctx context.Context, f func(context.Context) error) error {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.cfg.Builtin.OnDisk(ctx, transfer.DiskUnderWay, false, f)
+	return m.cfg.Builtin.Verify(ctx, p)
 }
 
 // The methods below, and Evict, IngestAs, ReadRows, WriteAhead, Speed and BatchChanged, are for this module's
@@ -284,14 +301,6 @@ func (m *Mover) DropCopies() {
 // charged there. It is not part of the batches' own bytes.
 func (m *Mover) DictionaryBytes(space tier.ID) int64 { return m.cfg.Builtin.Dicts.Charged(space) }
 
-// VerifyDictionary reads all bytes of a dictionary on disk and compares them with their
-// checksums.
-func (m *Mover) VerifyDictionary(ctx context.Context, shared batch.Shared) error {
-	return m.verify(ctx, func(ctx context.Context) error {
-		return m.cfg.Builtin.VerifyBody(ctx, shared.Descriptor(), shared.Buffer())
-	})
-}
-
 // Charges returns what batches and the dictionaries that they share take in a space: how many bytes
 // are there already, and how many would have to be brought. Batches that were dropped count
 // nothing, and those that are just being moved are not there. By the time it returns others may
@@ -323,7 +332,8 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 	for d, at := range held {
 		absent := s.Charge(d.Body)
 		if at != leaving {
-			absent = m.cfg.Builtin.Dicts.Missing(s, []*transfer.Dictionary{d})
+			own := footprint{dicts: []*transfer.Dictionary{d}}
+			absent = own.in(s)
 		}
 		there, missing = there+s.Charge(d.Body)-absent, missing+absent
 	}

@@ -56,14 +56,14 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	// Spaces where the image has no room besides all clean images, or where it would persist, do
 	// not count.
 	what, disks := m.footprint(now.Descriptor, now.Bytes), reservation.AnyInTier(tier.Disk)
-	left := &request{Strategy: disks, attempts: attempts{without: m.needed(disks, &what)}}
+	left := without{disks, m.needed(disks, &what)}
 	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
 		if u := s.Usage(); persists || u.Used()+u.Cached+what.in(s) > s.Limit() {
-			left.without = append(left.without, s)
+			left.spaces = append(left.spaces, s)
 		}
 	}
-	r, err := m.cfg.Reservations.TryReserve(sized{left, &what}, what.body,
+	r, err := m.cfg.Reservations.TryReserve(left, what.body, reservation.Sized(what.pin),
 		reservation.Moving(), reservation.WithoutClearing(), reservation.Incoming())
 	if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrNoCandidate) {
 		return 0, nil
@@ -74,7 +74,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	disk := r.Space()
 	before := disk.Evicted()
 	form, _ := m.route(img, disk, "")
-	out, err := m.convert(ctx, img, form, &what, r)
+	out, err := m.convert(ctx, img, form, r)
 	released := r.Release() // now, because an open reservation would have the bytes of a clean image back
 	switch {
 	case err == nil:
@@ -82,7 +82,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 		return 0, released
 	case errors.Is(context.Cause(ctx), errStale):
 		return what.body, released
-	case errors.Is(err, errGone) || errors.Is(err, batch.ErrUnmovable):
+	case errors.Is(err, batch.ErrUnmovable):
 		return 0, released
 	default:
 		if bytes = what.body; errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun

@@ -61,26 +61,16 @@ func (m *Mover) opened(
 	return rec, m.ofBatch(ctx, err, h.Batch())
 }
 
-// open opens the wanted part of a payload in any tier. Of an image on disk it reads only that part. Other
-// payloads become a plain image in host memory first, which is opened in place.
+// open opens the wanted part of a payload in any tier. Of an image on disk, or of a compressed one, it
+// reads only that part. All others become a plain image in host memory first, which is opened in place.
 func (m *Mover) open(
 	ctx context.Context, by opener, p batch.Payload, want *columns.Selection,
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
 	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind() == tier.Host
-	if of := descriptorOf(p); of != nil && want != nil {
-		c, err := want.Of(of.Schema, of.Rows)
-		switch {
-		case err != nil:
-			return nil, err
-		case c.From == c.To:
-			return c.NoRows(of)
-		case ok && !inPlace && img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU:
-			return m.readColumns(ctx, by, img, c)
-		}
-	}
-	if !inPlace {
+	inPart := ok && !inPlace && want != nil && img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU
+	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err
 		}
@@ -89,11 +79,13 @@ func (m *Mover) open(
 	desc, skip := img.Descriptor(), []int64(nil)
 	if want != nil {
 		c, err := want.Of(desc.Schema, desc.Rows)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if c.From == c.To {
+		case c.From == c.To:
 			return c.NoRows(desc)
+		case inPart:
+			return m.readColumns(ctx, by, img, c)
 		}
 		if desc, skip, err = c.Within(desc); err != nil {
 			return nil, err
@@ -115,12 +107,12 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 		return nil, err
 	}
 	q := &request{
-		Strategy: reservation.AnyInTier(tier.Host), m: m, what: m.footprint(descriptorOf(src), src.Bytes()),
+		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(descriptorOf(src), src.Bytes()),
 		origin: reservation.Consuming(), waits: true, source: src.Space(),
 	}
 	var out batch.Payload
 	err := q.inRoom(ctx, func(r reservation.Reservation) (err error) {
-		out, err = m.convert(ctx, src, ImageIn(tier.Host), &q.what, r)
+		out, err = m.convert(ctx, src, ImageIn(tier.Host), r)
 		return err
 	})
 	if errors.Is(err, errStale) {

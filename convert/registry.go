@@ -133,9 +133,9 @@ func (g *Registry) Changes() uint64 {
 // Unregister removes a converter, so that another may be registered. Moves that
 // are running with it go on.
 func (g *Registry) Unregister(from, to Form) error {
-	old, err := g.lookup(from, to)
-	if err != nil {
-		return err
+	old := g.lookup(from, to)
+	if old == nil {
+		return missing(from, to)
 	}
 	return g.replace(Edge{from, to}, old, nil)
 }
@@ -143,9 +143,9 @@ func (g *Registry) Unregister(from, to Form) error {
 // Lookup returns the converter that is registered for a pair, so that another one may call it. It
 // stays valid when the pair is registered again. Without one the error is a *NoConverterError.
 func (g *Registry) Lookup(from, to Form) (Func, error) {
-	e, err := g.lookup(from, to)
-	if err != nil {
-		return nil, err
+	e := g.lookup(from, to)
+	if e == nil {
+		return nil, missing(from, to)
 	}
 	return e.convert, nil
 }
@@ -157,9 +157,9 @@ func (g *Registry) Lookup(from, to Form) (Func, error) {
 // nil. Without a converter to wrap the error is a *NoConverterError; if the pair is registered again
 // meanwhile, Wrap changes nothing and returns an error.
 func (g *Registry) Wrap(from, to Form, wrapper func(inner Func) Func) error {
-	old, err := g.lookup(from, to)
-	if err != nil {
-		return err
+	old := g.lookup(from, to)
+	if old == nil {
+		return missing(from, to)
 	}
 	f := wrapper(old.convert)
 	if f == nil {
@@ -178,20 +178,15 @@ func (g *Registry) Edges() []Edge {
 	})
 }
 
-func (g *Registry) has(from, to Form) bool {
-	_, err := g.lookup(from, to)
-	return err == nil
-}
-
-func (g *Registry) lookup(from, to Form) (*entry, error) {
+// lookup returns the converter of a pair; nil if there is none.
+func (g *Registry) lookup(from, to Form) *entry {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	e, ok := g.mu.table[Edge{from, to}]
-	if !ok {
-		return nil, &batch.UnmovableError{Err: &NoConverterError{from, to}}
-	}
-	return e, nil
+	return g.mu.table[Edge{from, to}]
 }
+
+// missing returns the error of a batch for which there is no converter.
+func missing(from, to Form) error { return &batch.UnmovableError{Err: &NoConverterError{from, to}} }
 
 // guarded returns f with what all converters have in common. A panic of f, or of a payload, is an
 // error, and so is a payload that is none, is src itself, or is in another space than r; it is

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// footprint is the room that a payload needs. It depends on the space (see in), because
-// dictionaries that the space already has need none.
+// footprint is the room that a payload needs: for its body, and for those of its dictionaries that
+// the space does not have yet.
 type footprint struct {
 	body  int64                  // bytes of the image's body
 	dicts []*transfer.Dictionary // the shared dictionaries, each once
@@ -26,42 +26,43 @@ func (m *Mover) footprint(desc *batch.Descriptor, charged int64) footprint {
 	if desc == nil {
 		return footprint{body: charged}
 	}
-	return footprint{body: desc.Body, dicts: m.cfg.Builtin.Dicts.Of(desc.AllDictionaries())}
-}
-
-// in returns how many bytes to reserve in a space.
-func (t *footprint) in(s *tier.Space) int64 {
-	if len(t.dicts) == 0 {
-		return t.body
+	f := footprint{body: desc.Body}
+	if all := desc.AllDictionaries(); len(all) > 0 {
+		f.dicts = m.cfg.Builtin.Dicts.Of(all)
 	}
-	return s.Charge(t.body) + t.dicts[0].Store.Missing(s, t.dicts)
+	return f
 }
 
-// sized is a strategy with a size of its own in each space: a reservation.Sized.
-type sized struct {
+// pin returns how many bytes the payload takes in a space, and keeps the dictionaries there that it
+// did not count until the caller calls unpin. They must not be kept during a wait for room: they
+// would take room that the waiter needs.
+func (f *footprint) pin(s *tier.Space) (bytes int64, unpin func()) {
+	if len(f.dicts) == 0 {
+		return f.body, func() {}
+	}
+	pins, missing := f.dicts[0].Store.Pin(s, f.dicts)
+	return s.Charge(f.body) + missing, func() { _ = transfer.ReleaseAll(pins) } // each once
+}
+
+// in returns how many bytes the payload would take in a space now.
+func (f *footprint) in(s *tier.Space) int64 {
+	bytes, unpin := f.pin(s)
+	unpin()
+	return bytes
+}
+
+// without is a strategy less some of its spaces.
+type without struct {
 	reservation.Strategy
-	what *footprint
+	spaces []*tier.Space
 }
 
-// BytesIn implements reservation.Sized.
-func (s sized) BytesIn(space *tier.Space, _ int64) int64 { return s.what.in(space) }
-
-// errGone means that a reservation is too small: a shared dictionary, which was in the target when
-// the room was reserved, was freed there since. The caller reserves again.
-var errGone = errors.New("convert: a dictionary left the space")
-
-// pin takes a reference to each dictionary that r's space already has, for a caller that allocates a
-// body and the missing dictionaries from r and then calls unpin. If r is too small for the missing
-// ones, the error is errGone. The references must not be held during a wait for room: they would keep
-// room in use that the waiter needs.
-func (m *Mover) pin(r reservation.Reservation, what *footprint) (unpin func(), err error) {
-	pins, missing := m.cfg.Builtin.Dicts.Pin(r.Space(), what.dicts)
-	unpin = func() { _ = transfer.ReleaseAll(pins) } // each once
-	if r.Unused() < r.Space().Charge(what.body)+missing {
-		unpin()
-		return nil, errGone
-	}
-	return unpin, nil
+// Candidates implements reservation.Strategy.
+func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
+	n := len(dst)
+	dst = w.Strategy.Candidates(all, dst)
+	left := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(w.spaces, s) })
+	return dst[:n+len(left)]
 }
 
 // request is a request for room in a space of a strategy, for a record that is laid out, or for a
@@ -73,15 +74,14 @@ func (m *Mover) pin(r reservation.Reservation, what *footprint) (unpin func(), e
 //	}
 //	again, err := q.end(err)
 //
-// A space may refuse the memory that it has promised (see refuses). Then the next attempts are in
-// the other spaces. A request is a strategy itself: the caller's, without the spaces that have
-// refused. One goroutine uses a request. It must defer end, for the case of a panic.
+// A space may refuse the memory that it has promised (see refuses); end documents what follows. One
+// goroutine uses a request. It must defer end, for the case of a panic.
 type request struct {
-	reservation.Strategy // the caller's
-	m                    *Mover
-	what                 footprint          // how much room
-	origin               reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
-	waits                bool               // for room
+	m      *Mover
+	to     reservation.Strategy
+	what   footprint          // how much room
+	origin reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
+	waits  bool               // for room
 
 	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
 	// watch.
@@ -89,34 +89,37 @@ type request struct {
 	b       *batch.Batch
 	useless func(now batch.Info) bool
 
-	r    reservation.Reservation // of the present attempt; zero between attempts
+	// Of the present attempt.
+	r    reservation.Reservation // zero between attempts
+	need int64                   // bytes of r for the footprint
 	free int64                   // in its space when the attempt began, r included
 	seen uint64                  // tier.Space.CopyChanges then
-	stop func() bool             // ends the watch that keeps r from evicting more when the context ends
+	stop func() bool             // of one that waits: ends the watch for the end of the context
 
 	attempts
 }
 
 // attempts is what the failed attempts of a request have shown.
 type attempts struct {
-	without []*tier.Space // these spaces are not tried any more
-	refusal error         // the last error of a space that refused its memory
-	dropped int64         // how many bytes of clean images were last dropped for the request
-	// pieces is a space where the room is free, but not in one piece, although batches were evicted
-	// for that (reservation.Config.Clear). When the other spaces have no room, a request that waits
-	// waits there until enough bytes are free: more than at the last attempt, so that memory must have
-	// been freed. The wait is demand, for which the monitor evicts more batches.
-	pieces *tier.Space
-	enough int64
+	without []*tier.Space         // these spaces are not tried any more
+	pieces  map[*tier.Space]int64 // these have been free to so many bytes, but not in one piece
+	refusal error                 // the last error of a space that refused its memory
+	dropped int64                 // how many bytes of clean images were last dropped for the request
 }
 
-// Candidates implements reservation.Strategy.
-func (q *request) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.Space {
-	n := len(dst)
-	dst = q.Strategy.Candidates(all, dst)
-	left := slices.DeleteFunc(dst[n:], func(s *tier.Space) bool { return slices.Contains(q.without, s) })
-	return dst[:n+len(left)]
+// size is for reservation.Sized. Where the room was in pieces the request asks for more bytes than
+// were free then, or for all, so that memory must have been freed before it is served. While it waits
+// for that, the monitor evicts more batches.
+func (q *request) size(s *tier.Space) (bytes int64, unpin func()) {
+	bytes, unpin = q.what.pin(s)
+	q.need = s.Charge(bytes)
+	if free, ok := q.pieces[s]; ok {
+		bytes = max(bytes, min(free+tier.Page, wholePages(s.Room())))
+	}
+	return bytes, unpin
 }
+
+func wholePages(n int64) int64 { return n / tier.Page * tier.Page }
 
 // reserve begins an attempt: it reserves room in one of the spaces that are left. If none has room
 // now, it waits. A request that does not wait drops clean images that keep shared dictionaries in
@@ -128,20 +131,24 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	if q.waits && ctx.Err() != nil {
 		return r, context.Cause(ctx)
 	}
-	to, manager := q.Strategy, q.m.cfg.Reservations
+	to, manager := q.to, q.m.cfg.Reservations
 	if len(q.without) > 0 {
-		to = q
+		to = without{to, q.without}
 	}
-	if len(q.what.dicts) > 0 { // else as many bytes in every space
-		to = sized{to, &q.what}
+	options := append(make([]reservation.Option, 0, 4), reservation.Moving(), q.origin)
+	if len(q.what.dicts) > 0 || len(q.pieces) > 0 { // else as many bytes in every space
+		options = append(options, reservation.Sized(q.size))
 	}
-	options := []reservation.Option{reservation.Moving(), q.origin}
 	if !q.waits {
 		options = append(options, reservation.WithoutClearing())
 	}
 	r, err = manager.TryReserve(to, q.what.body, options...)
 	switch full := errors.Is(err, tier.ErrNoSpace); {
-	case full && !q.waits:
+	case full && q.waits:
+		ctx, done := watch(ctx, q.source, q.b, q.useless)
+		defer done()
+		r, err = manager.Reserve(ctx, to, q.what.body, options...)
+	case full:
 		for _, s := range to.Candidates(manager.Spaces(), nil) {
 			before, need := s.Used(), q.what.in(s)
 			if s.DropSharing(need - s.Available()); s.Used() < before && s.Available() >= need {
@@ -149,26 +156,19 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 				break
 			}
 		}
-	case full, err != nil && q.pieces != nil:
-		ctx, done := watch(ctx, q.source, q.b, q.useless)
-		defer done()
-		if q.pieces == nil {
-			r, err = manager.Reserve(ctx, to, q.what.body, options...)
-			break
-		}
-		need, id := q.pieces.Charge(q.what.in(q.pieces)), q.pieces.ID()
-		enough := max(need, min(q.enough, wholePages(q.pieces.Room())))
-		if r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...); err == nil {
-			_ = r.Shrink(r.Bytes() - need) // nobody else has it
-		}
 	}
 	switch {
 	case err == nil:
 		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().CopyChanges()
-		q.stop = context.AfterFunc(ctx, func() {
-			labels.Cancel.Set()
-			r.StopClearing()
-		})
+		if len(q.pieces) > 0 {
+			_ = r.Shrink(r.Bytes() - q.need) // nobody else has it
+		}
+		if q.waits {
+			q.stop = context.AfterFunc(ctx, func() {
+				labels.Cancel.Set()
+				r.StopClearing()
+			})
+		}
 	case q.refusal == nil:
 	case errors.Is(err, reservation.ErrNoCandidate): // no space is left
 		err = q.refusal
@@ -178,50 +178,52 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	return r, err
 }
 
-func wholePages(n int64) int64 { return n / tier.Page * tier.Page }
-
 // end ends an attempt, which has failed if err is not nil, and releases its room. It reports whether
-// another attempt may succeed, because the space was lost, a dictionary left it, or it refused its
-// memory and clean images were dropped or other spaces are left. It returns the error of the attempt.
+// another attempt may succeed, and returns the error of the attempt.
+//
+//	why the attempt has failed                        what follows
+//	there is no room to wait for, or too little
+//	in a caller's reservation                         the request fails
+//	the space was lost                                another attempt, in any other space
+//	the space refused its memory:
+//	    clean images were in the way                  they are dropped, twice as many each time; another attempt
+//	    the free room is in pieces, and it may wait   another attempt there when more is free, or in another space
+//	    all of the space was free, or it may not wait,
+//	    or a budget or a file system is full          another attempt, never again in this space
+//	any other error                                   the request fails
 func (q *request) end(err error) (again bool, _ error) {
-	if q.r.IsZero() { // reserve has failed
-		// While the request waited for enough room in pieces, the space may have been lost, and others may
-		// have room. Or its limit may have fallen, and the space may still hold what the request needs.
-		again = q.pieces != nil && (q.pieces.Lost() != nil || errors.Is(err, reservation.ErrExceeded))
-		if again {
-			q.attempts = attempts{}
-		}
-		return again, err
+	if q.r.IsZero() { // reserve has failed, or the room is the caller's
+		return false, err
 	}
-	s, need := q.r.Space(), q.r.Bytes()
-	q.stop()
+	s, reserved := q.r.Space(), q.r.Bytes()
+	if q.waits {
+		q.stop()
+	}
 	_ = q.r.Release() // it fails only if a converter has released it
 	q.r = reservation.Reservation{}
-	if err == nil {
-		return false, nil
-	}
 	switch {
+	case err == nil:
+		return false, nil
 	case s.Lost() != nil: // the manager has no more room in it
 		q.attempts = attempts{}
-		return true, err
-	case errors.Is(err, errGone):
 		return true, err
 	case !refuses(s, err):
 		return false, err
 	}
 	q.refusal = err
 	// A file system may turn out to be full only at the write.
-	if n := max(1, need, 2*q.dropped); n/2 < s.Capacity() && s.DropOldest(n, q.seen) {
+	if n := max(1, reserved, 2*q.dropped); n/2 < s.Capacity() && s.DropOldest(n, q.seen) {
 		q.dropped = n
 		return true, err
 	}
-	q.without = append(q.without, s)
-	switch full, _ := errors.AsType[*tier.NoSpaceError](err); {
-	case !q.waits || full == nil || full.Largest == 0:
-	case q.free < wholePages(s.Room()) && (q.pieces == nil || q.pieces == s):
-		q.pieces, q.enough = s, q.free+tier.Page
-	case q.pieces == s: // all of the space was free
-		q.pieces = nil
+	full, _ := errors.AsType[*tier.NoSpaceError](err)
+	if q.waits && full != nil && full.Largest > 0 && q.free < wholePages(s.Room()) {
+		if q.pieces == nil {
+			q.pieces = make(map[*tier.Space]int64)
+		}
+		q.pieces[s] = q.free
+	} else {
+		q.without = append(q.without, s)
 	}
 	return true, err
 }

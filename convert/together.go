@@ -68,8 +68,8 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 		return nil
 	}
 	from, room := first.Space(), min(disk.Available(), disk.Together())
-	e, err := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
-	if err != nil || !e.builtin || e.wrapped {
+	e := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
+	if e == nil || !e.builtin || e.wrapped {
 		return nil
 	}
 	ctx, end, err := m.begin(ctx)

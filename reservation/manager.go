@@ -176,7 +176,7 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
 // else in the first that has room, and waits for any of them if none has. A space charges what a
-// buffer of that size takes; a Sized strategy sets how many bytes it asks for in each candidate.
+// buffer of that size takes; with the option Sized a request takes another size in each candidate.
 // The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
@@ -197,7 +197,7 @@ func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservati
 
 // ReserveUpTo promises as much as there is, from min to max bytes, in the first candidate that has
 // room for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the
-// result. A Sized strategy is an error.
+// result. The option Sized is an error.
 func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
 	return m.reserve(ctx, true, s, min, max, opts)
 }
@@ -223,14 +223,13 @@ func (m *Manager) reserve(
 		return Reservation{}, ended(ctx, "not begun")
 	}
 	var some [2]candidate
-	all, err := m.candidates(some[:0], s, min, opens.origin)
-	_, sized := s.(Sized)
+	all, err := m.candidates(some[:0], s, min, opens)
 	switch {
 	case err != nil:
 		return Reservation{}, err
-	case sized && max > min:
+	case opens.size != nil && max > min:
 		return Reservation{}, fmt.Errorf(
-			"reservation: %s: its requests have a size of their own, and cannot be for %d to %d bytes", s, min, max)
+			"reservation: %s: a request with a size of its own cannot be for %d to %d bytes", s, min, max)
 	}
 	owner, _ := opens.promise.Owner.(*Owner)
 	if _, err = m.serve(ctx, wait, request{min: min, max: max, opens: opens, owner: owner}, all); err != nil {
@@ -241,7 +240,7 @@ func (m *Manager) reserve(
 
 // candidates asks the strategy which spaces may serve a request, and appends them with what it needs in
 // each to dst.
-func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin) (_ []candidate, err error) {
+func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *state) (_ []candidate, err error) {
 	defer guard.Error(&err, "a strategy")
 	var some [8]*tier.Space
 	var spaces []*tier.Space
@@ -250,7 +249,7 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin)
 	} else {
 		spaces = s.Candidates(m.spaces, nil)
 	}
-	sized, differs := s.(Sized)
+	o := opens.origin
 	from := tier.Kind(o - within)
 	for _, sp := range spaces {
 		i := slices.Index(m.spaces.all, sp)
@@ -262,8 +261,12 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o origin)
 			continue
 		}
 		n := bytes
-		if differs {
-			if n = sized.BytesIn(sp, bytes); n < 0 {
+		if opens.size != nil {
+			var release func()
+			if n, release = opens.size(sp); release != nil {
+				release()
+			}
+			if n < 0 {
 				return nil, fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
@@ -339,13 +342,32 @@ func (m *Manager) take(w *request) (n int64, ok bool, err error) {
 // reservation is opened in the same step: a look for deadlocks finds the waiter or the holder. No lock
 // may be held: a quota may take its time, and clean images that are in the way are dropped here.
 //
+// The request may have a size of its own here, which changes while it waits: see Sized.
+//
 // An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
 // room.
 func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error) {
+	space, most, seen := c.line.space, w.max, uint64(0)
+	if w.opens != nil && w.opens.size != nil {
+		bytes, release := w.opens.size(space)
+		defer func() {
+			if ok {
+				w.opens.resign = release
+			} else if release != nil {
+				release()
+			}
+		}()
+		if need := charge(space, bytes); need != c.need && space.Lost() == nil {
+			m.mu.Lock()
+			if c.need, c.asked = need, bytes; w.waits.Waits() { // it may never fit there now, or fit again
+				m.refillLocked(c.line)
+			}
+			m.mu.Unlock()
+		}
+	}
 	if c.need == neverFits {
 		return 0, false, nil
 	}
-	space, most, seen := c.line.space, w.max, uint64(0)
 	for first := true; ; first = false {
 		if !first {
 			seen = space.CopyChanges()
@@ -514,7 +536,11 @@ func (m *Manager) refillLocked(l *line) {
 		if c := w.in(l); c != nil && w.fits(c, l.room) {
 			c.joinLocked()
 		} else if c != nil && w.firstLocked() == nil {
-			m.failLocked(w, w.exceeded(c))
+			if w.opens != nil && w.opens.size != nil {
+				w.wakeUp() // it may need less now
+			} else {
+				m.failLocked(w, w.exceeded(c))
+			}
 		}
 	}
 	l.wakeLocked(true)

@@ -55,6 +55,15 @@ func WithPolicy(p LimitPolicy) Option { return func(s *state) { s.policy = p } }
 // such moving themselves.
 func WithoutClearing() Option { return func(s *state) { s.noClear.Store(true) } }
 
+// Sized makes a request take as many bytes in a space as size returns, in place of those that it asks
+// for: a batch needs room for a dictionary only where that is not yet. size is called with no lock
+// held, on the goroutine that makes the request, each time it looks for room. release, which may be
+// nil, gives up what the size depends on, such as references to the dictionaries that are there. It is
+// called at once if the bytes cannot be taken, and otherwise when the reservation is released.
+func Sized(size func(s *tier.Space) (bytes int64, release func())) Option {
+	return func(s *state) { s.size = size }
+}
+
 // Moving marks a reservation for data that the engine is writing to the space. While it is open,
 // its buffers are not listed as a program's (tier.Holdings.Others).
 func Moving() Option { return func(s *state) { s.promise.Moves = true } }

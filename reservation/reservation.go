@@ -35,6 +35,9 @@ type state struct {
 	origin   origin
 	noClear  atomic.Bool // see WithoutClearing
 	arriving int64       // its part of line.arriving
+
+	size   func(*tier.Space) (bytes int64, release func()) // see Sized; may be nil
+	resign func()                                          // ends what size was based on; may be nil
 }
 
 // IsZero reports whether r is the zero value, and so no reservation.
@@ -308,6 +311,9 @@ func (r Reservation) Release() error {
 	}
 	s.line.space.Freed(out.Freed)
 	s.changed()
+	if s.resign != nil {
+		s.resign()
+	}
 	return nil
 }
 

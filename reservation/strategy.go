@@ -22,17 +22,6 @@ type Strategy interface {
 	String() string
 }
 
-// Sized is a Strategy whose requests take more in some spaces than in others: a batch needs
-// room for a dictionary only where that is not yet.
-type Sized interface {
-	Strategy
-	// BytesIn returns how many bytes a request for bytes takes in s, one of the candidates.
-	// It must not be negative. It is called as Candidates is, once for each candidate when
-	// the request is made: what changes while the request waits does not change what it
-	// waits for.
-	BytesIn(s *tier.Space, bytes int64) int64
-}
-
 // AnyInTier is every space of a kind, the one with the most room first, less what others hold on
 // its device; of spill volumes the one whose turn it is, so that each gets bytes in proportion to
 // how fast it takes them. Two such strategies of one kind are equal.

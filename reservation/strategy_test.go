@@ -4,8 +4,10 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/reservation"
@@ -248,33 +250,27 @@ func TestNewManagerRefuses(t *testing.T) {
 	}
 }
 
-// perSpace asks for another number of bytes in each space.
-type perSpace struct {
-	reservation.Strategy
-	bytes map[tier.ID]int64
-}
-
-func (p perSpace) BytesIn(s *tier.Space, bytes int64) int64 { return bytes + p.bytes[s.ID()] }
-
-// TestSizedStrategy: each candidate is asked for what the request takes there, also while it waits,
+// TestSizedRequest: each candidate is asked for what the request takes there, also while it waits,
 // when it can never fit, and when nothing else was requested.
-func TestSizedStrategy(t *testing.T) {
-	any := reservation.AnyInTier(tier.GPU)
-	more := func(first, second int64) reservation.Strategy {
-		return perSpace{any, map[tier.ID]int64{gpu0: first, gpu1: second}}
+func TestSizedRequest(t *testing.T) {
+	onGPU := reservation.AnyInTier(tier.GPU)
+	sized := func(first, second int64) reservation.Option {
+		return reservation.Sized(func(s *tier.Space) (int64, func()) {
+			return map[tier.ID]int64{gpu0: first, gpu1: second}[s.ID()], nil
+		})
 	}
 	synctest.Test(t, func(t *testing.T) {
 		m, spaces := machine(t)
 		for _, test := range []struct {
-			first, second, bytes, charged int64
-			in                            string
+			first, second, charged int64
+			in                     string
 		}{
-			{0, 900, 100, 100, "gpu:0"},
-			{1000, 0, 100, 100, "gpu:1"}, // the first can never have so much
-			{200, 0, 0, 200, "gpu:0"},
-			{0, 0, 0, 0, "gpu:0"},
+			{100, 1000, 100, "gpu:0"},
+			{1100, 100, 100, "gpu:1"}, // the first can never have so much
+			{200, 0, 200, "gpu:0"},
+			{0, 0, 0, "gpu:0"},
 		} {
-			r := mustTry(t, m, more(test.first, test.second), test.bytes)
+			r := mustTry(t, m, onGPU, 7, sized(test.first, test.second))
 			if r.Bytes() != test.charged || r.Space() != spaces[test.in] {
 				t.Errorf("%+v: %d bytes in %s", test, r.Bytes(), r.Space().ID())
 			}
@@ -283,7 +279,9 @@ func TestSizedStrategy(t *testing.T) {
 		}
 		held := mustTry(t, m, onGPU0, 800)
 		other := mustTry(t, m, reservation.Specific(gpu1), 800)
-		waits := startReserve(t.Context(), m, more(500, 100), 200)
+		waits := start(func() (reservation.Reservation, error) {
+			return m.Reserve(t.Context(), onGPU, 200, sized(700, 300))
+		})
 		waits.waiting(t)
 		if err := other.Shrink(100); err != nil { // 300 of the 300 that are needed there
 			t.Fatal(err)
@@ -295,14 +293,110 @@ func TestSizedStrategy(t *testing.T) {
 		release(t, r, held, other)
 
 		var exceeded *reservation.ExceededError
-		if _, err := m.TryReserve(more(1000, 2000), 100); !errors.As(err, &exceeded) || exceeded.Requested != 1100 || exceeded.Space != gpu0 {
+		_, err := m.TryReserve(onGPU, 100, sized(1100, 2100))
+		if !errors.As(err, &exceeded) || exceeded.Requested != 1100 || exceeded.Space != gpu0 {
 			t.Errorf("what fits nowhere gave %v", err)
 		}
-		if _, err := m.TryReserve(more(-200, 0), 100); err == nil {
+		if _, err := m.TryReserve(onGPU, 100, sized(-100, 100)); err == nil {
 			t.Error("a negative size was taken")
 		}
-		if _, err := m.ReserveUpTo(t.Context(), more(0, 0), 1, 2); err == nil || !strings.Contains(err.Error(), "size of their own") {
+		_, err = m.ReserveUpTo(t.Context(), onGPU, 1, 2, sized(1, 1))
+		if err == nil || !strings.Contains(err.Error(), "size of its own") {
 			t.Errorf("a range of sizes gave %v", err)
 		}
+	})
+}
+
+// TestSizeChangesDuringTheWait: a request waits for as many bytes as it needs when it last looked for
+// room. What its size depends on is given up with each look that fails, and with the reservation. A
+// request that has become too large fails, and keeps nobody behind it waiting.
+func TestSizeChangesDuringTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := machine(t)
+		var need, pins atomic.Int64
+		sized := reservation.Sized(func(*tier.Space) (int64, func()) {
+			pins.Add(1)
+			return need.Load(), func() { pins.Add(-1) }
+		})
+		begin := func() *call {
+			return start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 0, sized) })
+		}
+		held := mustTry(t, m, onGPU0, 900)
+		need.Store(200)
+		waits := begin()
+		waits.waiting(t)
+		if n := pins.Load(); n != 0 {
+			t.Errorf("%d pins are held during the wait", n)
+		}
+		need.Store(300)
+		if err := held.Shrink(100); err != nil {
+			t.Fatal(err)
+		}
+		waits.waiting(t)
+		if d := m.Demand(nil); len(d) != 1 || d[0].Bytes != 300 {
+			t.Errorf("the demand is %+v, want 300 bytes", d)
+		}
+		if err := held.Shrink(100); err != nil {
+			t.Fatal(err)
+		}
+		r := waits.served(t)
+		if n := pins.Load(); r.Bytes() != 300 || n != 1 {
+			t.Errorf("%d bytes are reserved, with %d pins", r.Bytes(), n)
+		}
+		release(t, r)
+		if n := pins.Load(); n != 0 {
+			t.Errorf("%d pins are left after the release", n)
+		}
+
+		need.Store(400)
+		waits = begin()
+		waits.waiting(t)
+		behind := start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 350) })
+		behind.waiting(t)
+		need.Store(5000)
+		if err := held.Shrink(50); err != nil {
+			t.Fatal(err)
+		}
+		release(t, behind.served(t), held)
+		synctest.Wait()
+		if !waits.over() || !errors.Is(waits.err, reservation.ErrExceeded) || pins.Load() != 0 {
+			t.Errorf("a request that is too large now: %v, with %d pins", waits.err, pins.Load())
+		}
+	})
+}
+
+// TestSizedRequestLeavesALine: a request that has become too large for one of its spaces does not keep
+// those that wait behind it there waiting, although it waits for the other space.
+func TestSizedRequestLeavesALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := managerOf(t, reservation.Config{
+			Spaces: []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0), spaceAt(t, "gpu:1", 1000, 1, 1)}, Bypass: -1,
+		})
+		first, second := mustTry(t, m, onGPU0, 900), mustTry(t, m, reservation.Specific(gpu1), 900)
+		var need atomic.Int64
+		need.Store(400)
+		ahead := start(func() (reservation.Reservation, error) {
+			return m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 0, reservation.Sized(
+				func(s *tier.Space) (int64, func()) {
+					if s.ID() == gpu1 {
+						return 500, nil
+					}
+					return need.Load(), nil
+				}))
+		})
+		ahead.waiting(t)
+		behind := startReserve(t.Context(), m, onGPU0, 200)
+		behind.waiting(t)
+		need.Store(5000)
+		if err := first.Shrink(100); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // the request at the head looks for room now and then
+		r := behind.served(t)
+		ahead.waiting(t)
+		if err := second.Shrink(400); err != nil {
+			t.Fatal(err)
+		}
+		release(t, ahead.served(t), r, first, second)
 	})
 }

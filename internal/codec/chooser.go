@@ -41,7 +41,6 @@ type Disk struct {
 	id          tier.ID
 	write, read meter         // of what is not compressed
 	packed      meter         // of writes with the choice
-	unpacked    meter         // of reads with it
 	plain       float64       // seconds a byte when it was written last without compression
 	rates       [codecs]rates // by the last samples
 	choice      Codec         // Auto before the first decision
@@ -180,13 +179,6 @@ func (c *Chooser) busyLocked(d *Disk) float64 {
 	return min(1, max(0, used/took))
 }
 
-// Blind reports whether nothing is known to choose by.
-func (c *Chooser) Blind(d *Disk) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return d.choice == Auto && d.write.bytes == 0
-}
-
 // Packs reports whether a body is compressed when it comes to a space, or at least looked at run by
 // run: before a disk's speed is known, or to take samples of a body that is laid out, and only comes
 // by. configured is what the program asks for.
@@ -294,7 +286,7 @@ func (c *Chooser) Timed(
 		return f()
 	}
 	d := c.Disk(space)
-	m := &d.unpacked // nobody asks how long uncompressing takes: samples show that
+	m := new(meter) // how long uncompressing takes is known from samples
 	switch {
 	case k == None && writes:
 		m = &d.write

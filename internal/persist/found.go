@@ -261,7 +261,9 @@ func (f *Found) dictionaries(
 			if err != nil {
 				return shared, err
 			}
-			if err := mover.VerifyDictionary(ctx, made); err != nil {
+			alone := *made.Descriptor()
+			alone.Dictionaries = nil // they are verified by themselves
+			if err := mover.Verify(ctx, batch.NewImage(&alone, made.Buffer(), made.Buffer().Space())); err != nil {
 				return shared, errors.Join(err, made.Release())
 			}
 			d.shared = made

@@ -48,10 +48,18 @@ func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
 	return image.NewLayoutInline(rec, inline)
 }
 
-// Open prepares b for its first transfer.
+// Open prepares b for its first transfer. It returns an error if b.Permits lacks something that
+// transfers need.
 func (b *Builtin) Open() error {
 	b.reserve = make(chan struct{}, 1)
-	return b.NeedsPermits()
+	if b.Permits == nil {
+		return errors.New("convert: the disk converters require permits: Builtin.Permits is nil")
+	}
+	if _, ok := b.Permits.Total(permit.Host); !ok {
+		return fmt.Errorf("convert: the pool of permits needs a budget %q for the transfers with disks: %w",
+			permit.Host, permit.ErrNoBudget)
+	}
+	return nil
 }
 
 // Encoding returns the encoding that a move gives a payload in a space. On disk it is compressed if
@@ -85,7 +93,7 @@ func (b *Builtin) Convert(
 		if err := out.alloc(&parts, r); err != nil {
 			return err
 		}
-		if parts.Shared, err = b.share(ctx, from, r); err != nil {
+		if parts.Shared, err = b.Share(ctx, from, r); err != nil {
 			return err
 		}
 		in, err := b.from(ctx, from)
@@ -187,27 +195,20 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 func (b *Builtin) Share(
 	ctx context.Context, src *batch.Image, r reservation.Reservation,
 ) (shared []batch.Shared, err error) {
-	bytes := underWay(new(batch.Descriptor), src.Shared())
-	err = b.Permitted(ctx, r.Space(), src.Space(), bytes, func(ctx context.Context) (err error) {
-		shared, err = b.share(ctx, src, r)
-		return err
-	})
-	return shared, err
-}
-
-func (b *Builtin) share(
-	ctx context.Context, src *batch.Image, r reservation.Reservation,
-) (shared []batch.Shared, err error) {
-	for _, s := range src.Shared() {
-		from, ok := s.(*DictCopy)
-		if !ok {
-			return nil, errors.Join(fmt.Errorf("convert: sharing %T: %w", s, tier.ErrNotSupported), ReleaseAll(shared))
-		}
-		c, err := from.Dict.Store.Acquire(ctx, from.Dict, r.Space(), func() (*tier.Buffer, *batch.Descriptor, error) {
-			parts := payload.Parts{Descriptor: from.Dict.desc}
-			out := &bytesTo{space: r.Space()}
-			err := safely(func() error {
-				if err := out.alloc(&parts, r); err != nil {
+	all := src.Shared()
+	if len(all) == 0 {
+		return nil, nil
+	}
+	err = b.Permitted(ctx, r.Space(), src.Space(), DiskUnderWay, func(ctx context.Context) error {
+		for _, s := range all {
+			from, ok := s.(*DictCopy)
+			if !ok {
+				return fmt.Errorf("convert: sharing %T: %w", s, tier.ErrNotSupported)
+			}
+			c, err := from.Dict.Store.Acquire(ctx, from.Dict, r.Space(), func(parts *payload.Parts) error {
+				parts.Descriptor = from.Dict.desc
+				out := &bytesTo{space: r.Space()}
+				if err := out.alloc(parts, r); err != nil {
 					return err
 				}
 				in, err := fromBuffer(parts.Descriptor, from.buf)
@@ -217,12 +218,37 @@ func (b *Builtin) share(
 				return b.copy(ctx, out, in)
 			})
 			if err != nil {
-				return nil, nil, errors.Join(err, parts.Release())
+				return err
 			}
-			return parts.Buffers[0], parts.Descriptor, nil // a dictionary of its own is not empty
+			shared = append(shared, c)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, ReleaseAll(shared))
+	}
+	return shared, nil
+}
+
+// LayDictionaries returns a reference to each of the dictionaries in the space of r. It lays those out
+// that are missing there: layouts are those of each, as Resolve returns them. Then each layout returns
+// the descriptor that all share.
+func (b *Builtin) LayDictionaries(
+	ctx context.Context, dicts []*Dictionary, layouts [][]*image.Layout, r reservation.Reservation,
+) (shared []batch.Shared, err error) {
+	for i, d := range dicts {
+		l := layouts[i][0]
+		c, err := b.Dicts.Acquire(ctx, d, r.Space(), func(parts *payload.Parts) (err error) {
+			if err = b.Lay(ctx, l, parts, r); err == nil {
+				parts.Descriptor, err = l.Descriptor()
+			}
+			return err
 		})
 		if err != nil {
 			return nil, errors.Join(err, ReleaseAll(shared))
+		}
+		for _, l := range layouts[i] {
+			l.Is(c.Descriptor())
 		}
 		shared = append(shared, c)
 	}
@@ -294,10 +320,9 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 			if !ok {
 				return tier.ErrNotSupported
 			}
-			if err := c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d); err != nil {
-				return err
-			}
-			return await(m.stream.record()) // d is ours again only then
+			return m.stream.run(func() error {
+				return c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d)
+			})
 		})
 		if err != nil && !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
 			return d, false, err
@@ -336,8 +361,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 	if err != nil {
 		return d, onDevice, err
 	}
-	at := src.size
-	counted := make(map[*batch.Descriptor]bool)
+	at, counted := src.size, make(map[*batch.Descriptor]bool)
 	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
 	add = func(of *batch.Descriptor) error {
 		for _, desc := range of.Dictionaries {
@@ -355,7 +379,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 				return err
 			}
 			d = d.Add(tier.DigestBytes(whole[0], at/8))
-			at += image.Whole(desc).Body
+			at += int64(len(whole[0]))
 		}
 		return nil
 	}
@@ -369,21 +393,11 @@ func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 	if !ok || img.Space().Kind() != tier.Disk {
 		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
 	}
-	src, err := b.from(ctx, img)
-	if err != nil {
-		return err
-	}
-	return b.copy(ctx, new(bytesTo), src)
-}
-
-// VerifyBody is Verify for a dictionary.
-func (b *Builtin) VerifyBody(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) error {
-	src, err := fromBuffer(d, buf)
-	if err == nil && buf != nil && !src.verify {
-		err = fmt.Errorf("convert: verifying %T: %w", buf.Memory(), tier.ErrNotSupported)
-	}
-	if err != nil {
-		return err
-	}
-	return b.copy(ctx, new(bytesTo), src)
+	return b.OnDisk(ctx, DiskUnderWay, false, func(ctx context.Context) error {
+		src, err := b.from(ctx, img)
+		if err != nil {
+			return err
+		}
+		return b.copy(ctx, new(bytesTo), src)
+	})
 }

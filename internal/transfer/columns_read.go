@@ -40,7 +40,7 @@ func (b *Builtin) ReadColumns(
 		}
 		// The record has a lease, and arrays of dictionaries have theirs.
 		defer func() { err = errors.Join(err, buf.Release()) }()
-		shared, err := b.share(ctx, dicts, r)
+		shared, err := b.Share(ctx, dicts, r)
 		if err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ type ranges struct {
 func (b *Builtin) readRanges(
 	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
 ) error {
-	w := lanes{b: b, node: src.space.Node()}
+	w := &lanes{b: b, node: src.space.Node()}
 	if chunks || src.runs != nil {
 		if w.blocks = src.space.Kind() != tier.GPU; !w.blocks {
 			var err error

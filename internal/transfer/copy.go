@@ -74,8 +74,13 @@ func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	return m.Locate(off)
 }
 
+// unchecked reports whether nothing has to look at the bytes.
+func (s *bytesFrom) unchecked() bool {
+	return !s.verify && s.sums == nil && s.see == nil && len(s.adjust) == 0
+}
+
 // checker returns what all bytes of a piece pass through, in order, before they go to the sink. A
-// piece begins with a checksum's chunk. It returns nil if there is nothing to do.
+// piece begins with a checksum's chunk.
 func (s *bytesFrom) checker() func(p []byte, off int64) error {
 	var sum *image.Summer
 	switch {
@@ -86,8 +91,6 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 			s.sums[chunk] = sum
 			return nil
 		}}
-	case s.see == nil && len(s.adjust) == 0:
-		return nil
 	}
 	return func(p []byte, off int64) error {
 		s.adjust.Apply(p, off)
@@ -107,17 +110,27 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// It goes in pieces, of which several lanes move one each. A piece is fetched straight to its
-// place, or stored straight from it, where one of the two is host memory. Otherwise it passes
-// through the lane's pinned chunk, or through its block where runs are compressed or uncompressed.
+// It goes in pieces, of which several lanes move one each. What a piece passes through depends on the
+// memories and on the encodings of the two sides:
+//
+//	source → sink                  a piece is            lanes  it passes through
+//	layout → host                  the body              1      nothing (Layout.WriteTo)
+//	host → file                    the body              1      nothing; the volume makes the requests
+//	file → host                    2 MiB                 8      nothing
+//	host → host, or to be seen     8 MiB                 1      nothing
+//	host ↔ device                  8 MiB                 4      nothing
+//	device → device, unchecked     8 MiB                 4      nothing (copyOnDevices)
+//	any other                      a chunk               8      the lane's pinned chunk
+//	one is compressed, or both     a run of 1 MiB        8      the lane's block (and its chunk, for a device)
+//
+// move picks the loop for a piece: plain, compress, uncompress or recopy.
 type copying struct {
 	b      *Builtin
 	src    *bytesFrom
 	dst    *bytesTo
 	piece  int64 // bytes; a multiple of payload.SumChunk if anything is checked
-	coded  bool  // the source or the sink is compressed: a piece is a run
-	device bool  // the source or the sink is a device
-	layout bool  // the source is
+	device bool  // the source or the sink is a device, which blocks cannot be copied to or from
+	layout bool  // the source is a layout: each piece is in the lane's memory when its move begins
 	sample bool  // the first piece is sampled for the choice of a codec
 
 	with codec.Codec // what runs are compressed with; Auto: what Builtin.Choose returns for disk
@@ -136,17 +149,14 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	_, fromFile := src.Source.(fileMemory)
 	_, toFile := dst.Sink.(fileMemory)
 	layout, fromLayout := src.Source.(layoutSource)
-	c := &copying{
-		b: b, src: src, dst: dst, coded: src.runs != nil || dst.runs != nil, with: codec.None,
-		device: fromDevice || toDevice, layout: fromLayout,
-	}
-	most, staged := StagedUnderWay, false
+	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, layout: fromLayout, with: codec.None}
+	coded, staged, most := src.runs != nil || dst.runs != nil, false, StagedUnderWay
 	switch {
-	case c.coded:
+	case coded:
 		c.piece = payload.RunSize
 	case fromLayout && toHost:
 		return layout.WriteTo(host)
-	case fromHost && toFile: // the volume has several requests in progress
+	case fromHost && toFile:
 		c.piece, most = src.size, 1
 	case fromFile && toHost:
 		c.piece = hostRead
@@ -157,13 +167,13 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	default:
 		staged = true
 	}
-	w := lanes{b: b, node: -1, blocks: c.coded}
-	for _, s := range []*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
+	w := &lanes{b: b, node: -1, blocks: coded}
+	for _, s := range [...]*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
 		if s != nil && (w.node < 0 || s.Kind() == tier.GPU) {
 			w.node = s.Node()
 		}
 	}
-	if staged || c.coded && c.device { // a block is not pinned
+	if staged || coded && c.device {
 		chunks, err := b.Staging(w.node)
 		if err != nil {
 			return err
@@ -178,36 +188,38 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	var begin func(l *lane, i int) error
 	if fromLayout { // its bytes come in order
 		begin = func(l *lane, i int) error {
-			off := int64(i) * c.piece
-			return layout.Fetch(ctx, l.room(min(c.piece, src.size-off)), off)
+			room, off := l.chunk, int64(i)*c.piece
+			if coded {
+				room = l.raw
+			}
+			return layout.Fetch(ctx, room[:min(c.piece, src.size-off)], off)
 		}
 	}
+	alone := false // the first piece goes alone, so that no other one competes with a sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
+		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
+		c.sample = alone && !fromLayout // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
 		if c.with = b.Codec; !toFile && (c.with == codec.Auto || c.with == codec.None) {
 			c.with = codec.S2 // in memory only the length counts, and time
 		}
 	}
-	c.sample = b.Codec == codec.Auto && toFile && src.runs == nil && !fromLayout && src.size >= payload.FrameSize &&
-		b.Choose.Due(c.disk)
 	var devices []*deviceMemory
-	for _, m := range []*deviceMemory{from, to} {
+	for _, m := range [...]*deviceMemory{from, to} {
 		if m != nil {
 			devices = append(devices, m)
 		}
 	}
 	return b.onStreams(ctx, devices, func() error {
-		if fromDevice && toDevice && src.checker() == nil {
-			if err := copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
+		if fromDevice && toDevice && src.unchecked() {
+			if err := b.copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
 				return err
 			}
 		}
 		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
-		if c.sample || c.with == codec.Auto && b.Choose.Blind(c.disk) {
-			// The first piece goes alone: the sample should not compete with others, and if nothing
-			// is known to choose the codec by, that piece shows what the disk is like.
+		if alone {
 			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
 				return err
 			}
@@ -221,113 +233,89 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	})
 }
 
-// move moves a piece, and measures the speed of a disk.
+// move moves piece i in a lane, and measures the speed of a disk.
 func (c *copying) move(ctx context.Context, l *lane, i int) error {
 	if i == 0 && c.sample {
 		room := make([]byte, codec.SampleRoom+payload.SumChunk)
 		read := func(off, n int64) ([]byte, error) {
 			p := room[codec.SampleRoom:][:n]
-			return p, c.read(ctx, l, p, off)
+			return p, c.fetch(ctx, l, p, off)
 		}
 		if err := c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, room[:codec.SampleRoom], read); err != nil {
 			return err
 		}
 	}
 	off := int64(i) * c.piece
-	end := min(off+c.piece, c.src.size)
-	with, least := c.with, int64(1) // the least bytes that are moved together
-	switch {
-	case c.src.runs != nil && c.dst.runs != nil:
-		from, to := &c.src.runs[i], &c.dst.runs[i] // it is copied as it is stored
-		stored, err := stored(ctx, c.src, from, l.stored)
-		if err != nil {
-			return err
-		}
-		to.Codec, to.Frames = from.Codec, from.Frames
-		return c.storeRun(ctx, to, l.stored[:copy(l.stored, stored)])
-	case c.src.runs != nil:
-		with, least = codec.Codec(c.src.runs[i].Codec), end-off
-	case c.dst.runs != nil:
-		if least = end - off; with == codec.Auto {
+	n, with := min(c.piece, c.src.size-off), c.with
+	var loop func() error
+	switch compressed, compresses := c.src.runs != nil, c.dst.runs != nil; {
+	case compressed && compresses:
+		return c.recopy(ctx, l, &c.src.runs[i], &c.dst.runs[i])
+	case compressed:
+		with = codec.Codec(c.src.runs[i].Codec)
+		loop = func() error { return c.uncompress(ctx, l, &c.src.runs[i], off, n) }
+	case compresses:
+		if with == codec.Auto {
 			with = c.b.Choose.Next(c.disk, payload.RunSize)
 		}
-	}
-	move := func() error {
-		check := c.src.checker()
-		for off < end {
-			var p []byte
-			if c.src.runs == nil {
-				p = c.src.View(off, end-off)
-			}
-			viewed, placed := int64(len(p)) >= least, false
-			if !viewed && c.dst.Sink != nil && c.dst.runs == nil {
-				p = c.dst.View(off, end-off)
-				placed = int64(len(p)) >= least
-			}
-			if !viewed && !placed {
-				p = l.room(end - off)
-			}
-			var err error
-			switch {
-			case viewed || c.layout: // the bytes of a layout are there: see copy
-			case c.src.runs != nil:
-				err = c.b.uncompress(ctx, c.src, l, i, p)
-			case c.coded:
-				err = c.read(ctx, l, p, off)
-			default:
-				err = c.src.Fetch(ctx, p, off)
-			}
-			if err == nil && check != nil {
-				err = check(p, off)
-			}
-			switch {
-			case err != nil || placed || c.dst.Sink == nil:
-			case c.dst.runs != nil:
-				err = c.compress(ctx, l, &c.dst.runs[i], p, with)
-			case c.coded && c.device: // a block is not pinned
-				at := off
-				for part := range slices.Chunk(p, len(l.chunk)) {
-					if err = c.dst.Store(ctx, l.chunk[:copy(l.chunk, part)], at); err != nil {
-						break
-					}
-					at += int64(len(part))
-				}
-			default:
-				err = c.dst.Store(ctx, p, off)
-			}
-			if err != nil {
-				return err
-			}
-			off += int64(len(p))
-		}
-		return nil
-	}
-	if c.layout && !c.coded { // the disk also waits for the layout
-		return move()
+		loop = func() error { return c.compress(ctx, l, &c.dst.runs[i], off, n, with) }
+	case c.layout: // the disk also waits for the layout
+		return c.plain(ctx, l, off, n)
+	default:
+		loop = func() error { return c.plain(ctx, l, off, n) }
 	}
 	space, writes := c.dst.space, true
 	if space == nil || space.Kind() != tier.Disk {
 		space, writes = cmp.Or(c.src.space, space), false
 	}
-	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, end-off, move)
+	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, n, loop)
 }
 
-// read brings bytes to p, which need not be pinned.
-func (c *copying) read(ctx context.Context, l *lane, p []byte, off int64) error {
-	if !c.device {
-		return c.src.Fetch(ctx, p, off)
-	}
-	for part := range slices.Chunk(p, len(l.chunk)) {
-		if err := c.src.Fetch(ctx, l.chunk[:len(part)], off); err != nil {
+// plain moves n bytes as they are: straight from where they are if Go code can reach them there,
+// else straight to where they go, else through the lane's chunk.
+func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
+	check := c.src.checker()
+	for end := off + n; off < end; {
+		p := c.src.View(off, end-off)
+		fetched, stored := p != nil || c.layout, c.dst.Sink == nil
+		if p == nil && !stored {
+			p = c.dst.View(off, end-off)
+			stored = p != nil
+		}
+		if p == nil {
+			p = l.chunk[:min(end-off, int64(len(l.chunk)))]
+		}
+		if !fetched {
+			if err := c.src.Fetch(ctx, p, off); err != nil {
+				return err
+			}
+		}
+		if err := check(p, off); err != nil {
 			return err
 		}
-		off += int64(copy(part, l.chunk))
+		if !stored {
+			if err := c.dst.Store(ctx, p, off); err != nil {
+				return err
+			}
+		}
+		off += int64(len(p))
 	}
 	return nil
 }
 
-// compress makes a run of p, whose length is a multiple of a page, and stores it.
-func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, p []byte, with codec.Codec) (err error) {
+// compress makes a run of n bytes, a multiple of a page, and stores it.
+func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, n int64, with codec.Codec) (err error) {
+	p := c.src.View(off, n)
+	if int64(len(p)) < n {
+		if p = l.raw[:n]; !c.layout {
+			if err := c.fetch(ctx, l, p, off); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.src.checker()(p, off); err != nil {
+		return err
+	}
 	run.Codec, run.Frames = uint8(with), nil
 	stored := l.stored[:0]
 	for frame := range slices.Chunk(p, int(c.dst.frame)) {
@@ -342,7 +330,7 @@ func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, p []b
 	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.with != codec.Auto {
 		return err
 	}
-	return c.b.Choose.Sample(&c.b.coders, c.disk, int64(len(p)), l.stored, func(off, n int64) ([]byte, error) {
+	return c.b.Choose.Sample(&c.b.coders, c.disk, n, l.stored, func(off, n int64) ([]byte, error) {
 		return p[off:][:n], nil
 	})
 }
@@ -357,45 +345,91 @@ func (c *copying) storeRun(ctx context.Context, run *payload.Run, stored []byte)
 	return c.dst.Store(ctx, stored, run.Offset)
 }
 
+// recopy copies a run as it is stored.
+func (c *copying) recopy(ctx context.Context, l *lane, from, to *payload.Run) error {
+	stored, err := c.src.stored(ctx, from, l.stored)
+	if err != nil {
+		return err
+	}
+	to.Codec, to.Frames = from.Codec, from.Frames
+	return c.storeRun(ctx, to, l.stored[:copy(l.stored, stored)])
+}
+
+// uncompress brings the n bytes of a run to the sink: straight, if they are in one piece there. A run
+// that nothing was gained by compressing is read as it is, and compared with the checksums of the
+// body alone.
+func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off, n int64) error {
+	var p []byte
+	if c.dst.Sink != nil {
+		p = c.dst.View(off, n)
+	}
+	placed := int64(len(p)) == n
+	if !placed {
+		p = l.raw[:n]
+	}
+	if run.Stored() == n {
+		if err := c.src.Fetch(ctx, p, run.Offset); err != nil {
+			return err
+		}
+	} else {
+		stored, err := c.src.stored(ctx, run, l.stored)
+		if err != nil {
+			return err
+		}
+		at, f := int64(0), 0
+		for frame := range slices.Chunk(p, int(c.src.desc.Frame())) {
+			length := int64(run.Frames[f])
+			if err := c.b.coders.Decode(codec.Codec(run.Codec), frame, stored[at:at+length]); err != nil {
+				return c.src.corrupt(&image.CorruptError{Cause: err}, run, at)
+			}
+			at += length
+			f++
+		}
+	}
+	if err := c.src.checker()(p, off); err != nil || placed || c.dst.Sink == nil {
+		return err
+	}
+	if !c.device {
+		return c.dst.Store(ctx, p, off)
+	}
+	for part := range slices.Chunk(p, len(l.chunk)) {
+		if err := c.dst.Store(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
+			return err
+		}
+		off += int64(len(part))
+	}
+	return nil
+}
+
+// fetch brings bytes of the source to p, which need not be pinned.
+func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error {
+	if !c.device {
+		return c.src.Fetch(ctx, p, off)
+	}
+	for part := range slices.Chunk(p, len(l.chunk)) {
+		if err := c.src.Fetch(ctx, l.chunk[:len(part)], off); err != nil {
+			return err
+		}
+		off += int64(copy(part, l.chunk))
+	}
+	return nil
+}
+
 // stored returns a run's bytes, verified: where they are, or in room.
-func stored(ctx context.Context, src *bytesFrom, run *payload.Run, room []byte) ([]byte, error) {
+func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
-	p := src.View(run.Offset, n)
+	p := s.View(run.Offset, n)
 	if int64(len(p)) < n {
 		p = room[:image.RoundUp(n, tier.Page)]
-		if err := src.Fetch(ctx, p, run.Offset); err != nil {
+		if err := s.Fetch(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}
 		p = p[:n]
 	}
 	if got := xxh3.Hash(p); got != run.Sum {
-		c := &image.CorruptError{Want: run.Sum, Got: got}
-		return nil, src.corrupt(c, run, 0)
+		return nil, s.corrupt(&image.CorruptError{Want: run.Sum, Got: got}, run, 0)
 	}
 	return p, nil
-}
-
-// uncompress brings run i to p. A run that nothing was gained by compressing is read straight to p,
-// and compared with the checksums of the body alone.
-func (b *Builtin) uncompress(ctx context.Context, src *bytesFrom, l *lane, i int, p []byte) error {
-	run := &src.runs[i]
-	if run.Stored() == int64(len(p)) {
-		return src.Fetch(ctx, p, run.Offset)
-	}
-	stored, err := stored(ctx, src, run, l.stored)
-	if err != nil {
-		return err
-	}
-	at, f := int64(0), 0
-	for frame := range slices.Chunk(p, int(src.desc.Frame())) {
-		n := int64(run.Frames[f])
-		if err := b.coders.Decode(codec.Codec(run.Codec), frame, stored[at:at+n]); err != nil {
-			return src.corrupt(&image.CorruptError{Cause: err}, run, at)
-		}
-		at += n
-		f++
-	}
-	return nil
 }
 
 // corrupt adds where the corrupt bytes are, at off of a run.

@@ -49,7 +49,8 @@ func TestFailedCopyBetweenDevicesIsWaitedFor(t *testing.T) {
 	dst := &deviceMemory{
 		parts: image.Parts{{N: 3 * tier.Page, Addr: 1 << 20}}, whole: addresses{}, stream: &stream{Stream: to, dev: to},
 	}
-	if err := copyOnDevices(t.Context(), dst, src); !errors.Is(err, errFails) || from.copies != 2 || from.waits != 1 {
+	err := new(Builtin).copyOnDevices(t.Context(), dst, src)
+	if !errors.Is(err, errFails) || from.copies != 2 || from.waits != 1 {
 		t.Errorf("%d copies, and %d waits for the stream: %v", from.copies, from.waits, err)
 	}
 }

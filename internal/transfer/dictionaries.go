@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"weak"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/lookup"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -30,26 +32,27 @@ import (
 //	batch.Image ──▶ DictCopy (GPU) ──▶ Dictionary ◀── identity ◀── *array.Data, weakly
 //	batch.Image ──▶ DictCopy (disk) ──┘
 //
-// A dictionary is known while a copy of it has a reference, or a caller that is about to make one
-// holds it. It is recognised by the array.Data that it was laid out from, or that a record of
-// Spillway's was opened with.
+// A dictionary is known while there is a copy of it, a caller that is about to make one holds it, or
+// another dictionary extends it. It is recognised by the array.Data that it was laid out from, or that
+// a record of Spillway's was opened with.
 //
 // A request for room is for a batch's body and for the dictionaries that its target lacks,
 // together, so no caller has room for one of them and waits for the other. No reference is held
 // during such a wait. A reference would keep a dictionary in the target while the batches that
 // share it are evicted, and two waiters, each with a dictionary that the other has no use for,
 // could fill a space that has room for either of them. So a dictionary may leave the target during
-// the wait. A caller that has its room takes references to the dictionaries that are still there
-// (Pin), and asks for room again if more are missing now: package convert. While it has the
-// references, it waits for copies that others make in their own room, for permits, streams and
-// memory of lanes, but not for room.
+// the wait. Each time the waiter looks for room, it takes references to the dictionaries that are
+// there (Pin), asks for as much room as the others need, and gives the references up if there is too
+// little: reservation.Sized. While it has the references, it waits for copies that others make in
+// their own room, for batches in transit, permits, streams and memory of lanes, but not for room.
 //
 // The zero value is empty and ready. The mutex is held for table look-ups only:
 // never while bytes are copied or memory is taken or freed.
 type Dictionaries struct {
 	Mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		Known map[weak.Pointer[array.Data]]identity
+		Known map[weak.Pointer[array.Data]]identity // a superset; see sweepLocked
+		sweep int                                   // at how many names those in use are looked for
 		Made  map[*batch.Descriptor]*Dictionary
 		Last  map[family]*Dictionary // the longest of each family
 		seed  uint64                 // of the sums of values
@@ -80,7 +83,7 @@ type Dictionary struct {
 	plan      *batch.Descriptor // the nodes, spans and rows
 	Body      int64
 	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
-	base      *Dictionary   // the one that it extends, of which it is a user; see extended.go
+	base      *Dictionary   // the one that it extends, which it holds; see extended.go
 	family    family        // zero: it extends no other one, and no other one extends it
 	sums      []xxh3.Uint128
 	level     int
@@ -88,9 +91,7 @@ type Dictionary struct {
 	// Guarded by the store's mutex. desc is set once, before the first copy can be seen, and
 	// holders of a copy may read it.
 	desc   *batch.Descriptor
-	Users  int // references of all copies, and holders of the dictionary itself
-	keys   []weak.Pointer[array.Data]
-	sweep  int         // at how many keys those whose arrays are gone are looked for
+	Held   int         // callers that hold it, and dictionaries that extend it
 	Copies []*DictCopy // one a space
 }
 
@@ -140,14 +141,14 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 }
 
 // Resolve returns the dictionaries of layouts, which are in the order of Layout.Dictionaries, and
-// makes those that the store does not have. With renew it makes all of them. Each comes after those
-// that it extends. The layouts that Resolve returns are theirs, and read the memory of the given
-// ones. The caller must pass the dictionaries to LetGo.
-func (s *Dictionaries) Resolve(layouts []*image.Layout, renew bool) (dicts []*Dictionary, of []*image.Layout) {
-	if len(layouts) == 0 {
-		return nil, nil
-	}
+// makes those that the store does not have. With renew it makes all of them. Each is there once, after
+// those that it uses or extends, with the layouts of all arrays that it was recognised as. The caller
+// must call end when it has copies of them, or does not need them any more.
+func (s *Dictionaries) Resolve(
+	layouts []*image.Layout, renew bool,
+) (dicts []*Dictionary, of [][]*image.Layout, end func()) {
 	numbered := make([]*Dictionary, len(layouts))
+	var seen lookup.Table[*Dictionary]
 	for i, l := range layouts {
 		var parts []*Dictionary
 		for _, number := range l.Used() {
@@ -155,44 +156,40 @@ func (s *Dictionaries) Resolve(layouts []*image.Layout, renew bool) (dicts []*Di
 		}
 		d := s.hold(l, parts, renew)
 		numbered[i] = d
-		if d.base == nil {
-			dicts, of = append(dicts, d), append(of, l)
-			continue
+		chain, chained := d.chain(), []*image.Layout{l}
+		if d.base != nil {
+			var plans []*batch.Descriptor
+			for _, c := range chain {
+				plans = append(plans, c.plan)
+			}
+			chained = l.Chain(plans)
 		}
-		chain := d.chain()
-		var plans []*batch.Descriptor
-		s.Mu.Lock()
-		for _, c := range chain {
-			plans = append(plans, c.plan)
-			c.Users++
+		for k, c := range chain {
+			at := seen.Of(dicts, c)
+			if at < 0 {
+				at, dicts, of = len(dicts), append(dicts, c), append(of, nil)
+			}
+			of[at] = append(of[at], chained[k])
 		}
-		d.Users-- // hold has counted it
-		s.Mu.Unlock()
-		dicts, of = append(dicts, chain...), append(of, l.Chain(plans)...)
 	}
-	return dicts, of
+	return dicts, of, func() { s.letGo(numbered...) }
 }
 
-// hold returns the dictionary of l, with one more user.
+// hold returns the dictionary of l, which the caller holds then.
 func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
 	source, valueType := l.Dictionary()
 	key, print := weak.Make(source), fingerprints(source, nil)
-	var other, made *Dictionary // what the array was, and is not any more; what it is, unless it is known
+	var made *Dictionary
 	for {
 		s.Mu.Lock()
 		id, ok := s.Mu.Known[key]
-		if ok && id.dict != other {
-			id.dict.Users++
+		if ok && !renew && id.dict.used() && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
+			id.dict.Held++
 			s.Mu.Unlock()
-			if !renew && slices.Equal(id.print, print) && id.dict.is(l, valueType, parts) {
-				if made != nil {
-					s.LetGo(made) // another caller was faster
-				}
-				return id.dict
+			if made != nil {
+				s.letGo(made) // another caller was faster
 			}
-			other = id.dict
-			s.LetGo(id.dict)
-			continue
+			return id.dict
 		}
 		if made != nil {
 			s.nameLocked(made, key, print)
@@ -202,7 +199,7 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 		s.Mu.Unlock()
 		plan := l.Plan()
 		plan.Rows = l.Rows()
-		made = &Dictionary{Store: s, valueType: valueType, plan: plan, Body: plan.Body, Parts: parts, Users: 1}
+		made = &Dictionary{Store: s, valueType: valueType, plan: plan, Body: plan.Body, Parts: parts, Held: 1}
 		if len(parts) == 0 && !renew {
 			s.extend(made, l)
 		}
@@ -217,75 +214,61 @@ func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dict
 		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)
 }
 
-// leastSweep is how many names of one dictionary there may be before any is looked at.
+// used reports whether anybody needs d to be known. The caller has the store's mutex.
+func (d *Dictionary) used() bool { return d.Held > 0 || len(d.Copies) > 0 }
+
+// leastSweep is how many names there may be before any is looked at.
 const leastSweep = 8
 
-// nameLocked makes key a name of d. When there are twice as many names as were in use the last
-// time, it forgets those whose arrays are gone: so each costs a look or two, however many there
-// are.
+// nameLocked makes key a name of d. When there are twice as many names as were in use the last time, it
+// forgets the others: so each costs a look or two, however many there are.
 func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
-	if len(d.keys) >= max(d.sweep, leastSweep) {
-		d.keys = slices.DeleteFunc(d.keys, func(k weak.Pointer[array.Data]) bool {
-			if k.Value() != nil {
-				return false
-			}
-			s.unnameLocked(d, k)
-			return true
-		})
-		d.sweep = 2 * len(d.keys)
+	if len(s.Mu.Known) >= max(s.Mu.sweep, leastSweep) {
+		s.sweepLocked()
 	}
-	d.keys = append(d.keys, key)
 	if s.Mu.Known == nil {
 		s.Mu.Known = make(map[weak.Pointer[array.Data]]identity)
 	}
 	s.Mu.Known[key] = identity{d, print}
 }
 
-func (s *Dictionaries) unnameLocked(d *Dictionary, key weak.Pointer[array.Data]) {
-	if s.Mu.Known[key].dict == d {
-		delete(s.Mu.Known, key)
-	}
+// sweepLocked forgets the names of dictionaries that are forgotten, and of arrays that are gone.
+func (s *Dictionaries) sweepLocked() {
+	maps.DeleteFunc(s.Mu.Known, func(k weak.Pointer[array.Data], id identity) bool {
+		return k.Value() == nil || !id.dict.used()
+	})
+	s.Mu.sweep = 2 * len(s.Mu.Known)
 }
 
-// Distinct returns each of dicts once.
-func Distinct(dicts []*Dictionary) []*Dictionary {
-	if len(dicts) < 2 {
-		return dicts
-	}
-	var seen lookup.Table[*Dictionary]
-	var once []*Dictionary
-	for i, d := range dicts {
-		if seen.Of(dicts, d) == i {
-			once = append(once, d)
-		}
-	}
-	return once
+// Names returns how many arrays are recognised now.
+func (s *Dictionaries) Names() int {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.sweepLocked()
+	return len(s.Mu.Known)
 }
 
-// LetGo ends the holding of dictionaries.
-func (s *Dictionaries) LetGo(dicts ...*Dictionary) {
+// letGo ends the holding of dictionaries.
+func (s *Dictionaries) letGo(dicts ...*Dictionary) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	for _, d := range dicts {
-		s.leaveLocked(d)
+		d.Held--
+		s.forgetLocked(d)
 	}
 }
 
-// leaveLocked takes a user away; after the last the dictionary is forgotten, and leaves its base.
-func (s *Dictionaries) leaveLocked(d *Dictionary) {
-	for ; d != nil; d = d.base {
-		if d.Users--; d.Users > 0 {
-			return
-		}
-		for _, k := range d.keys {
-			s.unnameLocked(d, k)
-		}
-		d.keys = nil
+// forgetLocked forgets a dictionary that nobody uses, and then perhaps its base.
+func (s *Dictionaries) forgetLocked(d *Dictionary) {
+	for ; d != nil && !d.used(); d = d.base {
 		delete(s.Mu.Made, d.desc)
 		if s.Mu.Last[d.family] == d {
 			if s.Mu.Last[d.family] = d.base; d.base == nil {
 				delete(s.Mu.Last, d.family)
 			}
+		}
+		if d.base != nil {
+			d.base.Held--
 		}
 	}
 }
@@ -316,31 +299,17 @@ func (d *Dictionary) copyLocked(space *tier.Space) *DictCopy {
 	return nil
 }
 
-// Missing returns what the dictionaries that are not in a space would be charged
-// there.
-func (s *Dictionaries) Missing(space *tier.Space, dicts []*Dictionary) int64 {
-	_, missing := s.look(space, dicts, false)
-	return missing
-}
-
-// Pin takes a reference to those that are in a space, and returns them and what
-// the others would be charged there.
+// Pin takes a reference to those dictionaries that are in a space, and returns them and what the
+// others would be charged there. Each of dicts is there once.
 func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*DictCopy, missing int64) {
-	return s.look(space, dicts, true)
-}
-
-// look is pin, or missing without it. Each of dicts is there once.
-func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (pins []*DictCopy, missing int64) {
 	var away []*Dictionary
 	s.Mu.Lock()
 	for _, d := range dicts {
-		switch c := d.copyLocked(space); {
-		case c == nil || c.buf == nil:
-			away = append(away, d)
-		case pin:
+		if c := d.copyLocked(space); c != nil && c.buf != nil {
 			c.Refs++
-			d.Users++
 			pins = append(pins, c)
+		} else {
+			away = append(away, d)
 		}
 	}
 	s.Mu.Unlock()
@@ -353,13 +322,14 @@ func (s *Dictionaries) look(space *tier.Space, dicts []*Dictionary, pin bool) (p
 // ErrChanged reports that an array has other values than when it was laid out before.
 var ErrChanged = errors.New("convert: a dictionary was changed while it was in use")
 
-// Acquire returns a reference to the copy of d in a space. If there is none, bring makes it: it
-// returns the body's memory and the descriptor, or an error and has taken nothing. Only one caller
-// does so at a time. The others wait for it, and one of them tries in its turn if it fails. A
+// Acquire returns a reference to the copy of d in a space. If there is none, bring makes it: it sets the
+// memory and the descriptor of parts. Acquire releases the memory if bring fails. Only one caller
+// makes a copy at a time. The others wait for it, and one of them tries in its turn if it fails. A
 // caller that makes a copy waits for no other that does, so this ends. The caller holds d, or a
 // copy of it.
-func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.Space,
-	bring func() (*tier.Buffer, *batch.Descriptor, error)) (c *DictCopy, err error) {
+func (s *Dictionaries) Acquire(
+	ctx context.Context, d *Dictionary, space *tier.Space, bring func(parts *payload.Parts) error,
+) (c *DictCopy, err error) {
 	s.Mu.Lock()
 	for c = d.copyLocked(space); c != nil && c.buf == nil; c = d.copyLocked(space) {
 		s.Mu.Unlock()
@@ -372,7 +342,6 @@ func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.S
 	}
 	if c != nil {
 		c.Refs++
-		d.Users++
 		s.Mu.Unlock()
 		return c, nil
 	}
@@ -380,13 +349,12 @@ func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.S
 	d.Copies = append(d.Copies, c)
 	s.Mu.Unlock()
 	lockrank.AssertNone("a dictionary is copied")
-	var buf *tier.Buffer
-	var desc *batch.Descriptor
+	parts := payload.Parts{Space: space}
 	err = errors.New("convert: the copy of a dictionary was broken off") // by a panic
 	defer func() {
 		s.Mu.Lock()
 		if err == nil {
-			err = s.publishLocked(c, buf, desc)
+			err = s.publishLocked(c, parts.Buffers[0], parts.Descriptor) // it is not empty
 		}
 		if err != nil {
 			d.Copies = slices.DeleteFunc(d.Copies, func(o *DictCopy) bool { return o == c })
@@ -394,11 +362,10 @@ func (s *Dictionaries) Acquire(ctx context.Context, d *Dictionary, space *tier.S
 		s.Mu.Unlock()
 		close(c.ended)
 		if err != nil {
-			c, err = nil, errors.Join(err, buf.Release())
+			c, err = nil, errors.Join(err, parts.Release())
 		}
 	}()
-	buf, desc, err = bring()
-	return c, err
+	return c, bring(&parts)
 }
 
 // publishLocked lets others see a copy.
@@ -416,11 +383,9 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 		return ErrChanged
 	}
 	c.buf, c.Refs = buf, 1
-	d.Users++
 	if d.base != nil { // the caller has a reference to its copy here
 		c.base = d.base.copyLocked(c.space)
 		c.base.Refs++
-		d.base.Users++
 		if root := c.root(); root.longest == nil || root.longest.Dict.plan.Rows < d.plan.Rows {
 			root.longest = c
 		}
@@ -463,7 +428,7 @@ func (c *DictCopy) Release() error {
 			s.Mu.bytes[c.space.ID()] -= whole.charge()
 		}
 	}
-	s.leaveLocked(c.Dict)
+	s.forgetLocked(c.Dict)
 	s.Mu.Unlock()
 	if !last {
 		return nil
@@ -568,15 +533,17 @@ func InPlace(buf *tier.Buffer) (extents [][]byte, release func(), err error) {
 // has references to d.Dictionaries in the same space.
 func (b *Builtin) AdoptDictionary(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) (batch.Shared, error) {
 	s := &b.Dicts
-	dict := &Dictionary{Store: s, valueType: d.Schema.Field(0).Type, plan: d, Body: d.Body, Users: 1}
+	dict := &Dictionary{Store: s, valueType: d.Schema.Field(0).Type, plan: d, Body: d.Body, Held: 1}
 	if parts := s.Of(d.Dictionaries); d.From == nil {
 		dict.Parts = parts
 	} else {
-		dict.base = parts[0]
-		s.use(dict.base)
+		s.extends(dict, parts[0])
 	}
-	defer s.LetGo(dict)
-	return s.Acquire(ctx, dict, buf.Space(), func() (*tier.Buffer, *batch.Descriptor, error) { return buf, d, nil })
+	defer s.letGo(dict)
+	return s.Acquire(ctx, dict, buf.Space(), func(parts *payload.Parts) error {
+		parts.Descriptor, parts.Buffers = d, []*tier.Buffer{buf}
+		return nil
+	})
 }
 
 // Again returns another reference to a dictionary, to which the caller has one.
@@ -588,6 +555,5 @@ func (b *Builtin) Again(shared batch.Shared) (batch.Shared, error) {
 	b.Dicts.Mu.Lock()
 	defer b.Dicts.Mu.Unlock()
 	c.Refs++
-	c.Dict.Users++
 	return c, nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -30,12 +31,10 @@ func TestWaitersForACopy(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := new(Dictionaries)
-		d := &Dictionary{Store: s, Body: tier.Page, Users: 1}
+		d := &Dictionary{Store: s, Body: tier.Page, Held: 1}
 		fail := make(chan error)
 		go func() {
-			_, err := s.Acquire(t.Context(), d, host, func() (*tier.Buffer, *batch.Descriptor, error) {
-				return nil, nil, <-fail
-			})
+			_, err := s.Acquire(t.Context(), d, host, func(*payload.Parts) error { return <-fail })
 			if !errors.Is(err, errFails) {
 				t.Errorf("the first: %v", err)
 			}
@@ -50,10 +49,11 @@ func TestWaitersForACopy(t *testing.T) {
 				ctx = gone
 			}
 			go func() {
-				c, err := s.Acquire(ctx, d, host, func() (*tier.Buffer, *batch.Descriptor, error) {
+				c, err := s.Acquire(ctx, d, host, func(parts *payload.Parts) error {
 					made++
 					buf, err := host.DrawNew(tier.Page)
-					return buf, new(batch.Descriptor), err
+					parts.Buffers, parts.Descriptor = []*tier.Buffer{buf}, new(batch.Descriptor)
+					return err
 				})
 				if i == 0 {
 					if c != nil || err != errFails {

@@ -47,11 +47,12 @@ func (d *Dictionary) chain() (all []*Dictionary) {
 	return all
 }
 
-// use adds a user of d, which has one already.
-func (s *Dictionaries) use(d *Dictionary) {
+// extends makes d an extension of base, which somebody holds.
+func (s *Dictionaries) extends(d, base *Dictionary) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	d.Users++
+	d.base = base
+	base.Held++
 }
 
 // extend makes d, which l has planned, an extension of an earlier dictionary if it begins with that
@@ -73,7 +74,7 @@ func (s *Dictionaries) extend(d *Dictionary, l *image.Layout) {
 	d.family = family{l.Number() + 1, head.Sum128()}
 	last := s.Mu.Last[d.family]
 	if last != nil {
-		last.Users++
+		last.Held++
 	}
 	s.Mu.Unlock()
 	chain := last.chain()
@@ -84,7 +85,8 @@ func (s *Dictionaries) extend(d *Dictionary, l *image.Layout) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if last != nil {
-		s.leaveLocked(last)
+		last.Held--
+		s.forgetLocked(last)
 	}
 	if longest := s.Mu.Last[d.family]; longest == nil || n == 0 || longest.plan.Rows < d.plan.Rows {
 		if s.Mu.Last == nil {
@@ -139,10 +141,9 @@ func (d *Dictionary) choose(l *image.Layout, chain []*Dictionary) {
 		}
 		n, d.level = n-run, d.level+1
 	}
-	d.base = chain[n-1]
+	d.Store.extends(d, chain[n-1])
 	d.plan = l.Extension(d.base.plan)
 	d.Body = d.plan.Body
-	d.Store.use(d.base)
 }
 
 // assembled is the array of an extension in one piece in host memory.
@@ -187,7 +188,6 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		end = whole.buf.Lease()
 	}
 	longest.Refs++
-	longest.Dict.Users++
 	s.Mu.Unlock()
 	var old *assembled
 	if whole == nil || !whole.begins(c) {

@@ -70,16 +70,8 @@ type lane struct {
 	free        func() // ends the use of the block's memory
 }
 
-// room returns memory of a lane for n bytes, or for fewer.
-func (l *lane) room(n int64) []byte {
-	if l.raw != nil {
-		return l.raw[:n]
-	}
-	return l.chunk[:min(n, int64(len(l.chunk)))]
-}
-
-// lanes describes the goroutines of a transfer, and the memory that each of them works in. Only b
-// is required: without blocks and chunks a lane has no memory of its own.
+// lanes is the goroutines of a transfer, and the memory that each of them works in. Only b is
+// required: without blocks and chunks a lane has no memory of its own.
 //
 // A transfer takes as many lanes as there is memory for when it begins. It waits for the memory of
 // the first lane only: for a block first, then for a chunk. It returns everything when it ends. The
@@ -90,17 +82,27 @@ type lanes struct {
 	node   int // the NUMA node to which the memory is near
 	blocks bool
 	chunks Staging // nil: none are needed
+
+	// Of the present call of each.
+	begin  func(l *lane, i int) error
+	do     func(ctx context.Context, l *lane, i int) error
+	cancel context.CancelCauseFunc
+	end    int
+	mu     sync.Mutex // guards next and failed, and is held while a piece begins
+	next   int
+	failed error
 }
 
 // each calls do for the pieces from first to end, on at most most goroutines, of which the caller's
 // is the first: so a single piece starts none. It calls begin, unless that is nil, before do for
 // one piece at a time, in order. The context of do ends when ctx does, or any piece fails. each
 // returns when all work has ended, with the first error, or with the cause of ctx's end if pieces
-// were left. A panic of begin or do is an error, as in safely.
-func (w lanes) each(
+// were left. A panic of begin or do is an error, as in safely. Calls may follow one another.
+func (w *lanes) each(
 	ctx context.Context, first, end, most int,
 	begin func(l *lane, i int) error, do func(ctx context.Context, l *lane, i int) error,
 ) error {
+	w.begin, w.do, w.next, w.end, w.failed = begin, do, first, end, nil
 	var all []*lane
 	defer func() {
 		for _, l := range all {
@@ -120,53 +122,54 @@ func (w lanes) each(
 		}
 		all = append(all, l)
 	}
-	cancel := func(error) {}
-	if len(all) > 1 {
-		ctx, cancel = context.WithCancelCause(ctx)
-		defer cancel(nil)
+	if len(all) == 0 {
+		return nil
 	}
-	var mu sync.Mutex // guards next and failed, and is held while a piece begins
-	next, failed := first, error(nil)
-	work := func(l *lane) {
-		for {
-			mu.Lock()
-			i, err := next, failed
-			if err == nil && i < end {
-				if err = context.Cause(ctx); err == nil && begin != nil {
-					err = safely(func() error { return begin(l, i) })
-				}
-				next, failed = i+1, err
-			}
-			mu.Unlock()
-			if err != nil {
-				cancel(err)
-			}
-			if err != nil || i >= end {
-				return
-			}
-			if err := safely(func() error { return do(ctx, l, i) }); err != nil {
-				mu.Lock()
-				failed = cmp.Or(failed, err)
-				mu.Unlock()
-			}
-		}
+	if w.cancel = nil; len(all) > 1 {
+		ctx, w.cancel = context.WithCancelCause(ctx)
+		defer w.cancel(nil)
 	}
 	var others sync.WaitGroup
-	for _, l := range all[min(1, len(all)):] {
+	for _, l := range all[1:] {
 		others.Go(func() {
 			labels.Transfer.Set()
-			work(l)
+			w.work(ctx, l)
 		})
 	}
-	if len(all) > 0 {
-		work(all[0])
-	}
+	w.work(ctx, all[0])
 	others.Wait()
-	return failed
+	return w.failed
+}
+
+// work moves pieces in a lane until there are no more, or one has failed.
+func (w *lanes) work(ctx context.Context, l *lane) {
+	for {
+		w.mu.Lock()
+		i := w.next
+		if w.failed == nil && i < w.end {
+			if w.failed = context.Cause(ctx); w.failed == nil && w.begin != nil {
+				w.failed = safely(func() error { return w.begin(l, i) })
+			}
+			w.next++
+		}
+		err := w.failed
+		w.mu.Unlock()
+		if err != nil && w.cancel != nil {
+			w.cancel(err)
+		}
+		if err != nil || i >= w.end {
+			return
+		}
+		if err := safely(func() error { return w.do(ctx, l, i) }); err != nil {
+			w.mu.Lock()
+			w.failed = cmp.Or(w.failed, err)
+			w.mu.Unlock()
+		}
+	}
 }
 
 // borrow returns a lane; nil if there is no memory for one now and wait is not set.
-func (w lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
+func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	l := new(lane)
 	if w.blocks {
 		select {
@@ -200,7 +203,7 @@ func (w lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	return l, nil
 }
 
-func (w lanes) giveBack(l *lane) {
+func (w *lanes) giveBack(l *lane) {
 	if l.chunk != nil {
 		w.chunks.Return(l.chunk)
 	}

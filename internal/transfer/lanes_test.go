@@ -16,8 +16,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -93,7 +93,7 @@ var errFails = errors.New("it fails")
 // watched is a transfer that checks how its functions are called.
 type watched struct {
 	t               *testing.T
-	lanes           lanes
+	lanes           *lanes
 	pieces, most    int
 	nap             func()
 	active          atomic.Int64 // calls of do, at the same time
@@ -103,7 +103,7 @@ type watched struct {
 	ended           []atomic.Int64
 }
 
-func watch(t *testing.T, w lanes, pieces, most int, nap func()) *watched {
+func watch(t *testing.T, w *lanes, pieces, most int, nap func()) *watched {
 	return &watched{t: t, lanes: w, pieces: pieces, most: most, nap: nap, ended: make([]atomic.Int64, pieces)}
 }
 
@@ -146,7 +146,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 		for _, panics := range []bool{false, true} {
 			for at := int64(0); ; at++ {
 				b, chunks := &Builtin{Scratch: blocks(3)}, newChunks(t, 3)
-				w := watch(t, lanes{b: b, blocks: true, chunks: chunks}, 4, most, func() {})
+				w := watch(t, &lanes{b: b, blocks: true, chunks: chunks}, 4, most, func() {})
 				if w.failAt = at; panics {
 					w.failAt, w.panicAt = 0, at
 				}
@@ -182,7 +182,7 @@ func TestRandomTransfers(t *testing.T) {
 			b, chunks := &Builtin{Scratch: blocks(1 + rng.IntN(6))}, newChunks(t, 1+rng.IntN(4))
 			var all sync.WaitGroup
 			for range 1 + rng.IntN(5) {
-				needs := lanes{b: b, node: -1, blocks: rng.IntN(2) == 0}
+				needs := &lanes{b: b, node: -1, blocks: rng.IntN(2) == 0}
 				if rng.IntN(2) == 0 {
 					needs.chunks = chunks
 				}
@@ -226,7 +226,7 @@ func TestLanesOfATransfer(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			b, chunks := &Builtin{Scratch: blocks(max(1, c.blocks))}, newChunks(t, c.chunks)
-			w := lanes{b: b, node: -1, blocks: c.blocks > 0}
+			w := &lanes{b: b, node: -1, blocks: c.blocks > 0}
 			if c.chunks > 0 {
 				w.chunks = chunks
 			}
@@ -258,10 +258,10 @@ func TestLanesOfATransfer(t *testing.T) {
 
 // TestOnePieceStartsNoGoroutine, nor does one lane.
 func TestOnePieceStartsNoGoroutine(t *testing.T) {
-	caller := lockrank.GoroutineID()
+	caller := goid.ID()
 	for _, c := range [][2]int{{1, 8}, {5, 1}} {
-		err := lanes{b: new(Builtin)}.each(t.Context(), 0, c[0], c[1], nil, func(context.Context, *lane, int) error {
-			if here := lockrank.GoroutineID(); here != caller {
+		err := (&lanes{b: new(Builtin)}).each(t.Context(), 0, c[0], c[1], nil, func(context.Context, *lane, int) error {
+			if here := goid.ID(); here != caller {
 				t.Errorf("a piece is moved by goroutine %d, not by %d", here, caller)
 			}
 			return nil
@@ -276,7 +276,7 @@ func TestOnePieceStartsNoGoroutine(t *testing.T) {
 // each returns. No piece is begun after it.
 func TestFailureEndsWhatIsInProgress(t *testing.T) {
 	var ended atomic.Int64
-	err := lanes{b: new(Builtin)}.each(t.Context(), 0, 9, 2, nil, func(ctx context.Context, _ *lane, i int) error {
+	err := (&lanes{b: new(Builtin)}).each(t.Context(), 0, 9, 2, nil, func(ctx context.Context, _ *lane, i int) error {
 		ended.Add(1)
 		if i == 1 {
 			return errFails
@@ -293,7 +293,7 @@ func TestFailureEndsWhatIsInProgress(t *testing.T) {
 func TestNoPieceIsBegunAfterOneThatCouldNotBe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := 0
-		err := lanes{b: new(Builtin)}.each(t.Context(), 0, 20, 8,
+		err := (&lanes{b: new(Builtin)}).each(t.Context(), 0, 20, 8,
 			func(*lane, int) error {
 				if begun++; begun == 2 {
 					return errFails
@@ -317,7 +317,7 @@ func TestCancelledTransfer(t *testing.T) {
 		if at == 0 {
 			cancel(gone)
 		}
-		err := lanes{b: new(Builtin)}.each(ctx, 0, 3, 1, nil, func(context.Context, *lane, int) error {
+		err := (&lanes{b: new(Builtin)}).each(ctx, 0, 3, 1, nil, func(context.Context, *lane, int) error {
 			if ended++; ended == at {
 				cancel(gone)
 			}
@@ -334,7 +334,7 @@ func TestCancelledTransfer(t *testing.T) {
 // whose context ends is forgotten, and has no block.
 func TestBlocksAreLentInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := lanes{b: &Builtin{Scratch: blocks(1)}, node: -1, blocks: true}
+		w := &lanes{b: &Builtin{Scratch: blocks(1)}, node: -1, blocks: true}
 		held, err := w.borrow(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
@@ -375,7 +375,7 @@ func TestBlocksAreLentInOrder(t *testing.T) {
 // TestBlocksStorm: no block is lost while contexts end.
 func TestBlocksStorm(t *testing.T) {
 	seed := testseed.One(t)
-	w := lanes{b: &Builtin{Scratch: blocks(2)}, node: -1, blocks: true}
+	w := &lanes{b: &Builtin{Scratch: blocks(2)}, node: -1, blocks: true}
 	var wg sync.WaitGroup
 	for g := range uint64(8) {
 		wg.Go(func() {
@@ -415,7 +415,7 @@ func TestWhosePanic(t *testing.T) {
 		"of the file system, told": {func() error { return fmt.Errorf("reading: %w", ofDisk) }, false},
 	} {
 		do := func(context.Context, *lane, int) error { return c.f() }
-		err := lanes{b: new(Builtin)}.each(t.Context(), 0, 3, 2, nil, do)
+		err := (&lanes{b: new(Builtin)}).each(t.Context(), 0, 3, 2, nil, do)
 		if errors.Is(err, batch.ErrUnmovable) != c.mine || errors.Is(err, syscall.EIO) == c.mine {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -134,7 +134,7 @@ type stream struct {
 
 func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	s := m.stream
-	return await(s.put(func() error {
+	return s.run(func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
 		switch r := s.regions; {
 		case len(r) == 0:
@@ -144,38 +144,34 @@ func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
 		default:
 			return s.dev.CopyRegions(s.Stream, r)
 		}
-	}))
+	})
 }
 
 func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
 	s := m.stream
-	return await(s.put(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) }))
+	return s.run(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) })
 }
 
-// put puts the copies of f on the stream, as one piece of work, and returns the event after it.
-func (s *stream) put(f func() error) (tier.Event, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := f(); err != nil {
-		return nil, err
+// run puts the work of f on the stream, and waits for its end. It does not end with a context, because
+// the work uses memory that the caller takes back. After a failure or a panic it waits for all that is
+// on the stream.
+func (s *stream) run(f func() error) error {
+	put := func() (e tier.Event, err error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		done := false
+		defer func() {
+			if !done {
+				err = errors.Join(err, s.Sync())
+			}
+		}()
+		if err = f(); err == nil {
+			e, err = s.dev.Record(s.Stream)
+		}
+		done = err == nil
+		return e, err
 	}
-	return s.record()
-}
-
-// record returns the event after the work that is on the stream. Where the device cannot give one,
-// it waits for the stream instead, so that no copy is in progress in memory that the caller takes
-// back.
-func (s *stream) record() (tier.Event, error) {
-	e, err := s.dev.Record(s.Stream)
-	if err != nil {
-		return nil, errors.Join(err, s.Sync())
-	}
-	return e, nil
-}
-
-// await waits for a copy. It does not end with a context, because the copy uses memory that the
-// caller takes back.
-func await(e tier.Event, err error) error {
+	e, err := put()
 	if err != nil {
 		return err
 	}
@@ -211,71 +207,40 @@ func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func
 
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
 // each other are tier.ErrNotSupported. No copy is in progress when it returns.
-func copyOnDevices(ctx context.Context, dst, src *deviceMemory) (err error) {
-	rest, size := image.Between(dst.parts, src.parts)
+func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
+	regions, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
 	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
-		err := to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size())
-		if err == nil {
-			err = await(to.record())
-		}
+		err := to.run(func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
 		if err != nil {
 			return err
 		}
 	}
-	done := false
-	defer func() { // also after a panic of a device
-		if !done {
-			err = errors.Join(err, from.Sync())
+	var pieces [][]tier.Region
+	room := int64(0) // in the last one
+	for _, r := range regions {
+		for r.Size > 0 {
+			if room == 0 {
+				pieces, room = append(pieces, nil), MaxPiece
+			}
+			n, last := min(r.Size, room), len(pieces)-1
+			pieces[last] = append(pieces[last], tier.Region{Dst: r.Dst, Src: r.Src, Size: n})
+			r = tier.Region{Dst: r.Dst + tier.Addr(n), Src: r.Src + tier.Addr(n), Size: r.Size - n}
+			room -= n
 		}
-	}()
-	var piece []tier.Region
-	var events []tier.Event // of the pieces in progress, in order
-	for len(rest) > 0 {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		piece, rest = onePiece(piece[:0], rest)
-		if to == from {
-			err = from.dev.CopyRegions(from.Stream, piece)
-		} else {
-			for _, r := range piece {
-				if err == nil {
-					err = from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size)
+	}
+	w := &lanes{b: b}
+	return w.each(ctx, 0, len(pieces), deviceLanes, nil, func(_ context.Context, _ *lane, i int) error {
+		return from.run(func() error {
+			if to == from {
+				return from.dev.CopyRegions(from.Stream, pieces[i])
+			}
+			for _, r := range pieces[i] {
+				if err := from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size); err != nil {
+					return err
 				}
 			}
-		}
-		var e tier.Event
-		if err == nil {
-			e, err = from.dev.Record(from.Stream)
-		}
-		if events = append(events, e); err == nil && len(events) >= deviceLanes {
-			err = await(events[0], nil)
-			events = events[1:]
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if len(events) > 0 {
-		err = await(events[len(events)-1], nil)
-	}
-	done = err == nil
-	return err
-}
-
-// onePiece takes MaxPiece bytes of the copies.
-func onePiece(to, copies []tier.Region) (piece, rest []tier.Region) {
-	for room := int64(MaxPiece); room > 0 && len(copies) > 0; {
-		c := &copies[0]
-		n := min(c.Size, room)
-		to = append(to, tier.Region{Dst: c.Dst, Src: c.Src, Size: n})
-		room -= n
-		if n == c.Size {
-			copies = copies[1:]
-			continue
-		}
-		*c = tier.Region{Dst: c.Dst + tier.Addr(n), Src: c.Src + tier.Addr(n), Size: c.Size - n}
-	}
-	return to, copies
+			return nil
+		})
+	})
 }

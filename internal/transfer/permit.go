@@ -84,9 +84,6 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	case d.reads: // a wait for a second permit by the holder of the first might never end
 		return errors.New("convert: a transfer with a permit to read from disk writes to one")
 	}
-	if err := b.NeedsPermits(); err != nil {
-		return err
-	}
 	if t := &b.turns; !d.spare {
 		t.mu.Lock()
 		if t.others++; t.cancel != nil {
@@ -127,18 +124,6 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	}
 	defer func() { err = cmp.Or(err, got.Release()) }() // nil if it is the reserve
 	return f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
-}
-
-// NeedsPermits returns an error if b.Permits lacks something that transfers need.
-func (b *Builtin) NeedsPermits() error {
-	if b.Permits == nil {
-		return errors.New("convert: the disk converters require permits: Builtin.Permits is nil")
-	}
-	if _, ok := b.Permits.Total(permit.Host); !ok {
-		return fmt.Errorf("convert: the pool of permits needs a budget %q for the transfers with disks: %w",
-			permit.Host, permit.ErrNoBudget)
-	}
-	return nil
 }
 
 // underWay returns how many bytes a transfer of an image with these dictionaries, one after the

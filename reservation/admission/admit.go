@@ -56,11 +56,11 @@ func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Sp
 	return dst
 }
 
-// BytesIn implements reservation.Sized. It asks also for the bytes that must stay free, so that the
+// sizeIn is for reservation.Sized. It asks also for the bytes that must stay free, so that the
 // request waits until they are.
-func (w *waiter) BytesIn(s *tier.Space, _ int64) int64 {
+func (w *waiter) sizeIn(s *tier.Space) (bytes int64, _ func()) {
 	p := w.plans[slices.IndexFunc(w.plans, func(p plan) bool { return p.Space == s })]
-	return add(p.need, p.kept)
+	return add(p.need, p.kept), nil
 }
 
 // keptLocked returns how many bytes must stay free in a space when a task starts there: none if it
@@ -192,7 +192,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
 	}
 	if !possible {
-		r, err = a.reservations.TryReserve(w, 0) // which fails
+		r, err = a.reservations.TryReserve(w, 0, reservation.Sized(w.sizeIn)) // which fails
 		return nil, err
 	}
 	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
@@ -201,7 +201,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, options...)
 	}
 	if may && isHead && r.IsZero() {
-		r, err = a.reservations.Reserve(waiting, w, 0, options...)
+		r, err = a.reservations.Reserve(waiting, w, 0, append(options, reservation.Sized(w.sizeIn))...)
 		// Look again if too much must stay free, a limit has changed, or a space was lost. While a
 		// task runs, its end may make room in a space from which nothing else can leave.
 		again := waiting.Err() != nil || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost) ||
