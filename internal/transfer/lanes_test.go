@@ -16,8 +16,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/address"
-	"github.com/spillway-db/spillway/internal/goid"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -258,10 +258,10 @@ func TestLanesOfATransfer(t *testing.T) {
 
 // TestOnePieceStartsNoGoroutine, nor does one lane.
 func TestOnePieceStartsNoGoroutine(t *testing.T) {
-	caller := goid.ID()
+	caller := lockrank.GoroutineID()
 	for _, c := range [][2]int{{1, 8}, {5, 1}} {
 		err := (&lanes{b: new(Builtin)}).each(t.Context(), 0, c[0], c[1], nil, func(context.Context, *lane, int) error {
-			if here := goid.ID(); here != caller {
+			if here := lockrank.GoroutineID(); here != caller {
 				t.Errorf("a piece is moved by goroutine %d, not by %d", here, caller)
 			}
 			return nil
