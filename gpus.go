@@ -54,8 +54,8 @@ func (e *Engine) loadDriver() *driver {
 	}
 	for _, info := range shown {
 		g := topology.GPU{
-			Index: info.Ordinal, UUID: info.UUID, PCIAddress: info.PCI, MemoryBytes: info.Memory, FreeBytes: info.Memory,
-			Node: topology.Unknown, MemoryNode: topology.Unknown,
+			Index: info.Ordinal, UUID: info.UUID, PCIAddress: info.PCI, Node: topology.Unknown,
+			MemoryNode: topology.Unknown, MemoryBytes: info.Memory, FreeBytes: info.Memory,
 		}
 		if known, ok := lookUp(e.topo.GPUs, info.UUID, info.PCI); ok {
 			used := known.MemoryBytes - known.FreeBytes

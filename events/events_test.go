@@ -35,7 +35,8 @@ func TestKinds(t *testing.T) {
 
 func TestString(t *testing.T) {
 	e := Event{
-		Kind: MoveEnded, Origin: Origin{Plan: "q\n", Operator: "join", Port: 1, Task: "probe"}, Batch: 7, From: gpu, To: disk,
+		Kind: MoveEnded, Origin: Origin{Plan: "q\n", Operator: "join", Port: 1, Task: "probe"},
+		Batch: 7, From: gpu, To: disk,
 		Bytes: 4096, Limit: 5, Took: time.Millisecond, Reason: "demand", Copy: true, Err: errors.New("no"),
 	}
 	want := `move ended batch=7 from=gpu:0 to=disk:1 bytes=4096 limit=5 took=1ms reason=demand copy=true ` +

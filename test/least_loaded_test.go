@@ -39,14 +39,16 @@ func TestLeastLoadedGPU(t *testing.T) {
 		gpus   []spillway.GPUConfig
 		want   []int // the devices of the spaces
 	}{
-		"nothing known":      {nil, nil, spaces(""), []int{0}},
-		"the first is empty": {[]int64{16 * gib, 15 * gib, 15 * gib}, nil, spaces(""), []int{0}},
-		"the last is empty":  {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(""), []int{2}},
-		"two spaces":         {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", ""), []int{2, 1}},
-		"one is named":       {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", pci(2)), []int{1, 2}},
-		"all are named":      {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(pci(0), uuid(1)), []int{0, 1}},
-		"by the ledger":      {nil, map[int][]int64{0: {1 << 20}, 1: {4096}, 2: {8192}}, spaces("", ""), []int{1, 2}},
-		"by holders":         {nil, map[int][]int64{0: {4096, 4096}, 1: {8192}, 2: {8192}}, spaces("", ""), []int{1, 2}},
+		"nothing known":        {nil, nil, spaces(""), []int{0}},
+		"the first is empty":   {[]int64{16 * gib, 15 * gib, 15 * gib}, nil, spaces(""), []int{0}},
+		"the last is empty":    {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(""), []int{2}},
+		"two spaces":           {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", ""), []int{2, 1}},
+		"one is named":         {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces("", pci(2)), []int{1, 2}},
+		"all are named":        {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(pci(0), uuid(1)), []int{0, 1}},
+		"by the ledger":        {nil, map[int][]int64{0: {1 << 20}, 1: {4096}, 2: {8192}}, spaces("", ""), []int{1, 2}},
+		"by holders":           {nil, map[int][]int64{0: {4096, 4096}, 1: {8192}, 2: {8192}}, spaces("", ""), []int{1, 2}},
+		"bytes before holders": {nil, map[int][]int64{0: {4096, 4096}, 1: {1 << 20}, 2: {1 << 20}}, spaces(""), []int{0}},
+		"by the instances":     {[]int64{1 * gib, 15 * gib, 16 * gib}, nil, spaces(""), []int{2}},
 		"the ledger or the card": {[]int64{16 * gib, 16*gib - 8192, 16*gib - 4096}, map[int][]int64{0: {1 << 20}},
 			spaces("", ""), []int{2, 1}},
 	} {
@@ -61,6 +63,10 @@ func TestLeastLoadedGPU(t *testing.T) {
 				}
 				if c.free != nil {
 					g.MemoryBytes, g.FreeBytes = 16*gib, c.free[i]
+				}
+				if name == "by the instances" { // of which the driver shows one for each card
+					g.MIG = []topology.MIGInstance{{UUID: g.UUID, MemoryBytes: g.MemoryBytes, FreeBytes: g.FreeBytes}}
+					g.UUID, g.MIGEnabled, g.FreeBytes = "GPU-of-the-card", true, g.MemoryBytes
 				}
 				top.GPUs = append(top.GPUs, g)
 			}

@@ -2,7 +2,9 @@ package test
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway"
@@ -94,5 +96,29 @@ func drainPartition(ctx context.Context, t *testing.T, repo *repository.Reposito
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestPlanNames: the name of an open plan is taken, and a closed engine has no plans.
+func TestPlanNames(t *testing.T) {
+	eng, err := callbackEngine(t, func(*spillway.Config) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time, the name is free again
+		plan, err := eng.Plan("query")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := eng.Plan("query"); err == nil || !strings.Contains(err.Error(), "open already") {
+			t.Errorf("a second plan of that name: %v", err)
+		}
+		if _, err := plan.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	closeClean(t, eng)
+	if _, err := eng.Plan("query"); !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("a plan of a closed engine: %v, want %v", err, tier.ErrClosed)
 	}
 }

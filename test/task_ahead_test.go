@@ -187,6 +187,51 @@ func TestTasksReadAheadOf(t *testing.T) {
 	}
 }
 
+// TestTasksReadAheadAgain: inputs that found no room in the GPU come there once it has some.
+func TestTasksReadAheadAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		eng, repo, _ := onSlowDisk(t, 32*mib, 3, oneByOne(16*mib))
+		gpu := gpuOf(t, eng)
+		taken, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), 11*mib) // above the stop mark
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, ended := make(chan error, 2), make(chan struct{})
+		var claims []*repository.Claim
+		for i := range 2 {
+			claims = append(claims, mustClaim(t, repo, 1+i))
+			go func() {
+				task := spillway.Task{Inputs: claims[i : i+1], Output: tier.Page, Overhead: admission.None}
+				done <- eng.RunTask(t.Context(), task,
+					func(context.Context, *spillway.Grant, []*spillway.Handle) error { <-ended; return nil })
+			}()
+			synctest.Wait()
+		}
+		for _, want := range []tier.Kind{tier.Host, tier.GPU} {
+			time.Sleep(time.Minute)
+			for _, b := range claims[1].Batches() {
+				if in := b.Info().Space; in.Kind != want {
+					t.Errorf("an input of the task that waits is in %s, want a %s", in, want)
+				}
+			}
+			if want == tier.Host {
+				release(t, taken)
+			}
+		}
+		close(ended)
+		for range claims {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if err := repo.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		closeClean(t, eng)
+	})
+}
+
 // TestTasksReadAheadEnds with the engine, and with the wait of the task. What was brought for a
 // task that gives up was in vain when it leaves.
 func TestTasksReadAheadEnds(t *testing.T) {

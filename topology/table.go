@@ -22,7 +22,8 @@ func (t *Topology) String() string {
 
 	nodes := tabular.Rows{{"node", "cpus", "memory", "free", "distances"}}
 	for _, n := range t.Nodes {
-		nodes.Add(n.ID, n.CPUs, bytesOf(n.MemoryBytes), bytesOf(n.FreeBytes), strings.Trim(fmt.Sprint(n.Distances), "[]"))
+		nodes.Add(n.ID, n.CPUs, bytesOf(n.MemoryBytes), bytesOf(n.FreeBytes),
+			strings.Trim(fmt.Sprint(n.Distances), "[]"))
 	}
 	section(&b, "NUMA nodes", nodes)
 
