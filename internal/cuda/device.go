@@ -106,9 +106,6 @@ func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
 // Info describes the device.
 func (d *Device) Info() DeviceInfo { return d.info }
 
-// Library returns the driver.
-func (d *Device) Library() *Library { return d.lib }
-
 // Context returns the device's context, for peers and for programs that share it.
 func (d *Device) Context() Context { return d.ctx }
 

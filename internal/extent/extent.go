@@ -45,12 +45,15 @@ func New(size int64) *Allocator {
 		panic(fmt.Sprintf("extent: a line of %d bytes", size))
 	}
 	a := &Allocator{
+		size:     size,
 		byOffset: btree.NewG(degree, func(a, b span) bool { return a.off < b.off }),
 		byLength: btree.NewG(degree, func(a, b span) bool { return a.n < b.n || a.n == b.n && a.off < b.off }),
 	}
 	// One closure for all searches, because one for each call would be allocated.
 	a.catch = func(s span) bool { a.found = s; return false }
-	a.Grow(size)
+	if size > 0 {
+		a.Free(0, size)
+	}
 	return a
 }
 
@@ -110,21 +113,6 @@ func (a *Allocator) Free(off, n int64) {
 	a.byOffset.ReplaceOrInsert(joined)
 }
 
-// Grow makes the line longer; the added bytes are free. size must not be below the present size.
-func (a *Allocator) Grow(size int64) {
-	if size < a.size {
-		panic(fmt.Sprintf("extent: a line of %d bytes grown to %d", a.size, size))
-	}
-	old := a.size
-	a.size = size
-	if size > old {
-		a.Free(old, size-old)
-	}
-}
-
-// Size returns the length of the line.
-func (a *Allocator) Size() int64 { return a.size }
-
 // FreeBytes returns how much of the line is free.
 func (a *Allocator) FreeBytes() int64 { return a.free }
 
@@ -133,9 +121,6 @@ func (a *Allocator) Largest() int64 {
 	s, _ := a.byLength.Max()
 	return s.n
 }
-
-// Ranges returns how many free ranges there are.
-func (a *Allocator) Ranges() int { return a.byOffset.Len() }
 
 // All yields the free ranges in ascending order as offset and length. The allocator must not be
 // changed meanwhile.
