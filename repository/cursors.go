@@ -173,7 +173,8 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 		}
 		if c.claim == nil {
 			var err error
-			if c.claim, err = r.claim(ctx, c.partition, &taker{from: workable, waitInput: true, waitClaims: true}, false); err != nil {
+			t := &taker{from: workable, waitInput: true, waitClaims: true}
+			if c.claim, err = r.claim(ctx, c.partition, t, false); err != nil {
 				return nil, err
 			}
 		}

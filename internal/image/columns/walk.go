@@ -85,7 +85,8 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 			s := b.span
 			if s.Length > 0 &&
 				(s.Offset < 0 || s.Offset%image.AlignSmall != 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
-				return nil, image.Path{}.Invalid("a buffer of %d bytes at %d in a body of %d", s.Length, s.Offset, d.Body)
+				const text = "a buffer of %d bytes at %d in a body of %d"
+				return nil, image.Path{}.Invalid(text, s.Length, s.Offset, d.Body)
 			}
 			b.node += len(all.nodes)
 			b.whole = !col.byRows || b.scale < 0
