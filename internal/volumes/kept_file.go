@@ -212,7 +212,7 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFil
 		return nil, errDamaged("its header ends early")
 	}
 	if h.Size < 0 || h.Size > math.MaxInt64/2 || round(h.Size) != t.Body ||
-		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) || (h.Count > 0) != (s != nil && h.Size > 0) {
+		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) {
 		return nil, errDamaged("a memory of %d bytes in %d sealed blocks, behind a body of %d", h.Size, h.Count, t.Body)
 	}
 	blocks := make([]seal.Block, h.Count)           // that a volume has written, because the header is sealed

@@ -93,7 +93,7 @@ func TestMutatedFiles(t *testing.T) {
 		case 0:
 			p[header+r.IntN(96)] ^= 1 << r.IntN(8)
 		case 1:
-			p[tail+r.IntN(168)] ^= 1 << r.IntN(8) // its fields, and some of the place
+			p[tail+r.IntN(200)] ^= 1 << r.IntN(8) // its fields, and some of the place
 		case 2: // a number in the tail, with the right checksum
 			copy(p[tail+r.IntN(5)*8:], binary.LittleEndian.AppendUint64(nil, r.Uint64()>>r.IntN(64)))
 			binary.LittleEndian.PutUint64(p[len(p)-8:], xxh3.Hash(p[tail:len(p)-8]))
