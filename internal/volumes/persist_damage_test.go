@@ -230,8 +230,8 @@ func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestOtherFormatIsLeftAlone: a directory with a file of another version stays as it is, with a warning.
-// So do files that are none of a volume's.
+// TestOtherFormatIsLeftAlone: a directory with a file of another version stays as it is, with a
+// warning. So do files that are none of a volume's.
 func TestOtherFormatIsLeftAlone(t *testing.T) {
 	other := tempDir(t)
 	w := openPersistent(t, other)
