@@ -302,8 +302,8 @@ func dies(t *testing.T, cfg spillway.Config, why error, hits func() int, alive f
 	return s.failed, died
 }
 
-// TestDirectoryVanishes: the disk's file, with a name or without, works on and grows when the directory is
-// removed. The engine does not make the directory again.
+// TestDirectoryVanishes: the disk's file, with a name or without, works on and grows when the
+// directory is removed. The engine does not make the directory again.
 func TestDirectoryVanishes(t *testing.T) {
 	top := discover(t)
 	for _, named := range []bool{false, true} {

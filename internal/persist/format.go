@@ -27,9 +27,9 @@ import (
 )
 
 // Entry describes a batch or a dictionary in its file, so that another process can open the file's
-// memory. The file has it in JSON, in two parts: the meta never changes, and the place does when the
-// batch moves to another operator. Files have checksums (package volumes), which do not show what the
-// writer meant: fits checks the lengths, and arrow-go gets a bound for those in a schema.
+// memory. The file has it in JSON, in two parts: the meta never changes, and the place does when
+// the batch moves to another operator. Files have checksums (package volumes), which do not show
+// what the writer meant: fits checks the lengths, and arrow-go gets a bound for those in a schema.
 type Entry struct {
 	ID           batch.ID `json:"-"` // 0: a dictionary
 	Place        `json:"-"`

@@ -145,6 +145,9 @@ func TestEntryIsCut(t *testing.T) {
 	if _, err := new(Schemas).Read(append(slices.Clone(meta), 0), place); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind: %v", err)
 	}
+	if _, err := new(Schemas).Read(meta, new(Entry).place()); !errors.Is(err, errFormat) {
+		t.Errorf("with the place of a dictionary: %v", err)
+	}
 	if _, err := new(Schemas).Read(meta, append(place, 0)); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind the place: %v", err)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// TestForgottenBatchLeavesDictionariesOfOthers: a batch of which one dictionary is damaged does not count
-// as one that needs the other, so that one stays for the batch that shares it.
+// TestForgottenBatchLeavesDictionariesOfOthers: a batch of which one dictionary is damaged does not
+// count as one that needs the other, so that one stays for the batch that shares it.
 func TestForgottenBatchLeavesDictionariesOfOthers(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs Linux, for locks that end with their process")

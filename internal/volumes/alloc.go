@@ -104,9 +104,19 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	e := &extents{v: v, size: size, uses: 1}
 	var grew bool
 	var refusal, err error
-	if v.cfg.Persist {
+	v.mu.Lock()
+	if !v.mu.closed {
+		if at, ok := (source{v}).Alloc(size); ok { // as a rule
+			e.pieces = []piece{{Len: size, At: at}}
+			v.mu.idle = min(v.mu.idle, v.mu.backed.FreeBytes())
+		}
+	}
+	v.mu.Unlock()
+	switch {
+	case e.pieces != nil:
+	case v.cfg.Persist:
 		grew, refusal, err = v.placeInFile(e)
-	} else {
+	default:
 		grew, refusal, err = v.place(e, cuts)
 	}
 	if v.cfg.Events != nil && (grew || refusal != nil) { // without the change token
@@ -122,9 +132,10 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	return e, nil
 }
 
-// place finds room for e: in backed room, in pieces of at least Config.Request bytes; else it takes
-// room from the file system for as long as that gives some; else in pieces of any length. grew reports
-// whether the file system gave some, and refusal is its error if it did not the last time.
+// place finds room for e, for which there was no piece: in backed room, in pieces of at least
+// Config.Request bytes; else it takes room from the file system for as long as that gives some; else
+// in pieces of any length. grew reports whether the file system gave some, and refusal is its error
+// if it did not the last time.
 func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error) {
 	if e.size > v.cfg.Request {
 		cuts = slices.Clone(cuts)

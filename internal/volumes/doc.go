@@ -93,14 +93,15 @@
 // of its entry, with a warning that names the file.
 //
 // The next volume with Persist in Dir takes over one directory whose lock is free. It leaves alone,
-// with a warning, a directory with only files of another version, one that needs more than the volume's
-// capacity, one of another user, and one with a file that cannot be read. A directory that needs another Key is a
-// *disk.KeyError if the volume can take no other, and a warning else.
+// with a warning, a directory with only files of another version, one that needs more than the
+// volume's capacity, one of another user, and one with a file that cannot be read. A directory that
+// needs another Key is a *disk.KeyError if the volume can take no other, and a warning else.
 //
 // With Config.Encrypt and a Key the header has the seals of the body's blocks and the salt of their
-// key, and is sealed itself. The tail has a proof of the user's key. No key is written. So a changed bit of a body, of a header or of a
-// seal in it is found, even if the checksums were forged. An older file in the place of a newer one
-// is not found. The number of files and their lengths stay readable.
+// key, and is sealed itself. The tail has a proof of the user's key. No key is written. So a
+// changed bit of a body, of a header or of a seal in it is found, even if the checksums were
+// forged. An older file in the place of a newer one is not found. The number of files and their
+// lengths stay readable.
 //
 // # Locks
 //

@@ -32,8 +32,8 @@ func (e *shortError) Unwrap() error { return e.error }
 
 // The classes of errors.
 var (
-	// errsFull: the file system has no room, or allows no longer file (EFBIG). Such an error becomes a *tier.NoSpaceError, and the disk
-	// does not count as failing.
+	// errsFull: the file system has no room, or allows no longer file (EFBIG). Such an error
+	// becomes a *tier.NoSpaceError, and the disk does not count as failing.
 	errsFull = []error{errReserve, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, tier.ErrNoSpace}
 
 	// errsUnable: the file system has no files of a kind. open(2) names EOPNOTSUPP, and EISDIR where

@@ -35,8 +35,8 @@ const (
 	tailMagic = "SPLKEPT4"
 )
 
-// maxHeader returns the maximum length of a header behind a body of some length. Five pages for each MiB
-// are enough for its checksums and for sealed blocks of one page.
+// maxHeader returns the maximum length of a header behind a body of some length. Five pages for
+// each MiB are enough for its checksums and for sealed blocks of one page.
 func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*5*tier.Page }
 
 // keptTail is the end of a file that persists.
@@ -99,7 +99,8 @@ var headerExtra = []byte("spillway header of a batch")
 // those of reading them.
 var errDamage = errors.New("damaged")
 
-// errsForeign are the errors of files that another version, or a volume with another key, may have written.
+// errsForeign are the errors of files that another version, or a volume with another key, may have
+// written.
 var (
 	errVersion  = errors.New("it is of another version of Spillway")
 	errsForeign = []error{errVersion, disk.ErrKey}
@@ -125,8 +126,9 @@ type openedFile interface {
 	io.Closer
 }
 
-// readFound reads the end of a file of some length, and closes it. failed is the error of opening it. Err
-// matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot be read.
+// readFound reads the end of a file of some length, and closes it. failed is the error of opening
+// it. Err matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot
+// be read.
 func readFound(f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer) *foundFile {
 	found, err := (*foundFile)(nil), failed
 	if err == nil {
@@ -141,8 +143,8 @@ func readFound(f openedFile, failed error, path string, key uint64, length int64
 	return found
 }
 
-// readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its own Err.
-// If none can be read, and one is of errsForeign, that is the error of the directory.
+// readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its
+// own Err. If none can be read, and one is of errsForeign, that is the error of the directory.
 func (d *ownDir) readFiles(
 	c *content, open func(path string) (openedFile, error), s *seal.Sealer,
 ) (all []*foundFile, foreign error) {
@@ -212,7 +214,7 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFil
 		return nil, errDamaged("its header ends early")
 	}
 	if h.Size < 0 || h.Size > math.MaxInt64/2 || round(h.Size) != t.Body ||
-		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) || (h.Count > 0) != (s != nil && h.Size > 0) {
+		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) {
 		return nil, errDamaged("a memory of %d bytes in %d sealed blocks, behind a body of %d", h.Size, h.Count, t.Body)
 	}
 	blocks := make([]seal.Block, h.Count)           // that a volume has written, because the header is sealed

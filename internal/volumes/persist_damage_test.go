@@ -77,6 +77,7 @@ func TestMutatedFiles(t *testing.T) {
 	before, refused := runtime.MemStats{}, 0
 	runtime.ReadMemStats(&before)
 	rounds := testseed.Rounds(2000, 200)
+	const place = 189 // in the tail
 	for round := range rounds {
 		work := testfs.MemoryDir(t)
 		testfs.CopyTree(t, work, dir)
@@ -91,8 +92,12 @@ func TestMutatedFiles(t *testing.T) {
 		switch kind {
 		case 0:
 			p[header+r.IntN(96)] ^= 1 << r.IntN(8)
-		case 1:
-			p[tail+r.IntN(168)] ^= 1 << r.IntN(8) // its fields, and some of the place
+		case 1: // the fields of the tail, or the place
+			at := r.IntN(place)
+			if r.IntN(2) == 0 {
+				at = place + r.IntN(len(placeOf(0)))
+			}
+			p[tail+at] ^= 1 << r.IntN(8)
 		case 2: // a number in the tail, with the right checksum
 			copy(p[tail+r.IntN(5)*8:], binary.LittleEndian.AppendUint64(nil, r.Uint64()>>r.IntN(64)))
 			binary.LittleEndian.PutUint64(p[len(p)-8:], xxh3.Hash(p[tail:len(p)-8]))
@@ -224,8 +229,8 @@ func TestMoreThanTheCapacityIsLeftAlone(t *testing.T) {
 	wantEmpty(t, dir)
 }
 
-// TestOtherFormatIsLeftAlone: a directory with a file of another version stays as it is, with a warning.
-// So do files that are none of a volume's.
+// TestOtherFormatIsLeftAlone: a directory with a file of another version stays as it is, with a
+// warning. So do files that are none of a volume's.
 func TestOtherFormatIsLeftAlone(t *testing.T) {
 	other := tempDir(t)
 	w := openPersistent(t, other)

@@ -76,9 +76,9 @@ func (v *Volume) giveBack(ctx context.Context, n int64) (given int64, err error)
 	return given, nil
 }
 
-// givePiece gives one piece of at most n bytes back: a hole that it punches, or where the file system
-// punches none the free end of the file. It returns 0 and no error if there is none. The caller has the
-// change token.
+// givePiece gives one piece of at most n bytes back: a hole that it punches, or where the file
+// system punches none the free end of the file. It returns 0 and no error if there is none. The
+// caller has the change token.
 func (v *Volume) givePiece(n int64) (int64, error) {
 	var off, given int64
 	cuts := v.noPunch.Load()
@@ -118,8 +118,8 @@ func (v *Volume) givePiece(n int64) (int64, error) {
 	return 0, fmt.Errorf("%d bytes at %d of %s: %w", given, off, spillName, bare(err))
 }
 
-// takeEndLocked takes up to n free bytes off the end of the backed room, if there are some: behind them
-// is only a hole.
+// takeEndLocked takes up to n free bytes off the end of the backed room, if there are some: behind
+// them is only a hole.
 func (v *Volume) takeEndLocked(n int64) (off, taken int64) {
 	end := v.cfg.Capacity
 	for at, hole := range v.mu.holes.All() {

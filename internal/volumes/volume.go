@@ -230,8 +230,8 @@ func (v *Volume) probe() (err error) {
 	return err
 }
 
-// probeFile opens the volume's file, and writes and reads a page, because some file systems refuse direct
-// I/O only then.
+// probeFile opens the volume's file, and writes and reads a page, because some file systems refuse
+// direct I/O only then.
 func (v *Volume) probeFile(direct bool) (err error) {
 	defer guard.Error(&err, filesOf)
 	if v.anonymous {
@@ -293,9 +293,10 @@ func (v *Volume) Stats() disk.Stats {
 	return s
 }
 
-// Close ends the volume's goroutines, waits until what was freed is reclaimed, and closes and removes its
-// files if no memory is allocated. Memory that is allocated stays usable, by its callers without
-// helpers; the Free of the last of it ends the rest. A second Close returns tier.ErrClosed.
+// Close ends the volume's goroutines, waits until what was freed is reclaimed, and closes and
+// removes its files if no memory is allocated. Memory that is allocated stays usable, by its
+// callers without helpers; the Free of the last of it ends the rest. A second Close returns
+// tier.ErrClosed.
 func (v *Volume) Close() error {
 	v.mu.Lock()
 	if v.mu.closed {

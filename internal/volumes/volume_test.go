@@ -599,7 +599,8 @@ func TestConcurrentUseUnderTrim(t *testing.T) {
 	}
 }
 
-// useUnderTrim writes and reads memory of a volume on several goroutines, while the volume gives room back.
+// useUnderTrim writes and reads memory of a volume on several goroutines, while the volume gives
+// room back.
 func useUnderTrim(t *testing.T, v *volumes.Volume) {
 	var owners sync.WaitGroup
 	for g := range uint64(3) {
