@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -477,14 +476,10 @@ type job struct {
 	retry bool // a failure was recorded, so that another list will have other moves
 }
 
-const (
-	// small is below what size batches are moved together: a copy to a pinned chunk takes less than
-	// a request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It
-	// is less than the size from which batches are compressed (payload.FrameSize).
-	small = 192 << 10
-	// togetherMax bounds how many batches are moved together.
-	togetherMax = 256
-)
+// small is below what size batches are moved together: a copy to a pinned chunk takes less than a
+// request to the disk. On two cores and a virtual NVMe disk that is so to 128 KiB at least. It is less
+// than the size from which batches are compressed (payload.FrameSize).
+const small = 192 << 10
 
 // run moves the batches of a job. If they need room in the target, batches leave that first.
 func (j *job) run(ctx context.Context) {
@@ -523,23 +518,31 @@ func (j *job) run(ctx context.Context) {
 }
 
 // work moves batches of the job until there are none left, one has failed, or enough has left the
-// space. It moves small batches to a disk together, as one list. If that fails, each that was not moved
-// is moved alone, so that each error concerns its batch.
+// space. It takes small batches for a disk as a list, and moves as many of them together as the mover can.
+// If that fails, each that was not moved is moved alone, so that each error concerns its batch.
 func (j *job) work(ctx context.Context) {
+	var list []Victim // taken and not moved yet; those that failed together come first
+	var all []*batch.Batch
 	for {
-		// The next list: one batch, or as many small ones as the disk best takes at once. It is made in
-		// place, of the first part of left. A batch may have been taken into use since it was chosen.
 		var room int64
-		if j.joins {
+		if len(list) == 0 && j.joins {
 			room = j.to.Together()
 		}
 		j.mu.Lock()
-		list, isOver := j.left[:0], j.over || ctx.Err() != nil || j.from.Used() <= j.goal
-		for isSmall := true; isSmall && !isOver && len(j.left) > 0 && len(list) < togetherMax; {
+		if j.over || ctx.Err() != nil || j.from.Used() <= j.goal {
+			j.mu.Unlock()
+			return
+		}
+		// The next list: one batch, or as many small ones as the disk best takes at once. It is made in
+		// place, of the first part of left. A batch may have been taken into use since it was chosen.
+		for isSmall := len(list) == 0; isSmall && len(j.left) > 0; {
 			v := j.left[0]
-			isSmall = v.Bytes < small && v.Bytes <= room && !v.alone && !v.copied.Has(j.to.place)
+			isSmall = v.Bytes < small && v.Bytes <= room && !v.copied.Has(j.to.place)
 			if !isSmall && len(list) > 0 {
 				break
+			}
+			if len(list) == 0 {
+				list = j.left[:0]
 			}
 			j.left = j.left[1:]
 			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
@@ -553,37 +556,35 @@ func (j *job) work(ctx context.Context) {
 		if len(list) == 0 {
 			return
 		}
-		// Its moves: of as many batches, from the first on, as can be moved together.
-		start := time.Now()
-		all := make([]*batch.Batch, len(list))
-		for i, v := range list {
-			all[i] = v.Batch
+		all = append(all[:0], list[0].Batch)
+		for i := 1; i < len(list) && !list[0].alone; i++ {
+			all = append(all, list[i].Batch)
 		}
+		start := time.Now()
 		errs := j.m.cfg.Mover.Evict(ctx, all, j.to.ID(), j.reason)
-		n := len(errs)
 		took := time.Since(start)
 
-		// Their ends.
-		again := list[n:] // did not fit into the list
+		// The ends of the moves.
+		var again []Victim // alone
 		var freed int64
-		isRetry, isLogged := false, false
-		isOver = time.Now().After(j.until)
-		for i, err := range slices.Backward(errs) {
+		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
+		for i, err := range errs {
 			v := list[i]
 			// The error itself is not looked at, because a file system may return context.Canceled for
 			// reasons of its own.
 			if err != nil && ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", errEnding, err)
 			}
+			isTogether := err != nil && len(errs) > 1
 			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
 			// has failed.
-			if err == nil || n == 1 || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
-				isLogged = isLogged || err != nil
+			if !isTogether || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
+				isLogged = isLogged || isTogether
 				j.m.logMove(v, j.from, j.to, j.reason, took, err)
 			}
-			if err != nil && n > 1 {
+			if isTogether {
 				v.alone = true
-				again = append([]Victim{v}, again...)
+				again = append(again, v)
 				continue
 			}
 			kind, retry := j.m.noteMove(v, j.from, j.to, err)
@@ -593,10 +594,10 @@ func (j *job) work(ctx context.Context) {
 			}
 			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
-		j.mu.Lock()
-		if len(again) > 0 {
-			j.left = slices.Concat(again, j.left)
+		if list = list[len(errs):]; len(again) > 0 {
+			list = append(again, list...)
 		}
+		j.mu.Lock()
 		j.freed += freed
 		j.over, j.retry = j.over || isOver, j.retry || isRetry
 		j.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -208,5 +209,43 @@ func TestFailedTogether(t *testing.T) {
 			}
 			w.end(all...)
 		})
+	}
+}
+
+// fewMover claims to have moved so many batches of each list.
+type fewMover int
+
+func (n fewMover) Evict(_ context.Context, all []*batch.Batch, _ tier.ID, _ string) []error {
+	return make([]error, min(int(n), len(all)))
+}
+
+// TestListsAreNotCopied: the batches that a mover leaves of a list are not copied for each move.
+func TestListsAreNotCopied(t *testing.T) {
+	const n, limit = 4000, 2048
+	for _, atOnce := range []int{1, 4, n} {
+		w := newWorld(t, sizes{host0: 4 * n * kib, disk0: 4 * n * kib}, func(cfg *Config, w *world) {
+			cfg.Mover = fewMover(atOnce)
+		})
+		j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], reason: decide.Demand, joins: true}
+		j.until = time.Now().Add(time.Hour)
+		var all []*batch.Batch
+		for i := range n {
+			b := w.put(host0, 4*kib, seq(i))
+			all = append(all, b)
+			j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		j.work(t.Context())
+		runtime.ReadMemStats(&after)
+		if each := (after.TotalAlloc - before.TotalAlloc) / n; each > limit {
+			t.Errorf("%d at once: %d bytes were allocated for each move, want at most %d", atOnce, each, limit)
+		} else {
+			t.Logf("%d at once: %d bytes for each move", atOnce, each)
+		}
+		if j.freed != n*4*kib {
+			t.Errorf("%d at once: %d bytes were freed", atOnce, j.freed)
+		}
+		w.end(all...)
 	}
 }
