@@ -282,7 +282,8 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 // there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
 	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
-	host, from, own := ImageIn(tier.Host), Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
+	host := Form{batch.PlainImage, tier.Host}
+	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
 		own.Type = img.Parts().Program

@@ -93,8 +93,10 @@ func (b *Builtin) Convert(
 		if err := out.alloc(&parts, r); err != nil {
 			return err
 		}
-		if parts.Shared, err = b.Share(ctx, from, r); err != nil {
-			return err
+		if len(from.Shared()) > 0 {
+			if parts.Shared, err = b.Share(ctx, from, r); err != nil {
+				return err
+			}
 		}
 		in, err := b.from(ctx, from)
 		if err != nil {

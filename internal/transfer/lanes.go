@@ -169,22 +169,55 @@ func (w *lanes) work(ctx context.Context, l *lane) {
 }
 
 // borrow returns a lane; nil if there is no memory for one now and wait is not set.
+//
+// The memory of a block is from the host space of the node, or of the first one that has another node,
+// or from the heap. No batch is moved to make room for it: that move would wait for a block.
 func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
-	l := new(lane)
+	l, s := new(lane), &w.b.Scratch
 	if w.blocks {
 		select {
-		case w.b.Scratch.lent <- struct{}{}:
+		case s.lent <- struct{}{}:
 		default:
 			if !wait {
 				return nil, nil
 			}
 			select {
-			case w.b.Scratch.lent <- struct{}{}:
+			case s.lent <- struct{}{}:
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
 		}
-		w.b.Scratch.draw(l, w.node)
+		var near *tier.Space
+		if s.from != nil {
+			for _, h := range s.from.Spaces().InTier(tier.Host) {
+				if near == nil || near.Node() != w.node && h.Node() == w.node {
+					near = h
+				}
+			}
+		}
+		var block []byte
+		if near != nil && MinBlocks*BlockSize <= near.Limit()/smallShare {
+			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, reservation.WithoutClearing())
+			if err == nil {
+				buf, err := r.Alloc(BlockSize)
+				if err = errors.Join(err, r.Release()); err == nil {
+					block = buf.Memory().(tier.HostMemory).Extents()[0]
+					l.free = func() { _ = buf.Release() } // the only one
+				} else {
+					_ = buf.Release()
+				}
+			}
+		}
+		if block == nil {
+			p, ok := s.heap.Get().(*[]byte)
+			if !ok {
+				made := make([]byte, BlockSize+tier.Page)
+				made = made[-address.Of(made)%tier.Page:][:BlockSize]
+				p = &made
+			}
+			block, l.free = *p, func() { s.heap.Put(p) }
+		}
+		l.stored, l.raw = block[:storedRoom:storedRoom], block[storedRoom:BlockSize:BlockSize]
 	}
 	if w.chunks == nil {
 		return l, nil
@@ -211,41 +244,4 @@ func (w *lanes) giveBack(l *lane) {
 		l.free()
 		<-w.b.Scratch.lent
 	}
-}
-
-// draw gives l the memory of a block that is lent: of the host space of the node, or of the first
-// one that has another node, or of the heap. It moves no batch to make room: that move would wait
-// for a block.
-func (s *scratch) draw(l *lane, node int) {
-	var near *tier.Space
-	if s.from != nil {
-		for _, h := range s.from.Spaces().InTier(tier.Host) {
-			if near == nil || near.Node() != node && h.Node() == node {
-				near = h
-			}
-		}
-	}
-	var block []byte
-	if near != nil && MinBlocks*BlockSize <= near.Limit()/smallShare {
-		r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, reservation.WithoutClearing())
-		if err == nil {
-			buf, err := r.Alloc(BlockSize)
-			if err = errors.Join(err, r.Release()); err == nil {
-				block = buf.Memory().(tier.HostMemory).Extents()[0]
-				l.free = func() { _ = buf.Release() } // the only one
-			} else {
-				_ = buf.Release()
-			}
-		}
-	}
-	if block == nil {
-		p, ok := s.heap.Get().(*[]byte)
-		if !ok {
-			made := make([]byte, BlockSize+tier.Page)
-			made = made[-address.Of(made)%tier.Page:][:BlockSize]
-			p = &made
-		}
-		block, l.free = *p, func() { s.heap.Put(p) }
-	}
-	l.stored, l.raw = block[:storedRoom:storedRoom], block[storedRoom:BlockSize:BlockSize]
 }
