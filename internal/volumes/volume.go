@@ -110,7 +110,7 @@ func Open(cfg Config) (*Volume, error) {
 	v.mu.entries = make(map[uint64]*keptFile)
 	v.mu.backed, v.mu.holes = extent.New(0), extent.New(0)
 	if !cfg.Persist {
-		v.mu.holes.Grow(v.cfg.Capacity)
+		v.mu.holes = extent.New(v.cfg.Capacity)
 		v.mu.backed = extent.New(v.cfg.Capacity)
 		v.mu.backed.Alloc(v.cfg.Capacity)
 	}
