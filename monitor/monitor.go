@@ -231,8 +231,12 @@ func (m *Monitor) changed(s *space, pressed bool) {
 		if !s.pressed.Swap(true) {
 			poke(m.wake)
 		}
-	case s.high.Load() && s.PressureBytes() <= s.Stop(), s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
+	case s.Lost() != nil:
 		poke(m.wake)
+	case s.high.Load() || s.Quota() != nil:
+		if now := s.State(); s.high.Load() && now.Pressure <= now.Stop || now.Used() > now.Ceiling {
+			poke(m.wake)
+		}
 	}
 }
 
@@ -256,18 +260,20 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			}
 			continue
 		}
-		if over := s.PressureBytes() - s.Stop(); over > 0 && s.Usage().Cached > 0 {
+		is := s.State()
+		if over := is.Pressure - is.Stop; over > 0 && is.Cached > 0 {
 			s.DropSharing(over) // what clean images keep is worth no move, and no warning
+			is = s.State()
 		}
-		pressure := s.PressureBytes()
-		if pressure < s.Trigger() && s.pressed.Swap(false) {
-			pressure = s.PressureBytes() // from now on a crossing wakes the monitor; one before is seen here
+		if is.Pressure < is.Trigger && s.pressed.Swap(false) {
+			is = s.State() // from now on a crossing wakes the monitor; one before is seen here
 		}
-		isHigh := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop()
+		pressure := is.Pressure
+		isHigh := pressure >= is.Trigger || s.high.Load() && pressure > is.Stop
 		if s.high.Swap(isHigh) != isHigh {
 			m.reportPressure(s, pressure, isHigh)
 		}
-		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
+		needed = needed || pressure >= is.Trigger || is.Used() > is.Ceiling
 		dry := s.dry.Load()
 		isDue := dry == nil || now.Sub(dry.begun) > retryPeriods*m.cfg.Period
 		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
@@ -351,7 +357,8 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 		return 0, 0
 	}
 	var largest uint64
-	most := listed{key: Key{uint64(s.Ceiling()/2) + 1}}
+	now := s.State()
+	most := listed{key: Key{uint64(now.Ceiling/2) + 1}}
 	m.index.mu.Lock()
 	for i, other := range m.spaces {
 		if other == s || other.Lost() != nil {
@@ -364,5 +371,5 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 	}
 	rest := m.index.mu.spaces[s.place].rest
 	m.index.mu.Unlock()
-	return s.Charge(int64(largest)), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
+	return s.Charge(int64(largest)), now.Ceiling - max(0, now.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

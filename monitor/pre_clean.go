@@ -57,11 +57,12 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		if !s.lower.Has(tier.Disk) || s.Lost() != nil {
 			continue
 		}
-		seen := coverage{changes: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
+		now := s.State()
+		seen := coverage{changes: m.index.summary(s.place).changes, above: now.Pressure - now.Stop}
 		disks := slices.DeleteFunc(s.below(m), func(to *space) bool { return to.Kind() != tier.Disk })
 		for _, to := range disks {
-			u := to.Usage()
-			seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
+			u := to.State()
+			seen.room += u.Stop + u.Limit - u.Used() - u.Cached
 		}
 		if seen.above <= 0 || seen == s.covered {
 			continue
@@ -89,7 +90,8 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, disks []*space, seen
 		more = len(list) == shortlistMax
 		m.findClean(list)
 		for _, v := range list {
-			above := s.PressureBytes() - s.Stop()
+			now := s.State()
+			above := now.Pressure - now.Stop
 			if above <= 0 {
 				return nil // it may rise again
 			}

@@ -49,7 +49,7 @@ func (c *crowd) admitted(space int) {
 }
 
 // overdrawn counts an allocation that took more than was promised, unless
-// something was freed meanwhile.
+// something was freed meanwhile, and more than the least of ReserveUpTo.
 func (c *crowd) overdrawn(space int) { c.lines[space].maybe.Add(1) }
 
 // waiting returns what is waited for.

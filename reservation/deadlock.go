@@ -20,9 +20,6 @@ import (
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
 const lookShare = 20
 
-// unclaimedGrace is added to Config.StallTimeout where nobody is known to hold anything.
-const unclaimedGrace = 500 * time.Millisecond
-
 // holders are those that hold bytes of a space, as a look for deadlocks has found them.
 type holders struct {
 	changes   uint64           // of the line
@@ -31,26 +28,16 @@ type holders struct {
 	ownerless int64            // bytes of reservations, handles and records without one
 	occupied  int64            // bytes that were in use before the space was made
 	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
-	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself, or the head may still make some
 	eviction  Eviction         // the last one from the space
 }
 
-// outlook is whether a waiter can still be served, and if not, why.
-type outlook uint8
-
-const (
-	servable       outlook = iota // room may still be freed for it
-	stuckOwners                   // it is in a deadlock of owners
-	stuckOwnerless                // the same, and others hold some of what it waits for
-	stuckFull                     // batches at rest fill its spaces, and none can leave
-)
-
 // stuckRequest is a waiter for which nobody can free room, as far as a look for deadlocks can tell.
 type stuckRequest struct {
 	*request
-	outlook outlook
-	lines   []*line // of the spaces in which somebody would have to free room for it
+	lines     []*line // of the spaces in which somebody would have to free room for it
+	full      bool    // batches at rest fill its spaces, and none can leave; else it is in a deadlock
+	ownerless bool    // some of what it waits for has no owner
 }
 
 // watch is called by the head of a line at each tick. It reports long waits, and ends waits that
@@ -71,7 +58,7 @@ func (m *Manager) watch(w *request) {
 	lines := make(map[*line]*holders)
 	var stuck []stuckRequest
 	m.mu.Lock()
-	if first := m.mu.waiters.Head(); first == nil || first.Value != w {
+	if m.mu.waiters.Head() != w {
 		m.mu.Unlock() // the oldest, which heads all its lines, looks for all
 		return
 	}
@@ -79,15 +66,15 @@ func (m *Manager) watch(w *request) {
 		if changes := l.changesLocked(); l.changes != changes || l.nextLocked() != nil {
 			l.changes, l.since = changes, now // a waiter that is about to be served is progress
 		}
-		isWanted := l.queue.Len() > 0
+		isWanted := len(l.queue.Waiters) > 0
 		h := &holders{changes: l.changes, still: now.Sub(l.since), eviction: l.eviction}
 		h.frees = isWanted && (!l.dry || l.eviction.Busy)
 		lines[l] = h
 		still = still || isWanted && h.still >= grace
 	}
 	if still = still && !now.Before(m.mu.nextLook); still {
-		for e := range m.mu.waiters.All() {
-			stuck = append(stuck, stuckRequest{request: e.Value})
+		for _, w := range m.mu.waiters.Waiters {
+			stuck = append(stuck, stuckRequest{request: w})
 		}
 	}
 	m.mu.Unlock()
@@ -98,23 +85,21 @@ func (m *Manager) watch(w *request) {
 		m.find(l, h, now)
 	}
 	// Begin with all, and take those out for which somebody can still free room, until none is left.
-	served := make(map[*Owner]bool) // owners that have a wait which can still be served
+	// An owner with a wait that can still be served may release something then.
+	runs := make(map[*Owner]bool)
 	for before := -1; before != len(stuck); {
 		before = len(stuck)
-		for _, h := range lines {
-			h.runs = false
-			for o := range h.owners {
-				h.runs = h.runs || o.runs() || served[o]
+		left := stuck[:0]
+		for _, one := range stuck {
+			if m.isStuck(&one, lines, runs) {
+				left = append(left, one)
+			} else if one.owner != nil {
+				runs[one.owner] = true
 			}
 		}
-		for i := range stuck {
-			one := &stuck[i]
-			one.outlook, one.lines = m.isStuck(one.request, lines)
-			served[one.owner] = served[one.owner] || one.outlook == servable && one.owner != nil
-		}
-		stuck = slices.DeleteFunc(stuck, func(one stuckRequest) bool { return one.outlook == servable })
+		stuck = left
 	}
-	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return one.outlook != stuckFull })
+	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return !one.full })
 	switch {
 	case len(full) > 0:
 		m.endFull(full, lines)
@@ -133,7 +118,8 @@ func (l *line) changesLocked() uint64 { return l.joined + l.space.Books().Now().
 // find looks up who holds bytes of l's space, and whether some will be free.
 func (m *Manager) find(l *line, h *holders, now time.Time) {
 	h.owners = make(map[*Owner]int64)
-	h.frees = h.frees || l.space.Usage().Retired > l.space.Unsure()
+	state := l.space.State()
+	h.frees = h.frees || state.Retired > state.Unsure
 	add := func(owner any, bytes int64) {
 		if o, _ := owner.(*Owner); o != nil {
 			h.owners[o] += bytes
@@ -166,7 +152,7 @@ func (m *Manager) find(l *line, h *holders, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if head := l.queue.Head(); head != nil {
-		h.frees = h.frees || m.nextReclaimerLocked(head.Value.request, l, h.rest > 0) != nil
+		h.frees = h.frees || m.nextReclaimerLocked(head.request, l, h.rest > 0) != nil
 	}
 }
 
@@ -181,71 +167,73 @@ func (l *line) atRest() (bytes int64) {
 	return bytes
 }
 
-// isStuck reports whether nobody can free room for w, after nothing has changed for long enough, and
-// in which lines that would have to be. Where batches are at rest, those that hold slower spaces count,
-// too: with room there the batches could leave.
-func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in []*line) {
-	patience, still, is := grace, time.Duration(math.MaxInt64), stuckFull
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if !w.fits(c, c.line.space.Room()) { // it can never be served there
+// isStuck reports whether nobody can free room for a request, after nothing has changed for long
+// enough, and sets the rest of one. Where batches are at rest, those that hold slower spaces count,
+// too: with room there the batches could leave. runs has the owners of which a wait can be served.
+func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[*Owner]bool) bool {
+	patience, still, engine := grace, time.Duration(math.MaxInt64), m.config.Evict != nil
+	one.lines, one.full, one.ownerless = nil, true, false
+	for i := range one.candidates {
+		c := &one.candidates[i]
+		now := c.line.space.State()
+		if !one.fits(c, now.Room) { // it can never be served there
 			continue
 		}
 		at := lines[c.line]
-		owners, without, occupied := 0, int64(0), int64(0)
+		owners, ownerless, occupied := 0, int64(0), int64(0)
 		for _, l := range m.lines {
-			if l != c.line && !(at.rest > 0 && l.space.Kind() > c.line.space.Kind()) {
+			if l != c.line && (at.rest == 0 || l.space.Kind() <= c.line.space.Kind()) {
 				continue
 			}
 			h := lines[l]
-			if h.frees || h.runs {
-				return servable, nil
+			for o := range h.owners {
+				if o.runs() || runs[o] {
+					return false
+				}
 			}
-			in = append(in, l)
+			if h.frees {
+				return false
+			}
+			one.lines = append(one.lines, l)
 			owners += len(h.owners)
-			without += h.ownerless
+			ownerless += h.ownerless
 			occupied += h.occupied
 			still = min(still, h.still)
 		}
-		if owners > 0 || m.config.Evict == nil {
-			without += occupied
+		if owners > 0 || !engine {
+			ownerless += occupied
 		}
-		after, available := m.config.StallTimeout, c.line.space.Available()
+		after := m.config.StallTimeout
 		switch {
-		case owners == 0 && without == 0 && m.config.Evict != nil:
-			least := c.need
-			if at.eviction.Broken && after > grace {
-				after, least = grace, c.need+c.spared()
+		case owners > 0 && ownerless == 0: // grace is enough
+			one.full, after = false, 0
+		case owners > 0 || ownerless > 0 || !engine:
+			one.full, one.ownerless = false, true
+			if engine && c.need <= now.Available+at.rest { // others may consume what is at rest
+				return false
 			}
-			if least <= available || after < 0 { // before long it leaves no headroom
-				return servable, nil
-			}
-		case without > 0 || owners == 0:
-			// In an engine others may consume what is at rest.
-			if after < 0 || m.config.Evict != nil && c.need <= available+at.rest {
-				return servable, nil
-			}
-			if without == 0 {
-				after += unclaimedGrace
-			}
-			is = stuckOwnerless
 		default:
-			after = 0
-			if is == stuckFull {
-				is = stuckOwners
+			least := c.need // before long it leaves no headroom
+			if at.eviction.Broken && after > grace {
+				m.mu.Lock()
+				after, least = grace, c.need+c.spared(&now)
+				m.mu.Unlock()
 			}
+			if least <= now.Available {
+				return false
+			}
+		}
+		if after < 0 {
+			return false
 		}
 		patience = max(patience, after)
 	}
-	if still < patience || len(in) == 0 {
-		return servable, nil
-	}
-	return is, in
+	return still >= patience && len(one.lines) > 0
 }
 
 // unchangedLocked reports whether nothing has changed in the lines since they were looked at.
 func (one *stuckRequest) unchangedLocked(lines map[*line]*holders) bool {
-	return one.waits.Waits() && !slices.ContainsFunc(one.lines, func(l *line) bool {
+	return one.waits && !slices.ContainsFunc(one.lines, func(l *line) bool {
 		return l.changesLocked() != lines[l].changes || l.nextLocked() != nil
 	})
 }
@@ -320,7 +308,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 		v, _ := victim.grows.promise.View()
 		e.Held = v.Promised
 	}
-	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.outlook == stuckOwnerless }) {
+	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.ownerless }) {
 		e.Still = lines[l].still
 	}
 	m.mu.Lock()
@@ -424,12 +412,13 @@ func (m *Manager) reclaimFor(ctx context.Context, w *request) {
 		m.mu.Lock()
 		r := m.nextReclaimerLocked(w, c.line, atRest)
 		switch {
-		case r == nil || !c.headsLocked(): // the wait may have failed meanwhile, as by Close
+		case r == nil || c.line.queue.Head() != c: // the wait may have failed meanwhile, as by Close
 			i++
 		case len(r.busy) == 0:
 			r.busy <- struct{}{}
 			r.began = time.Now()
-			lack := c.lack()
+			now := c.line.space.State()
+			lack := c.need + c.spared(&now) - now.Available
 			m.calls.Go(func() {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)

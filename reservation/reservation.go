@@ -208,38 +208,42 @@ func (r Reservation) Promote(c *tier.Clean) error {
 	return nil
 }
 
-// draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
-// where the policy allows that. It returns by how much the promise grew.
+// draw turns n unused bytes into live ones. If fewer are unused, it reserves the rest where the policy
+// allows that. It returns by how much the promise grew.
 func (s *state) draw(n int64) (grown int64, err error) {
-	space, increases := s.line.space, s.policy.kind == policyIncrease
-	var extra int64 // reserved beyond what was unused
+	space := s.line.space
+	var extra int64 // reserved beyond the promise
 	for {
 		v, _ := s.promise.View()
-		out := s.promise.Draw(n, extra, increases)
+		out := s.promise.Draw(n, extra)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
-			if increases {
-				grown = extra
-			}
 			return grown, nil
 		}
+		var asks []int64
+		switch {
+		case out.Released:
+		case s.policy.kind == policyIncrease:
+			asks = []int64{size.Times(s.policy.padding, out.Short), out.Short}
+		case s.policy.kind == policyIgnore:
+			asks = []int64{out.Short}
+		}
 		more, cause := int64(0), error(nil)
-		if !out.Released && s.policy.kind != policyFail {
-			sizes := []int64{out.Short}
-			if increases {
-				sizes = []int64{size.Times(s.policy.padding, out.Short), out.Short}
-			}
-			for i := 0; i < len(sizes) && more == 0; i++ {
-				ask := sizes[i]
-				own := candidate{line: s.line, need: ask, asked: ask}
-				w := request{min: ask, max: ask, grows: s, candidates: []candidate{own}}
-				if more, _, cause = s.manager.takeIn(&w, &w.candidates[0]); cause == nil && more == 0 {
-					cause = w.noRoom()
-				}
+		for i := 0; i < len(asks) && more == 0; i++ {
+			w := request{grows: s, candidates: []candidate{{line: s.line, need: asks[i], asked: asks[i]}}}
+			var ok bool
+			if ok, cause = s.manager.takeIn(&w, &w.candidates[0]); ok {
+				more = asks[i]
+			} else if cause == nil {
+				cause = w.noRoom()
 			}
 		}
 		if more > 0 {
-			extra += more
+			if s.policy.kind == policyIncrease && !s.promise.Resize(more).Released {
+				grown += more
+			} else {
+				extra += more
+			}
 			continue
 		}
 		if extra > 0 {
@@ -249,6 +253,7 @@ func (s *state) draw(n int64) (grown int64, err error) {
 		if out.Released {
 			return 0, errReleased("alloc")
 		}
+		space.Freed(s.promise.Resize(-grown).Freed)
 		hint := "reserve more, or with the policy Increase or Ignore"
 		if s.policy.kind != policyFail {
 			hint = "reserve more from the start, or free some of it"

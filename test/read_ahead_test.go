@@ -152,14 +152,14 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 			}
 		}
 		ahead("there is room", true)
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Stop()-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.Used())
 		if err != nil {
 			t.Fatal(err)
 		}
 		ahead("above the stop mark", false)
 		done := make(chan error)
 		go func() {
-			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Room()-2*tier.Page)
+			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Room-2*tier.Page)
 			done <- errors.Join(err, w.Release())
 		}()
 		synctest.Wait()
@@ -219,8 +219,8 @@ func TestReadAheadAtOnce(t *testing.T) {
 		})
 	}
 	done.Wait()
-	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.Stop() {
-		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d", n, host.Usage().Peak, host.Stop())
+	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.State().Stop {
+		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d", n, host.Usage().Peak, host.State().Stop)
 	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)

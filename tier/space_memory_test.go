@@ -182,7 +182,7 @@ func TestSplit(t *testing.T) {
 	pool := &splitPool{refuse: true}
 	s := newSpace(t, 1000, pool)
 	r := promise(t, s, 512)
-	r.Draw(512, 0, false)
+	r.Draw(512, 0)
 	var reclaimed []int64
 	b, err := s.Draw(r, 512, nil, func(n int64) { reclaimed = append(reclaimed, n) })
 	ok(t, err)
@@ -246,16 +246,16 @@ func TestHeldBytes(t *testing.T) {
 	b, c := draw(t, s, 64), draw(t, s, 128)
 	s.Hold(b.Charge())
 	s.Hold(6)
-	if s.Held() != 70 || s.Room() != 830 || s.Used() != 192 {
-		t.Errorf("%d bytes are held, the room is %d", s.Held(), s.Room())
+	if s.State().Held != 70 || s.State().Room != 830 || s.Used() != 192 {
+		t.Errorf("%d bytes are held, the room is %d", s.State().Held, s.State().Room)
 	}
 	s.Hold(-6)
 	told := 0
 	defer s.Subscribe(func(bool) { told++ })()
 	pool.fail = true
 	ok(t, c.Release())
-	if s.Unsure() != 128 || s.Held() != 192 || s.Room() != 708 || told != 1 {
-		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls", s.Unsure(), s.Held(), s.Room(), told)
+	if s.State().Unsure != 128 || s.State().Held != 192 || s.State().Room != 708 || told != 1 {
+		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls", s.State().Unsure, s.State().Held, s.State().Room, told)
 	}
 }
 

@@ -91,8 +91,7 @@ func TestRandom(t *testing.T) {
 				}
 				p := open[rng.IntN(len(open))]
 				before, _ := p.View()
-				grow := before.Moves // a reservation has one policy
-				out := p.Draw(n, 0, grow)
+				out := p.Draw(n, 0)
 				extra := out.Short
 				if extra > 0 {
 					if ok, drop, _ := b.Reserve(nil, extra, 0); !ok && drop == 0 {
@@ -103,7 +102,7 @@ func TestRandom(t *testing.T) {
 							t.Fatal("refused after clean images were dropped")
 						}
 					}
-					out = p.Draw(n, extra, grow)
+					out = p.Draw(n, extra)
 				}
 				if out != (Outcome{}) {
 					t.Fatalf("drawing %d with %d more: %+v", n, extra, out)
@@ -112,13 +111,8 @@ func TestRandom(t *testing.T) {
 					buffers = append(buffers, buffer{from: p, n: n})
 					break
 				}
-				grown := extra
-				if !grow {
-					grown = 0
-				}
 				b.Retire(n)
 				freed := p.Reclaim(n)
-				freed += p.Resize(-grown).Freed
 				if after, _ := p.View(); after != before || freed != extra {
 					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v",
 						freed, extra, after, before)
@@ -132,7 +126,7 @@ func TestRandom(t *testing.T) {
 					}
 					p := open[i]
 					if !p.Release().Released || !p.Resize(1).Released || !p.Resize(-1).Released ||
-						!p.Draw(0, 0, true).Released {
+						!p.Draw(0, 0).Released {
 						t.Fatal("a released promise was used")
 					}
 					open = append(open[:i], open[i+1:]...)
@@ -258,7 +252,7 @@ func TestSpare(t *testing.T) {
 func TestOpen(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 40, 0, nil, false)
-	p.Draw(40, 0, false)
+	p.Draw(40, 0)
 	p.Release()
 	b.Cache(40)
 	for _, c := range []struct {
@@ -305,7 +299,8 @@ func TestReclaimAfterRelease(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 10, 0, nil, false)
 	b.Reserve(nil, 5, 0)
-	p.Draw(15, 5, true)
+	p.Resize(5)
+	p.Draw(15, 0)
 	p.Release()
 	b.Retire(15)
 	if freed := p.Reclaim(15); freed != 15 || of(b).Used() != 0 || len(b.Promises()) != 0 {
@@ -324,7 +319,7 @@ func TestOverdraft(t *testing.T) {
 	if ok, _, _ := b.Reserve(nil, 25, 0); !ok {
 		t.Fatal("no room")
 	}
-	if out := p.Draw(30, 20, false); out != (Outcome{}) { // 20 bytes more than promised
+	if out := p.Draw(30, 20); out != (Outcome{}) { // 20 bytes more than promised
 		t.Fatalf("%+v", out)
 	}
 	if out := p.Resize(5); out.Freed != 5 { // which the overdraft had reserved
@@ -342,37 +337,12 @@ func TestOverdraft(t *testing.T) {
 	}
 }
 
-// TestChanges: the number grows with each change, so that a waiter sees that there was none.
-func TestChanges(t *testing.T) {
-	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
-	p, _ := promise(b, 50, 0, nil, false)
-	var h Hold
-	h.Begin(b, HoldView{})
-	b.Reserve(nil, 1, 0) // for a promise to open
-	for name, f := range map[string]func(){
-		"reserve": func() { b.Reserve(nil, 1, 0) }, "draw": func() { p.Draw(10, 0, false) },
-		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "owner of a hold": func() { h.SetOwner("a") },
-		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
-		"open": func() { b.Reserve(new(Promise), 1, 0) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
-		"end": h.End,
-	} {
-		before := b.Now().Changes
-		if f(); b.Now().Changes <= before {
-			t.Errorf("%s is no change", name)
-		}
-	}
-	before := b.Now().Changes
-	if b.Reserve(nil, 1000, 0); b.Now().Changes != before {
-		t.Error("a refusal is a change")
-	}
-}
-
 // TestProgress: a move that fails is no progress, and all else that may lead to room is.
 func TestProgress(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	move := func(well bool) {
 		p, _ := promise(b, 10, 0, nil, true)
-		if p.Draw(10, 0, false); !well {
+		if p.Draw(10, 0); !well {
 			b.Retire(10)
 			p.Reclaim(10)
 		}

@@ -38,7 +38,6 @@ type PromiseView struct {
 
 // addLocked adds n promised bytes to a sum of open promises.
 func (b *Books) addLocked(by By, n int64) {
-	b.now.Changes++
 	if !by.Moves {
 		b.now.Progress++
 	}
@@ -107,7 +106,6 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 	if b.now.Reserved += needs - reserved; b.now.Reserved < 0 {
 		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
 	}
-	b.now.Changes++
 	if !p.Moves || p.released && (drawn != 0 || p.drawn > 0) { // a move counts once it has ended well
 		b.now.Progress++
 	}
@@ -117,10 +115,9 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 	return reserved - needs - drawn
 }
 
-// Draw turns n unused bytes into live ones. extra bytes, which the caller has reserved, are added:
-// to the promise if grow is set, or else to what is drawn beyond it. If that is not enough, nothing
-// changes, and Short is what is missing.
-func (p *Promise) Draw(n, extra int64, grow bool) Outcome {
+// Draw turns n unused bytes into live ones, and with them extra bytes beyond the promise, which the
+// caller has reserved. If that is not enough, nothing changes, and Short is what is missing.
+func (p *Promise) Draw(n, extra int64) Outcome {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,11 +129,7 @@ func (p *Promise) Draw(n, extra int64, grow bool) Outcome {
 		return Outcome{Short: short}
 	}
 	b.now.Live += n
-	var grown int64
-	if grow {
-		grown = extra
-	}
-	return Outcome{Freed: p.changeLocked(grown, n, extra)}
+	return Outcome{Freed: p.changeLocked(0, n, extra)}
 }
 
 // Reclaim frees n retired bytes that were drawn from the promise. While it is open it takes them

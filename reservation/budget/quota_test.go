@@ -57,7 +57,7 @@ func TestPromisesHold(t *testing.T) {
 	if n := two.Available(); n != 16*kib {
 		t.Errorf("%d bytes are available to the other", n)
 	}
-	if n := two.Ceiling(); n != 16*kib {
+	if n := two.State().Ceiling; n != 16*kib {
 		t.Errorf("the other's ceiling is %d", n)
 	}
 	_, err = two.Promise(16*kib + 256)
@@ -72,7 +72,7 @@ func TestPromisesHold(t *testing.T) {
 	if err := b.SetLimit(40 * kib); err != nil { // revokes no promise
 		t.Fatal(err)
 	}
-	promise.Draw(40*kib, 0, false)
+	promise.Draw(40*kib, 0)
 	buf, err := one.Draw(promise, 40*kib, nil, nil)
 	if err := errors.Join(err, one.Release(promise)); err != nil {
 		t.Fatal(err)
@@ -99,8 +99,8 @@ func TestPromisesHold(t *testing.T) {
 		t.Error(err)
 	}
 	checkBooks(t, b.Stats())
-	if two.Room() != 40*kib {
-		t.Errorf("the room is %d with a limit of %d", two.Room(), 40*kib)
+	if two.State().Room != 40*kib {
+		t.Errorf("the room is %d with a limit of %d", two.State().Room, 40*kib)
 	}
 }
 
@@ -113,8 +113,8 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	}
 	top, _ := wrap(t, outer, d)
 	s := newSpace(t, top, 64*kib)
-	if s.Room() != 32*kib || s.Available() != 32*kib {
-		t.Errorf("room %d, available %d", s.Room(), s.Available())
+	if s.State().Room != 32*kib || s.Available() != 32*kib {
+		t.Errorf("room %d, available %d", s.State().Room, s.Available())
 	}
 	promise, err := s.Promise(32 * kib)
 	if err != nil {

@@ -131,13 +131,13 @@ func TestTheDeviceIsNotAsked(t *testing.T) {
 		t.Fatalf("%v; want an error that names the space", err)
 	}
 	wantRefusal(t, err, 4096, 0, 64<<10, 64<<10)
-	if space.Available() != 0 || space.Room() != 64<<10 {
-		t.Errorf("available %d, room %d", space.Available(), space.Room())
+	if space.Available() != 0 || space.State().Room != 64<<10 {
+		t.Errorf("available %d, room %d", space.Available(), space.State().Room)
 	}
 	if dev.allocs.Load() != 0 {
 		t.Errorf("the device was asked %d times", dev.allocs.Load())
 	}
-	promise.Draw(64<<10, 0, false)
+	promise.Draw(64<<10, 0)
 	b, err := space.Draw(promise, 64<<10, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -212,10 +212,10 @@ func TestLoweredLimit(t *testing.T) {
 	}
 	_, err := a.Promise(4096)
 	wantRefusal(t, err, 4096, 0, 80<<10, 40<<10)
-	if got := a.Ceiling(); got != 30<<10 {
+	if got := a.State().Ceiling; got != 30<<10 {
 		t.Errorf("the first should come down to %d, not %d", 30<<10, got)
 	}
-	if got := b.Ceiling(); got != 10<<10 {
+	if got := b.State().Ceiling; got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
 	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.Available() != 0 {
