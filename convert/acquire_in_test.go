@@ -182,7 +182,7 @@ func TestAcquireInDoesNotClear(t *testing.T) {
 	b := m.put(t, numbered(1, 10_000), tier.Host)
 	gpu := m.spaces[tier.GPU]
 	need := gpu.Charge(b.Info().Descriptor.Body)
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Room)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Room())
 	if err != nil {
 		t.Fatal(err)
 	}

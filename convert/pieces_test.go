@@ -30,7 +30,7 @@ func inPieces(t *testing.T, cfg machineConfig) *pieces {
 	p := &pieces{machine: m, b: m.put(t, numbered(1, 10_000), tier.Host), begun: make(chan int64, 16)}
 	gpu := m.spaces[tier.GPU]
 	half := gpu.Charge(p.b.Info().Descriptor.Body) / 2
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Room)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Room())
 	if err != nil {
 		t.Fatal(err)
 	}

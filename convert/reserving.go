@@ -157,7 +157,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 			break
 		}
 		need, id := q.pieces.Charge(q.what.in(q.pieces)), q.pieces.ID()
-		enough := max(need, min(q.enough, wholePages(q.pieces.State().Room)))
+		enough := max(need, min(q.enough, wholePages(q.pieces.Room())))
 		if r, err = manager.Reserve(ctx, reservation.Specific(id), enough, options...); err == nil {
 			_ = r.Shrink(r.Bytes() - need) // nobody else has it
 		}
@@ -218,7 +218,7 @@ func (q *request) end(err error) (again bool, _ error) {
 	q.without = append(q.without, s)
 	switch full, _ := errors.AsType[*tier.NoSpaceError](err); {
 	case !q.waits || full == nil || full.Largest == 0:
-	case q.free < wholePages(s.State().Room) && (q.pieces == nil || q.pieces == s):
+	case q.free < wholePages(s.Room()) && (q.pieces == nil || q.pieces == s):
 		q.pieces, q.enough = s, q.free+tier.Page
 	case q.pieces == s: // all of the space was free
 		q.pieces = nil

@@ -71,8 +71,10 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 // Arriving returns how many bytes of a space belong to reservations that left its headroom free.
 // Soon these bytes are in batches at rest. Then Arriving may count them for a moment longer.
 func (m *Manager) Arriving(id tier.ID) int64 {
-	if l := m.line(id); l != nil {
-		return l.arriving.Load()
+	for _, l := range m.lines {
+		if l.space.ID() == id {
+			return l.arriving.Load()
+		}
 	}
 	return 0
 }
@@ -92,13 +94,16 @@ type Eviction struct {
 
 // Wake makes the oldest waiter for a space look again, because there may be something to evict.
 func (m *Manager) Wake(id tier.ID) {
-	l := m.line(id)
-	if m.waiting.Load() == 0 || l == nil {
+	if m.waiting.Load() == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l.wakeLocked(true)
+	for _, l := range m.lines {
+		if l.space.ID() == id {
+			l.wakeLocked(true)
+		}
+	}
 }
 
 const (

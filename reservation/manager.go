@@ -160,16 +160,6 @@ func NewManager(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// line returns the line of a space, or nil.
-func (m *Manager) line(id tier.ID) *line {
-	for _, l := range m.lines {
-		if l.space.ID() == id {
-			return l
-		}
-	}
-	return nil
-}
-
 // Spaces returns the manager's spaces.
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 

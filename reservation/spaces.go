@@ -61,7 +61,7 @@ func (s *Spaces) All() []*tier.Space { return s.all }
 
 // InTier returns the spaces of one kind, ordered by ordinal. The caller must not change the slice.
 func (s *Spaces) InTier(k tier.Kind) []*tier.Space {
-	if !k.Valid() {
+	if int(k) >= len(s.kinds) {
 		return nil
 	}
 	return s.kinds[k]

@@ -140,7 +140,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096)
+	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 	}
 	for _, s := range eng.Spaces() {
 		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.State().Room-s.Used())/tier.Page*tier.Page)
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.Room()-s.Used())/tier.Page*tier.Page)
 		if err == nil {
 			err = r.Release()
 		}
@@ -212,7 +212,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.State().Room/4096*4096)
+			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
 			ended <- errors.Join(err, r.Release())
 		}
 	})
@@ -220,7 +220,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096) // over the trigger
+	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096) // over the trigger
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]
-	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room) // work that goes on
+	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()) // work that goes on
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -294,7 +294,7 @@ func TestPutBesideStaging(t *testing.T) {
 			t.Fatalf("%d rows: %v", rows, err)
 		}
 		body := placed.Info().Descriptor.Body
-		if body > host.State().Room && body <= host.Limit() {
+		if body > host.Room() && body <= host.Limit() {
 			if k := placed.Info().Space.Kind; k != tier.Disk {
 				t.Errorf("%d bytes lie in %s", body, k)
 			}

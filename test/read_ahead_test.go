@@ -159,7 +159,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 		ahead("above the stop mark", false)
 		done := make(chan error)
 		go func() {
-			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Room-2*tier.Page)
+			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Room()-2*tier.Page)
 			done <- errors.Join(err, w.Release())
 		}()
 		synctest.Wait()

@@ -152,7 +152,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		gpu := gpuOf(t, r.Engine)
 		err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), in(tier.GPU))
 		var full *tier.NoSpaceError
-		if !errors.As(err, &full) || full.Space != gpu.ID() || full.Available < full.Requested || full.Available > gpu.State().Room {
+		if !errors.As(err, &full) || full.Space != gpu.ID() || full.Available < full.Requested || full.Available > gpu.Room() {
 			t.Fatalf("%v", err)
 		}
 		if !strings.Contains(err.Error(), "refuses what the space has promised; it has 0 bytes") {

@@ -56,7 +56,7 @@ func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
 			}
 		}
 		before, begin := worked(b), time.Now()
-		r, err := eng.Reserve(b.Context(), spillway.Specific(at), space.State().Room)
+		r, err := eng.Reserve(b.Context(), spillway.Specific(at), space.Room())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -182,8 +182,8 @@ func TestQuotaIsChargedForWhatIsUsed(t *testing.T) {
 	if _, err := s.Promise(301); !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the quota has: %v", err)
 	}
-	if s.Available() != 300 || s.State().Room != 500 {
-		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.State().Room)
+	if s.Available() != 300 || s.Room() != 500 {
+		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.Room())
 	}
 	ok(t, s.Release(r))
 	charged("the promise released:", 128)

@@ -182,6 +182,9 @@ func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 // Limit returns State.Limit.
 func (s *Space) Limit() int64 { return s.books.Now().Limit }
 
+// Room returns State.Room.
+func (s *Space) Room() int64 { return s.State().Room }
+
 // Available returns State.Available.
 func (s *Space) Available() int64 { return s.State().Available }
 

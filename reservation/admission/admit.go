@@ -157,7 +157,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
 		hasAll = hasAll && p.need >= p.most
-		possible = possible || s.Lost() == nil && p.known <= s.State().Room
+		possible = possible || s.Lost() == nil && p.known <= s.Room()
 	}
 	for i, p := range ps {
 		if ps[i].need = min(p.need, most); !possible {
@@ -260,7 +260,7 @@ func (w *waiter) planIn(s *tier.Space, all bool) plan {
 	if all {
 		there, missing = 0, add(there, missing)
 	}
-	room := max(0, min(s.State().Room-there, s.Capacity()))
+	room := max(0, min(s.Room()-there, s.Capacity()))
 	return plan{
 		Space: s,
 		known: add(there, charge(s, add(missing, add(max(0, w.Output), max(0, w.Overhead))))),

@@ -99,8 +99,8 @@ func TestPromisesHold(t *testing.T) {
 		t.Error(err)
 	}
 	checkBooks(t, b.Stats())
-	if two.State().Room != 40*kib {
-		t.Errorf("the room is %d with a limit of %d", two.State().Room, 40*kib)
+	if two.Room() != 40*kib {
+		t.Errorf("the room is %d with a limit of %d", two.Room(), 40*kib)
 	}
 }
 
@@ -113,8 +113,8 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	}
 	top, _ := wrap(t, outer, d)
 	s := newSpace(t, top, 64*kib)
-	if s.State().Room != 32*kib || s.Available() != 32*kib {
-		t.Errorf("room %d, available %d", s.State().Room, s.Available())
+	if s.Room() != 32*kib || s.Available() != 32*kib {
+		t.Errorf("room %d, available %d", s.Room(), s.Available())
 	}
 	promise, err := s.Promise(32 * kib)
 	if err != nil {
