@@ -115,8 +115,8 @@ func (m *Manager) reclaimFor(ctx context.Context, w *request) {
 	}
 }
 
-// reclaim asks r for memory for w. When r has returned, w asks another at its next tick if that was too
-// little, and the heads of other lines may ask r for what they lack themselves.
+// reclaim asks r for memory for w. When r has returned, the heads of all lines look again: w asks
+// another if that was too little, and the others may ask r for what they lack themselves.
 func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack int64) {
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
@@ -126,6 +126,9 @@ func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack in
 		<-r.busy
 		if !slices.Contains(w.passed, r) {
 			w.passed = append(w.passed, r)
+		}
+		for _, l := range m.lines {
+			l.wakeLocked(true)
 		}
 	}()
 	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
