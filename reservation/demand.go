@@ -11,10 +11,9 @@ import (
 
 // Demand is what waits for one space.
 type Demand struct {
-	Space    tier.ID
-	Bytes    int64 // sum of what waits, or the largest int64 if that is more
-	Smallest int64 // the least that one of them needs
-	Waiters  int
+	Space   tier.ID
+	Bytes   int64 // sum of what waits, or the largest int64 if that is more
+	Waiters int
 }
 
 // Demand appends to dst one entry for each space with waiters, ordered by kind and ordinal, and
@@ -39,7 +38,7 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 // line that they wait in.
 func (l *line) demandLocked(first bool) Demand {
 	now := l.space.State()
-	d := Demand{Space: l.space.ID(), Smallest: math.MaxInt64}
+	d := Demand{Space: l.space.ID()}
 	var headroom int64
 	for _, c := range l.queue.Waiters {
 		if first && c != c.request.firstLocked() {
@@ -48,11 +47,9 @@ func (l *line) demandLocked(first bool) Demand {
 		if first && (d.Waiters == maxTogether || d.Bytes > now.Room) {
 			break
 		}
-		spared := c.spared(&now)
 		d.Waiters++
 		d.Bytes += min(c.need, math.MaxInt64-d.Bytes)
-		d.Smallest = min(d.Smallest, c.need+spared)
-		headroom = max(headroom, spared)
+		headroom = max(headroom, c.spared(&now))
 	}
 	d.Bytes += min(headroom, math.MaxInt64-d.Bytes)
 	return d
