@@ -113,7 +113,8 @@ func (o *order) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 			// A GPU that is full of others' memory comes after one that is not, although its books have as
 			// much room.
 			inA, inB := a.State(), b.State()
-			return cmp.Or(a.Pace().Compare(b.Pace()), cmp.Compare(inB.Available-inB.External, inA.Available-inA.External))
+			return cmp.Or(a.Pace().Compare(b.Pace()),
+				cmp.Compare(inB.Available-inB.External, inA.Available-inA.External))
 		})
 	}
 	return dst

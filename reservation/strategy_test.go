@@ -301,7 +301,8 @@ func TestSizedStrategy(t *testing.T) {
 		if _, err := m.TryReserve(more(-200, 0), 100); err == nil {
 			t.Error("a negative size was taken")
 		}
-		if _, err := m.ReserveUpTo(t.Context(), more(0, 0), 1, 2); err == nil || !strings.Contains(err.Error(), "a size of their own") {
+		_, err := m.ReserveUpTo(t.Context(), more(0, 0), 1, 2)
+		if err == nil || !strings.Contains(err.Error(), "a size of their own") {
 			t.Errorf("a range of sizes gave %v", err)
 		}
 	})

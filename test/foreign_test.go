@@ -198,12 +198,14 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			ofA, ofB := onGPU(t, a, 10), onGPU(t, b, 20)
 			sampled()
 			if gpuA.State().External != 20*mib || gpuB.State().External != 10*mib {
-				t.Errorf("%d and %d foreign bytes, want what the other has", gpuA.State().External, gpuB.State().External)
+				t.Errorf("%d and %d foreign bytes, want what the other has",
+					gpuA.State().External, gpuB.State().External)
 			}
 			dev.SetForeign(4 * mib)
 			sampled()
 			if gpuA.State().External != 24*mib || gpuB.State().External != 14*mib {
-				t.Errorf("%d and %d foreign bytes, want those of a third, too", gpuA.State().External, gpuB.State().External)
+				t.Errorf("%d and %d foreign bytes, want those of a third, too",
+					gpuA.State().External, gpuB.State().External)
 			}
 			dropAll(t, append(ofA, ofB...))
 			closeClean(t, a)

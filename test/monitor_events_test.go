@@ -76,7 +76,8 @@ func TestPressureEvents(t *testing.T) {
 				await(time.Minute)
 				free()
 				await(time.Second)
-				want = append(want, rose, spillway.Event{Kind: events.PressureFell, To: s.ID(), Bytes: s.State().Pressure})
+				fell := spillway.Event{Kind: events.PressureFell, To: s.ID(), Bytes: s.State().Pressure}
+				want = append(want, rose, fell)
 			}
 		}
 		all := r.of(events.PressureRose, events.PressureFell)
@@ -137,10 +138,14 @@ func TestStuckEvents(t *testing.T) {
 			}
 			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.Used(), gpu.Limit(), resting)
 			want = append(want,
-				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.State().Trigger + 1, Reason: convert.ReasonTrigger, Text: "0 wait, " + rest},
 				spillway.Event{
-					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.State().Trigger + 1, Reason: convert.ReasonTrigger,
-					Text: fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.Limit()),
+					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.State().Trigger + 1,
+					Reason: convert.ReasonTrigger, Text: "0 wait, " + rest,
+				},
+				spillway.Event{
+					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.State().Trigger + 1,
+					Reason: convert.ReasonTrigger,
+					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.Limit()),
 				},
 				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)

@@ -220,7 +220,8 @@ func TestReadAheadAtOnce(t *testing.T) {
 	}
 	done.Wait()
 	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.State().Stop {
-		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d", n, host.Usage().Peak, host.State().Stop)
+		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d",
+			n, host.Usage().Peak, host.State().Stop)
 	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -255,7 +255,8 @@ func TestHeldBytes(t *testing.T) {
 	pool.fail = true
 	ok(t, c.Release())
 	if s.State().Unsure != 128 || s.State().Held != 192 || s.Room() != 708 || told != 1 {
-		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls", s.State().Unsure, s.State().Held, s.Room(), told)
+		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls",
+			s.State().Unsure, s.State().Held, s.Room(), told)
 	}
 }
 
