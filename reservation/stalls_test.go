@@ -750,6 +750,30 @@ func TestReclaimForTheNextHead(t *testing.T) {
 	})
 }
 
+// A head that got too little asks the next Reclaimer at once, before any time has passed.
+func TestReclaimersAreAskedOneAfterAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := one(t, 100, 0)
+		var works []releaser
+		for range 4 {
+			work := mustTry(t, m, onGPU0, 25)
+			works = append(works, work)
+			defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Reclaim: func(context.Context, int64) {
+				if err := work.Shrink(20); err != nil {
+					t.Error(err)
+				}
+			}})()
+		}
+		c := startReserve(t.Context(), m, onGPU0, 60)
+		synctest.Wait()
+		if !c.over() {
+			t.Error("the request waits although there is memory to reclaim")
+		}
+		release(t, c.served(t))
+		release(t, works...)
+	})
+}
+
 // A request that was about to ask for memory when the manager was closed asks for none.
 func TestCloseBeforeReclaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
