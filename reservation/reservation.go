@@ -208,25 +208,27 @@ func (r Reservation) Promote(c *tier.Clean) error {
 	return nil
 }
 
-// draw turns n unused bytes into live ones. If fewer are unused, it reserves the rest where the policy
-// allows that. It returns by how much the promise grew.
+// draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
+// where the policy allows that. It returns by how much the promise grew.
 func (s *state) draw(n int64) (grown int64, err error) {
-	space := s.line.space
-	var extra int64 // reserved beyond the promise
+	space, increases := s.line.space, s.policy.kind == policyIncrease
+	var extra int64 // reserved beyond what was unused
 	for {
 		v, _ := s.promise.View()
-		out := s.promise.Draw(n, extra)
+		out := s.promise.Draw(n, extra, increases)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
+			if increases {
+				grown = extra
+			}
 			return grown, nil
 		}
-		var asks []int64
+		asks := []int64{out.Short}
 		switch {
-		case out.Released:
-		case s.policy.kind == policyIncrease:
+		case out.Released || s.policy.kind == policyFail:
+			asks = nil
+		case increases:
 			asks = []int64{size.Times(s.policy.padding, out.Short), out.Short}
-		case s.policy.kind == policyIgnore:
-			asks = []int64{out.Short}
 		}
 		more, cause := int64(0), error(nil)
 		for i := 0; i < len(asks) && more == 0; i++ {
@@ -239,11 +241,7 @@ func (s *state) draw(n int64) (grown int64, err error) {
 			}
 		}
 		if more > 0 {
-			if s.policy.kind == policyIncrease && !s.promise.Resize(more).Released {
-				grown += more
-			} else {
-				extra += more
-			}
+			extra += more
 			continue
 		}
 		if extra > 0 {
@@ -253,7 +251,6 @@ func (s *state) draw(n int64) (grown int64, err error) {
 		if out.Released {
 			return 0, errReleased("alloc")
 		}
-		space.Freed(s.promise.Resize(-grown).Freed)
 		hint := "reserve more, or with the policy Increase or Ignore"
 		if s.policy.kind != policyFail {
 			hint = "reserve more from the start, or free some of it"

@@ -100,7 +100,7 @@ func TestCleanImagesCountAsFree(t *testing.T) {
 	if wantUsage(t, s, 0, 6, 4); !c.Take() {
 		t.Fatal("the image is not to be had")
 	}
-	if out := large.Draw(c.Bytes(), 0); out.Short > 0 || out.Released {
+	if out := large.Draw(c.Bytes(), 0, false); out.Short > 0 || out.Released {
 		t.Fatalf("%+v", out)
 	}
 	s.Promote(c, large)
@@ -146,7 +146,7 @@ func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	clean(t, s, 2)
 	r := promise(t, s, 3*page)
-	r.Draw(3*page, 0)
+	r.Draw(3*page, 0, false)
 	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(2*page)) }) // called while it is kept
 	ok(t, err)
 	ok(t, s.Release(r))
@@ -268,7 +268,7 @@ func TestWhatIsNotKept(t *testing.T) {
 func TestDrawerIsToldOfACleanImage(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
 	r := promise(t, s, page)
-	r.Draw(page, 0)
+	r.Draw(page, 0, false)
 	var told []int64
 	b, err := s.Draw(r, page, nil, func(n int64) { told = append(told, n) })
 	ok(t, err)
@@ -310,7 +310,7 @@ func TestLeasedImage(t *testing.T) {
 	c = keepClean(t, s, b)
 	end = b.Lease()
 	p := promise(t, s, 2*page)
-	p.Draw(2*page, 0)
+	p.Draw(2*page, 0, false)
 	if !c.Take() {
 		t.Fatal("not taken")
 	}
@@ -441,7 +441,7 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 								continue
 							case c.Take():
 								promoted.Add(1)
-								r.Draw(c.Bytes(), 0)
+								r.Draw(c.Bytes(), 0, false)
 								s.Promote(c, r)
 								for _, b := range bufs {
 									check(b.Release())

@@ -63,7 +63,7 @@ func promise(t testing.TB, s *tier.Space, n int64) *books.Promise {
 // drawFrom draws a buffer from a promise that has the bytes, as a reservation does.
 func drawFrom(s *tier.Space, p *books.Promise, size int64) (*tier.Buffer, error) {
 	charge := s.Charge(size)
-	if out := p.Draw(charge, 0); out.Released || out.Short > 0 {
+	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
 		panic(out)
 	}
 	return s.Draw(p, size, nil, nil)

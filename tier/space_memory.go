@@ -56,7 +56,7 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Draw(s.Charge(size), 0)
+	p.Draw(s.Charge(size), 0, false)
 	b, err := s.Draw(p, size, cuts, nil)
 	return b, errors.Join(err, s.Release(p))
 }
@@ -65,7 +65,7 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 // Charge(mem.Size()) bytes from p, which must have them. The buffer frees the memory as its own.
 func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 	charge := s.Charge(mem.Size())
-	if out := p.Draw(charge, 0); out != (books.Outcome{}) {
+	if out := p.Draw(charge, 0, false); out != (books.Outcome{}) {
 		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.cfg.ID, charge, out))
 	}
 	return s.newBuffer(mem, charge, p, nil)

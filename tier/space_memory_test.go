@@ -182,7 +182,7 @@ func TestSplit(t *testing.T) {
 	pool := &splitPool{refuse: true}
 	s := newSpace(t, 1000, pool)
 	r := promise(t, s, 512)
-	r.Draw(512, 0)
+	r.Draw(512, 0, false)
 	var reclaimed []int64
 	b, err := s.Draw(r, 512, nil, func(n int64) { reclaimed = append(reclaimed, n) })
 	ok(t, err)

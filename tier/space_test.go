@@ -610,7 +610,7 @@ func TestBytesReturnToAnOpenPromise(t *testing.T) {
 	s.Subscribe(c.listen)
 	r := promise(t, s, 200)
 	for _, open := range []bool{true, false} {
-		r.Draw(128, 0)
+		r.Draw(128, 0, false)
 		var reclaimed, retired int64
 		b, err := s.Draw(r, 100, nil, func(n int64) {
 			lockrank.AssertNone("the drawer is told")

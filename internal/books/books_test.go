@@ -91,7 +91,8 @@ func TestRandom(t *testing.T) {
 				}
 				p := open[rng.IntN(len(open))]
 				before, _ := p.View()
-				out := p.Draw(n, 0)
+				grow := before.Moves // a reservation has one policy
+				out := p.Draw(n, 0, grow)
 				extra := out.Short
 				if extra > 0 {
 					if ok, drop, _ := b.Reserve(nil, extra, 0); !ok && drop == 0 {
@@ -102,7 +103,7 @@ func TestRandom(t *testing.T) {
 							t.Fatal("refused after clean images were dropped")
 						}
 					}
-					out = p.Draw(n, extra)
+					out = p.Draw(n, extra, grow)
 				}
 				if out != (Outcome{}) {
 					t.Fatalf("drawing %d with %d more: %+v", n, extra, out)
@@ -111,8 +112,13 @@ func TestRandom(t *testing.T) {
 					buffers = append(buffers, buffer{from: p, n: n})
 					break
 				}
+				grown := extra
+				if !grow {
+					grown = 0
+				}
 				b.Retire(n)
 				freed := p.Reclaim(n)
+				freed += p.Resize(-grown).Freed
 				if after, _ := p.View(); after != before || freed != extra {
 					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v",
 						freed, extra, after, before)
@@ -126,7 +132,7 @@ func TestRandom(t *testing.T) {
 					}
 					p := open[i]
 					if !p.Release().Released || !p.Resize(1).Released || !p.Resize(-1).Released ||
-						!p.Draw(0, 0).Released {
+						!p.Draw(0, 0, true).Released {
 						t.Fatal("a released promise was used")
 					}
 					open = append(open[:i], open[i+1:]...)
@@ -252,7 +258,7 @@ func TestSpare(t *testing.T) {
 func TestOpen(t *testing.T) {
 	b := New(100, Marks{Limit: 90, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 40, 0, nil, false)
-	p.Draw(40, 0)
+	p.Draw(40, 0, false)
 	p.Release()
 	b.Cache(40)
 	for _, c := range []struct {
@@ -299,8 +305,7 @@ func TestReclaimAfterRelease(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	p, _ := promise(b, 10, 0, nil, false)
 	b.Reserve(nil, 5, 0)
-	p.Resize(5)
-	p.Draw(15, 0)
+	p.Draw(15, 5, true)
 	p.Release()
 	b.Retire(15)
 	if freed := p.Reclaim(15); freed != 15 || of(b).Used() != 0 || len(b.Promises()) != 0 {
@@ -319,7 +324,7 @@ func TestOverdraft(t *testing.T) {
 	if ok, _, _ := b.Reserve(nil, 25, 0); !ok {
 		t.Fatal("no room")
 	}
-	if out := p.Draw(30, 20); out != (Outcome{}) { // 20 bytes more than promised
+	if out := p.Draw(30, 20, false); out != (Outcome{}) { // 20 bytes more than promised
 		t.Fatalf("%+v", out)
 	}
 	if out := p.Resize(5); out.Freed != 5 { // which the overdraft had reserved
@@ -342,7 +347,7 @@ func TestProgress(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
 	move := func(well bool) {
 		p, _ := promise(b, 10, 0, nil, true)
-		if p.Draw(10, 0); !well {
+		if p.Draw(10, 0, false); !well {
 			b.Retire(10)
 			p.Reclaim(10)
 		}
@@ -353,9 +358,14 @@ func TestProgress(t *testing.T) {
 		t.Error("a move that has failed is progress")
 	}
 	p, _ := promise(b, 10, 0, nil, false)
+	owned, _ := promise(b, 5, 0, nil, false)
+	var h Hold
+	h.Begin(b, HoldView{})
 	for name, f := range map[string]func(){
 		"a move": func() { move(true) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
 		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "release": func() { p.Release() },
+		"owner": func() { owned.SetOwner("a") }, "owner of a hold": func() { h.SetOwner("a") }, "end of a hold": h.End,
+		"promise": func() { promise(b, 5, 0, nil, false) },
 	} {
 		before := b.Now().Progress
 		if f(); b.Now().Progress <= before {

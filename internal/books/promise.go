@@ -115,9 +115,10 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 	return reserved - needs - drawn
 }
 
-// Draw turns n unused bytes into live ones, and with them extra bytes beyond the promise, which the
-// caller has reserved. If that is not enough, nothing changes, and Short is what is missing.
-func (p *Promise) Draw(n, extra int64) Outcome {
+// Draw turns n unused bytes into live ones. extra bytes, which the caller has reserved, are added:
+// to the promise if grow is set, or else to what is drawn beyond it. If that is not enough, nothing
+// changes, and Short is what is missing.
+func (p *Promise) Draw(n, extra int64, grow bool) Outcome {
 	b := p.books
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -129,7 +130,11 @@ func (p *Promise) Draw(n, extra int64) Outcome {
 		return Outcome{Short: short}
 	}
 	b.now.Live += n
-	return Outcome{Freed: p.changeLocked(0, n, extra)}
+	var grown int64
+	if grow {
+		grown = extra
+	}
+	return Outcome{Freed: p.changeLocked(grown, n, extra)}
 }
 
 // Reclaim frees n retired bytes that were drawn from the promise. While it is open it takes them

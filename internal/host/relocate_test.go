@@ -290,7 +290,7 @@ func TestReservedMemoryConcurrently(t *testing.T) {
 				if err != nil {
 					continue // it is full
 				}
-				p.Draw(size, 0)
+				p.Draw(size, 0, false)
 				b, err := space.Draw(p, size, nil, nil)
 				if err != nil {
 					t.Errorf("%d bytes that were reserved: %v", size, err)

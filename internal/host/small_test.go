@@ -210,7 +210,7 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				p.Draw(charge, 0)
+				p.Draw(charge, 0, false)
 				b, err := space.Draw(p, size, nil, nil)
 				if err := space.Release(p); err != nil {
 					t.Error(err)

@@ -72,7 +72,7 @@ func TestPromisesHold(t *testing.T) {
 	if err := b.SetLimit(40 * kib); err != nil { // revokes no promise
 		t.Fatal(err)
 	}
-	promise.Draw(40*kib, 0)
+	promise.Draw(40*kib, 0, false)
 	buf, err := one.Draw(promise, 40*kib, nil, nil)
 	if err := errors.Join(err, one.Release(promise)); err != nil {
 		t.Fatal(err)

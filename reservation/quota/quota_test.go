@@ -137,7 +137,7 @@ func TestTheDeviceIsNotAsked(t *testing.T) {
 	if dev.allocs.Load() != 0 {
 		t.Errorf("the device was asked %d times", dev.allocs.Load())
 	}
-	promise.Draw(64<<10, 0)
+	promise.Draw(64<<10, 0, false)
 	b, err := space.Draw(promise, 64<<10, nil, nil)
 	if err != nil {
 		t.Fatal(err)
