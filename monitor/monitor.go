@@ -234,7 +234,8 @@ func (m *Monitor) changed(s *space, pressed bool) {
 	case s.Lost() != nil:
 		poke(m.wake)
 	case s.high.Load() || s.Quota() != nil:
-		if now := s.State(); s.high.Load() && now.Pressure <= now.Stop || now.Used() > now.Ceiling {
+		now := s.State()
+		if s.high.Load() && now.Pressure <= now.Stop || s.Quota() != nil && now.Used() > now.Ceiling {
 			poke(m.wake)
 		}
 	}

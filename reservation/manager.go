@@ -191,8 +191,8 @@ func (m *Manager) ReserveUpTo(
 	ctx context.Context, s Strategy, least, most int64, opts ...Option,
 ) (Reservation, error) {
 	if _, sized := s.(Sized); sized || least < 0 || most < least {
-		return Reservation{}, fmt.Errorf("reservation: %v: cannot reserve %d to %d bytes: the second must not be less, "+
-			"and requests of the strategy must not have a size of their own", s, least, most)
+		return Reservation{}, fmt.Errorf("reservation: %v: cannot reserve %d to %d bytes: the second must not be "+
+			"less, and requests of the strategy must not have a size of their own", s, least, most)
 	}
 	r, err := m.reserve(ctx, least > 0, s, min(max(1, least), most), opts)
 	if least == 0 && errors.Is(err, tier.ErrNoSpace) {
