@@ -73,10 +73,11 @@ func (e *Engine) Stats() Stats {
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
+		now := space.State()
 		one := SpaceStats{
 			ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
-			Limit: space.Limit(), Trigger: space.Trigger(), Stop: space.Stop(),
-			Foreign: space.Foreign(), Lost: space.Lost() != nil, Usage: space.Usage(),
+			Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
+			Foreign: now.External, Lost: space.Lost() != nil, Usage: now.Usage,
 		}
 		switch pool := space.Pool().(type) {
 		case *host.Arena:

@@ -356,7 +356,7 @@ func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier
 		m.stats.mu.Lock()
 		relieved := m.stats.relieved[s.ID()]
 		m.stats.mu.Unlock()
-		if waits || s.PressureBytes()+what.in(s) > s.Stop() || time.Since(relieved) < quiet {
+		if now := s.State(); waits || now.Pressure+what.in(s) > now.Stop || time.Since(relieved) < quiet {
 			spaces = append(spaces, s)
 		}
 	}

@@ -55,8 +55,9 @@ func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 			s.warned, level = true, slog.LevelWarn
 		}
 	}
+	marks := s.State()
 	m.cfg.Logger.Log(context.Background(), level, text, "space", s.ID(), "bytes", pressure,
-		"capacity", s.Capacity(), "trigger", s.Trigger(), "stop", s.Stop())
+		"capacity", s.Capacity(), "trigger", marks.Trigger, "stop", marks.Stop)
 	m.cfg.Events(e)
 }
 
@@ -79,8 +80,8 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 			is, reason, need, waiters = is|stuckForRoom, decide.Demand, min(lack, s.Limit()), d.Waiters
 		}
 	}
-	if need == 0 && m.excess(s) > 0 {
-		need = max(s.PressureBytes()-s.Trigger()+1, s.Used()-s.Ceiling())
+	if now := s.State(); need == 0 && m.excess(s) > 0 {
+		need = max(now.Pressure-now.Trigger+1, now.Used()-now.Ceiling)
 	}
 	if need <= 0 || s.dry.Load() == nil {
 		s.stuckSince, s.stuck = time.Time{}, 0
@@ -101,7 +102,8 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	details := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest",
 		waiters, s.Used(), s.Limit(), resting)
 	for _, t := range s.below(m) {
-		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, t.Ceiling()-t.Used()))
+		below := t.State()
+		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))
 	}
 	m.cfg.Logger.Log(context.Background(), level, text,
 		"space", s.ID(), "reason", reason, "need", need, "capacity", s.Capacity(), "details", details)

@@ -82,7 +82,10 @@ func (s *space) below(m *Monitor) (all []*space) {
 
 // coming returns how many bytes of the space will be free without a move: the device still works on
 // them.
-func (s *space) coming() int64 { return max(0, s.Usage().Retired-s.Unsure()) }
+func (s *space) coming() int64 {
+	now := s.State()
+	return max(0, now.Retired-now.Unsure)
+}
 
 // take waits for the space's token. It returns false if ctx has ended.
 func (s *space) take(ctx context.Context) bool {
@@ -250,7 +253,8 @@ func (m *Monitor) excess(s *space) int64 {
 	if s.lower == 0 || s.Lost() != nil {
 		return 0
 	}
-	over := max(decide.Excess(s.PressureBytes(), s.Trigger(), s.Stop()), s.Used()-s.Ceiling())
+	now := s.State()
+	over := max(decide.Excess(now.Pressure, now.Trigger, now.Stop), now.Used()-now.Ceiling)
 	return over - s.coming()
 }
 
@@ -334,18 +338,19 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 	all, room := append([]*space{s}, below...), byKind{}
 	state := make(decide.Snapshot, len(all))
 	for i, t := range all {
-		used := t.Used()
+		is := t.State()
+		used := is.Used()
 		sp := decide.Space{
-			ID: t.ID(), Place: t.place, Room: t.Ceiling() - used, BelowTrigger: math.MaxInt64,
+			ID: t.ID(), Place: t.place, Room: is.Ceiling - used, BelowTrigger: math.MaxInt64,
 			Pace: t.Pace(), Charge: t.Charge,
 		}
 		sp.Headroom, sp.Spare = m.headroom(t)
 		if t.lower != 0 {
-			sp.BelowTrigger = t.Trigger() - 1 - t.PressureBytes() + t.coming()
+			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + t.coming()
 		}
 		for _, d := range demand {
 			if d.Space == t.ID() {
-				sp.Room -= min(d.Bytes, t.Limit())
+				sp.Room -= min(d.Bytes, is.Limit)
 			}
 		}
 		m.index.mu.Lock()

@@ -203,11 +203,15 @@ func (m *Monitor) watch(ctx context.Context) {
 		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
 		// more is used than a quota now allows.
 		defer s.Subscribe(func(pressed bool) {
-			hasFallen := s.high.Load() && s.PressureBytes() <= s.Stop()
 			switch {
 			case pressed && s.pressed.Swap(true): // Run was woken before
-			case pressed, hasFallen, s.Lost() != nil, s.Quota() != nil && s.Used() > s.Ceiling():
+			case pressed, s.Lost() != nil:
 				poke(m.wake)
+			case s.high.Load() || s.Quota() != nil:
+				now := s.State()
+				if s.high.Load() && now.Pressure <= now.Stop || s.Quota() != nil && now.Used() > now.Ceiling {
+					poke(m.wake)
+				}
 			}
 		})()
 	}
@@ -246,18 +250,20 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			}
 			continue
 		}
-		if over := s.PressureBytes() - s.Stop(); over > 0 && s.Usage().Cached > 0 {
+		is := s.State()
+		if over := is.Pressure - is.Stop; over > 0 && is.Cached > 0 {
 			s.DropSharing(over) // what clean images keep is worth no move, and no warning
+			is = s.State()
 		}
-		pressure := s.PressureBytes()
-		if pressure < s.Trigger() && s.pressed.Swap(false) {
-			pressure = s.PressureBytes() // from now on a crossing wakes the monitor; one before is seen here
+		if is.Pressure < is.Trigger && s.pressed.Swap(false) {
+			is = s.State() // from now on a crossing wakes the monitor; one before is seen here
 		}
-		isHigh := pressure >= s.Trigger() || s.high.Load() && pressure > s.Stop()
+		pressure := is.Pressure
+		isHigh := pressure >= is.Trigger || s.high.Load() && pressure > is.Stop
 		if s.high.Swap(isHigh) != isHigh {
 			m.reportPressure(s, pressure, isHigh)
 		}
-		needed = needed || pressure >= s.Trigger() || s.Used() > s.Ceiling()
+		needed = needed || pressure >= is.Trigger || is.Used() > is.Ceiling
 		dry := s.dry.Load()
 		isDue := dry == nil || now.Sub(dry.begun) > retryPeriods*m.cfg.Period
 		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
@@ -341,7 +347,8 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 		return 0, 0
 	}
 	var largest int64
-	half := sizeCount{bytes: s.Ceiling() / 2}
+	now := s.State()
+	half := sizeCount{bytes: now.Ceiling / 2}
 	m.index.mu.Lock()
 	for i, other := range m.spaces {
 		if other == s || other.Lost() != nil {
@@ -354,5 +361,5 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 	}
 	rest := m.index.mu.spaces[s.place].rest
 	m.index.mu.Unlock()
-	return s.Charge(largest), s.Ceiling() - max(0, s.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
+	return s.Charge(largest), now.Ceiling - max(0, now.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

@@ -176,7 +176,7 @@ func TestTrigger(t *testing.T) {
 		}
 		settle(time.Minute)
 		for id, s := range w.spaces {
-			if s.Used() >= s.Trigger() {
+			if s.Used() >= s.State().Trigger {
 				t.Errorf("%s has %d bytes in the end", id, s.Used())
 			}
 		}

@@ -57,10 +57,11 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		if !s.lower.Has(tier.Disk) || s.Lost() != nil {
 			continue
 		}
-		seen := coverage{changes: m.index.summary(s.place).changes, above: s.PressureBytes() - s.Stop()}
+		now := s.State()
+		seen := coverage{changes: m.index.summary(s.place).changes, above: now.Pressure - now.Stop}
 		for _, to := range s.below(m) {
-			if u := to.Usage(); to.Kind() == tier.Disk {
-				seen.room += to.Stop() + to.Limit() - u.Used() - u.Cached
+			if u := to.State(); to.Kind() == tier.Disk {
+				seen.room += u.Stop + u.Limit - u.Used() - u.Cached
 			}
 		}
 		if seen.above <= 0 || seen == s.covered {
@@ -88,7 +89,8 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 		list := m.index.from(after, s.place, shortlistMax)
 		more = len(list) == shortlistMax
 		for _, v := range list {
-			above := s.PressureBytes() - s.Stop()
+			now := s.State()
+			above := now.Pressure - now.Stop
 			if above <= 0 {
 				return nil // it may rise again
 			}

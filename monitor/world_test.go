@@ -389,8 +389,8 @@ func (w *world) moved() (n int64) {
 func (w *world) mustBeRelieved(id tier.ID) {
 	w.t.Helper()
 	s := w.spaces[id]
-	if p := s.PressureBytes(); p < s.Stop() || p >= s.Trigger() {
-		w.t.Errorf("the pressure of %s is %d: want it from %d to below %d", id, p, s.Stop(), s.Trigger())
+	if p := s.State().Pressure; p < s.State().Stop || p >= s.State().Trigger {
+		w.t.Errorf("the pressure of %s is %d: want it from %d to below %d", id, p, s.State().Stop, s.State().Trigger)
 	}
 }
 

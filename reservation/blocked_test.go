@@ -12,12 +12,12 @@ func TestBlockedIsBounded(t *testing.T) {
 	m := &Manager{}
 	m.mu.blocked = make(map[string]Blocked)
 	for i := range 3 * maxBlocked {
-		m.countBlocked(NewOwner(fmt.Sprint("task-", i)), time.Millisecond)
+		m.countBlockedLocked(NewOwner(fmt.Sprint("task-", i)), time.Millisecond)
 	}
 	for range 2 {
-		m.countBlocked(NewOwner("task-0"), 5*time.Second)
+		m.countBlockedLocked(NewOwner("task-0"), 5*time.Second)
 	}
-	m.countBlocked(nil, time.Second)
+	m.countBlockedLocked(nil, time.Second)
 	var sum time.Duration
 	var waits int64
 	all := m.Blocked()

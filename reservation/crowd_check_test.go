@@ -49,7 +49,7 @@ func (c *crowd) admitted(space int) {
 }
 
 // overdrawn counts an allocation that took more than was promised, unless
-// something was freed meanwhile.
+// something was freed meanwhile, and more than the least of ReserveUpTo.
 func (c *crowd) overdrawn(space int) { c.lines[space].maybe.Add(1) }
 
 // waiting returns what is waited for.
@@ -74,13 +74,12 @@ func (c *crowd) wrong() []string {
 	var want []reservation.Demand
 	for i, s := range c.f.spaces {
 		limit, room := s.Limit(), s.Available()
-		d := reservation.Demand{Space: s.ID(), Smallest: math.MaxInt64}
+		d := reservation.Demand{Space: s.ID()}
 		oldest := now // a waiter of a later epoch is not the head
 		for _, a := range waiting {
 			if need, ok := a.in(i, limit); ok {
 				d.Waiters++
 				d.Bytes += need
-				d.Smallest = min(d.Smallest, need)
 				if a.seen > 0 {
 					oldest = min(oldest, a.seen)
 				}

@@ -211,6 +211,9 @@ func (w *crowdWorker) add(r reservation.Reservation, policy reservation.LimitPol
 	if !slices.Contains(c.spaces, e.space) {
 		w.f.fail("%v gave bytes of %s", c.strategy, r.Space().ID())
 	}
+	if most > least {
+		w.all.overdrawn(e.space) // what it got beyond the least may have passed a waiter, too
+	}
 	if p := w.f.pools[e.space]; e.promised < p.round(least) || e.promised > p.round(most) {
 		w.f.fail("%d bytes of %d to %d", e.promised, least, most)
 	}

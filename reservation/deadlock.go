@@ -13,15 +13,11 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 )
 
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
 const lookShare = 20
-
-// unclaimedGrace is added to Config.StallTimeout where nobody is known to hold anything.
-const unclaimedGrace = 500 * time.Millisecond
 
 // holders are those that hold bytes of a space, as a look for deadlocks has found them.
 type holders struct {
@@ -31,26 +27,16 @@ type holders struct {
 	ownerless int64            // bytes of reservations, handles and records without one
 	occupied  int64            // bytes that were in use before the space was made
 	rest      int64            // used bytes that nobody holds: batches at rest, which could leave for slower spaces
-	runs      bool             // one of the owners may still release something
 	frees     bool             // room will be free by itself, or the head may still make some
 	eviction  Eviction         // the last one from the space
 }
 
-// outlook is whether a waiter can still be served, and if not, why.
-type outlook uint8
-
-const (
-	servable       outlook = iota // room may still be freed for it
-	stuckOwners                   // it is in a deadlock of owners
-	stuckOwnerless                // the same, and others hold some of what it waits for
-	stuckFull                     // batches at rest fill its spaces, and none can leave
-)
-
 // stuckRequest is a waiter for which nobody can free room, as far as a look for deadlocks can tell.
 type stuckRequest struct {
 	*request
-	outlook outlook
-	lines   []*line // of the spaces in which somebody would have to free room for it
+	lines     []*line // of the spaces in which somebody would have to free room for it
+	full      bool    // batches at rest fill its spaces, and none can leave; else it is in a deadlock
+	ownerless bool    // some of what it waits for has no owner
 }
 
 // watch is called by the head of a line at each tick. It reports long waits, and ends waits that
@@ -71,7 +57,7 @@ func (m *Manager) watch(w *request) {
 	lines := make(map[*line]*holders)
 	var stuck []stuckRequest
 	m.mu.Lock()
-	if first := m.mu.waiters.Head(); first == nil || first.Value != w {
+	if m.mu.waiters.Head() != w {
 		m.mu.Unlock() // the oldest, which heads all its lines, looks for all
 		return
 	}
@@ -79,15 +65,15 @@ func (m *Manager) watch(w *request) {
 		if changes := l.changesLocked(); l.changes != changes || l.nextLocked() != nil {
 			l.changes, l.since = changes, now // a waiter that is about to be served is progress
 		}
-		isWanted := l.queue.Len() > 0
+		isWanted := len(l.queue.Waiters) > 0
 		h := &holders{changes: l.changes, still: now.Sub(l.since), eviction: l.eviction}
 		h.frees = isWanted && (!l.dry || l.eviction.Busy)
 		lines[l] = h
 		still = still || isWanted && h.still >= grace
 	}
 	if still = still && !now.Before(m.mu.nextLook); still {
-		for e := range m.mu.waiters.All() {
-			stuck = append(stuck, stuckRequest{request: e.Value})
+		for _, w := range m.mu.waiters.Waiters {
+			stuck = append(stuck, stuckRequest{request: w})
 		}
 	}
 	m.mu.Unlock()
@@ -98,23 +84,21 @@ func (m *Manager) watch(w *request) {
 		m.find(l, h, now)
 	}
 	// Begin with all, and take those out for which somebody can still free room, until none is left.
-	served := make(map[*Owner]bool) // owners that have a wait which can still be served
+	// An owner with a wait that can still be served may release something then.
+	runs := make(map[*Owner]bool)
 	for before := -1; before != len(stuck); {
 		before = len(stuck)
-		for _, h := range lines {
-			h.runs = false
-			for o := range h.owners {
-				h.runs = h.runs || o.runs() || served[o]
+		left := stuck[:0]
+		for _, one := range stuck {
+			if m.isStuck(&one, lines, runs) {
+				left = append(left, one)
+			} else if one.owner != nil {
+				runs[one.owner] = true
 			}
 		}
-		for i := range stuck {
-			one := &stuck[i]
-			one.outlook, one.lines = m.isStuck(one.request, lines)
-			served[one.owner] = served[one.owner] || one.outlook == servable && one.owner != nil
-		}
-		stuck = slices.DeleteFunc(stuck, func(one stuckRequest) bool { return one.outlook == servable })
+		stuck = left
 	}
-	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return one.outlook != stuckFull })
+	full := slices.DeleteFunc(slices.Clone(stuck), func(one stuckRequest) bool { return !one.full })
 	switch {
 	case len(full) > 0:
 		m.endFull(full, lines)
@@ -133,7 +117,8 @@ func (l *line) changesLocked() uint64 { return l.joined + l.space.Books().Now().
 // find looks up who holds bytes of l's space, and whether some will be free.
 func (m *Manager) find(l *line, h *holders, now time.Time) {
 	h.owners = make(map[*Owner]int64)
-	h.frees = h.frees || l.space.Usage().Retired > l.space.Unsure()
+	state := l.space.State()
+	h.frees = h.frees || state.Retired > state.Unsure
 	add := func(owner any, bytes int64) {
 		if o, _ := owner.(*Owner); o != nil {
 			h.owners[o] += bytes
@@ -166,7 +151,7 @@ func (m *Manager) find(l *line, h *holders, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if head := l.queue.Head(); head != nil {
-		h.frees = h.frees || m.nextReclaimerLocked(head.Value.request, l, h.rest > 0) != nil
+		h.frees = h.frees || m.nextReclaimerLocked(head.request, l, h.rest > 0) != nil
 	}
 }
 
@@ -181,71 +166,73 @@ func (l *line) atRest() (bytes int64) {
 	return bytes
 }
 
-// isStuck reports whether nobody can free room for w, after nothing has changed for long enough, and
-// in which lines that would have to be. Where batches are at rest, those that hold slower spaces count,
-// too: with room there the batches could leave.
-func (m *Manager) isStuck(w *request, lines map[*line]*holders) (is outlook, in []*line) {
-	patience, still, is := grace, time.Duration(math.MaxInt64), stuckFull
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		if !w.fits(c, c.line.space.Room()) { // it can never be served there
+// isStuck reports whether nobody can free room for a request, after nothing has changed for long
+// enough, and sets the rest of one. Where batches are at rest, those that hold slower spaces count,
+// too: with room there the batches could leave. runs has the owners of which a wait can be served.
+func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[*Owner]bool) bool {
+	patience, still, engine := grace, time.Duration(math.MaxInt64), m.config.Evict != nil
+	one.lines, one.full, one.ownerless = nil, true, false
+	for i := range one.candidates {
+		c := &one.candidates[i]
+		now := c.line.space.State()
+		if !one.fits(c, now.Room) { // it can never be served there
 			continue
 		}
 		at := lines[c.line]
-		owners, without, occupied := 0, int64(0), int64(0)
+		owners, ownerless, occupied := 0, int64(0), int64(0)
 		for _, l := range m.lines {
-			if l != c.line && !(at.rest > 0 && l.space.Kind() > c.line.space.Kind()) {
+			if l != c.line && (at.rest == 0 || l.space.Kind() <= c.line.space.Kind()) {
 				continue
 			}
 			h := lines[l]
-			if h.frees || h.runs {
-				return servable, nil
+			for o := range h.owners {
+				if o.runs() || runs[o] {
+					return false
+				}
 			}
-			in = append(in, l)
+			if h.frees {
+				return false
+			}
+			one.lines = append(one.lines, l)
 			owners += len(h.owners)
-			without += h.ownerless
+			ownerless += h.ownerless
 			occupied += h.occupied
 			still = min(still, h.still)
 		}
-		if owners > 0 || m.config.Evict == nil {
-			without += occupied
+		if owners > 0 || !engine {
+			ownerless += occupied
 		}
-		after, available := m.config.StallTimeout, c.line.space.Available()
+		after := m.config.StallTimeout
 		switch {
-		case owners == 0 && without == 0 && m.config.Evict != nil:
-			least := c.need
-			if at.eviction.Broken && after > grace {
-				after, least = grace, c.need+c.spared()
+		case owners > 0 && ownerless == 0: // grace is enough
+			one.full, after = false, 0
+		case owners > 0 || ownerless > 0 || !engine:
+			one.full, one.ownerless = false, true
+			if engine && c.need <= now.Available+at.rest { // others may consume what is at rest
+				return false
 			}
-			if least <= available || after < 0 { // before long it leaves no headroom
-				return servable, nil
-			}
-		case without > 0 || owners == 0:
-			// In an engine others may consume what is at rest.
-			if after < 0 || m.config.Evict != nil && c.need <= available+at.rest {
-				return servable, nil
-			}
-			if without == 0 {
-				after += unclaimedGrace
-			}
-			is = stuckOwnerless
 		default:
-			after = 0
-			if is == stuckFull {
-				is = stuckOwners
+			least := c.need // before long it leaves no headroom
+			if at.eviction.Broken && after > grace {
+				m.mu.Lock()
+				after, least = grace, c.need+c.spared(&now)
+				m.mu.Unlock()
 			}
+			if least <= now.Available {
+				return false
+			}
+		}
+		if after < 0 {
+			return false
 		}
 		patience = max(patience, after)
 	}
-	if still < patience || len(in) == 0 {
-		return servable, nil
-	}
-	return is, in
+	return still >= patience && len(one.lines) > 0
 }
 
 // unchangedLocked reports whether nothing has changed in the lines since they were looked at.
 func (one *stuckRequest) unchangedLocked(lines map[*line]*holders) bool {
-	return one.waits.Waits() && !slices.ContainsFunc(one.lines, func(l *line) bool {
+	return one.waits && !slices.ContainsFunc(one.lines, func(l *line) bool {
 		return l.changesLocked() != lines[l].changes || l.nextLocked() != nil
 	})
 }
@@ -320,7 +307,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 		v, _ := victim.grows.promise.View()
 		e.Held = v.Promised
 	}
-	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.outlook == stuckOwnerless }) {
+	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.ownerless }) {
 		e.Still = lines[l].still
 	}
 	m.mu.Lock()
@@ -338,125 +325,4 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 		}
 	}
 	m.failLocked(victim.request, e)
-}
-
-// A Reclaimer is memory that is not in batches, and that its holder gives back when it is asked:
-// the state of an operator at rest. Reclaim is called on a goroutine of its own, one call at a
-// time, when a request waits for room in the reservation's space, or in a faster tier, and no batch
-// can be evicted for it. want is how many bytes the request lacks. Reclaim gives memory back by
-// Reservation.Shrink. ctx ends after a second, after which the request asks another Reclaimer.
-type Reclaimer struct {
-	Reservation Reservation
-	Name        string // for errors
-	Reclaim     func(ctx context.Context, want int64)
-}
-
-// reclaimer is a registered Reclaimer.
-type reclaimer struct {
-	Reclaimer
-	busy  chan struct{} // holds one value while Reclaim runs
-	began time.Time     // when it was called last; guarded by Manager.mu
-}
-
-// passedLocked names the memory that gave w too little in time, as far as there is some left.
-func (w *request) passedLocked() (names []string) {
-	for _, r := range w.passed {
-		if n := r.Reservation.Bytes(); n > 0 {
-			names = append(names, fmt.Sprintf("%s, which has %d bytes", r.Name, n))
-		}
-	}
-	return names
-}
-
-// reclaimTime is how long a request waits for one Reclaimer.
-const reclaimTime = time.Second
-
-// OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
-// until Reclaim has returned; a second call does nothing. A zero Reservation has nothing to reclaim
-// and is not registered.
-func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
-	if r.Reservation.IsZero() {
-		return func() {}
-	}
-	one := &reclaimer{Reclaimer: r, busy: make(chan struct{}, 1)}
-	m.mu.Lock()
-	m.mu.reclaim = append(m.mu.reclaim, one)
-	m.mu.Unlock()
-	return func() {
-		m.mu.Lock()
-		m.mu.reclaim = slices.DeleteFunc(m.mu.reclaim, func(o *reclaimer) bool { return o == one })
-		m.mu.Unlock()
-		one.busy <- struct{}{} // none begins any more
-		<-one.busy
-	}
-}
-
-// nextReclaimerLocked returns the largest reservation that w can ask for memory in a space; nil if
-// there is none. If batches are at rest there, which can leave when there is room for them, and the
-// space has no such reservation, it is one in a slower space. A Grow does not ask its own.
-func (m *Manager) nextReclaimerLocked(w *request, l *line, atRest bool) (next *reclaimer) {
-	var largest int64
-	near := false // next is in l's space
-	for _, r := range m.mu.reclaim {
-		s, n := r.Reservation.state, r.Reservation.Bytes()
-		here, below := s.line == l, atRest && s.line.space.Kind() > l.space.Kind()
-		if s == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
-			continue
-		}
-		if next == nil || here && !near || here == near && n > largest {
-			next, near, largest = r, here, n
-		}
-	}
-	return next
-}
-
-// reclaimFor asks the largest holder of memory that is not in batches to give some back for w, which
-// heads lines, and for which no batch can be evicted. If that one is at work already, for w or for
-// another request, w waits a second for it, and then asks the next. reclaimFor does not wait: what is
-// given back wakes w.
-func (m *Manager) reclaimFor(ctx context.Context, w *request) {
-	m.mu.Lock()
-	none := len(m.mu.reclaim) == 0
-	m.mu.Unlock()
-	for i := 0; i < len(w.candidates) && !none; {
-		c := &w.candidates[i]
-		atRest := c.line.atRest() > 0
-		m.mu.Lock()
-		r := m.nextReclaimerLocked(w, c.line, atRest)
-		switch {
-		case r == nil || !c.headsLocked(): // the wait may have failed meanwhile, as by Close
-			i++
-		case len(r.busy) == 0:
-			r.busy <- struct{}{}
-			r.began = time.Now()
-			lack := c.lack()
-			m.calls.Go(func() {
-				labels.Reclaim.Set()
-				m.reclaim(context.WithoutCancel(ctx), w, r, lack)
-			})
-			fallthrough
-		case time.Since(r.began) < reclaimTime:
-			m.mu.Unlock()
-			return
-		default: // it has freed too little
-			w.passed = append(w.passed, r)
-		}
-		m.mu.Unlock()
-	}
-}
-
-// reclaim asks r for memory for w. When r has returned, w asks another at its next tick if that was too
-// little, and the heads of other lines may ask r for what they lack themselves.
-func (m *Manager) reclaim(ctx context.Context, w *request, r *reclaimer, lack int64) {
-	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
-	defer cancel()
-	defer func() { // also after runtime.Goexit
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		<-r.busy
-		if !slices.Contains(w.passed, r) {
-			w.passed = append(w.passed, r)
-		}
-	}()
-	m.panics.Do("a function that reclaims memory", func() { r.Reclaim(ctx, lack) })
 }

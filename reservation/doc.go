@@ -13,7 +13,7 @@
 //	reservation.go   Reservation: Alloc, Shrink, Release
 //	policy.go        options: what happens when a reservation is used up; where its bytes come from
 //	demand.go        what is waited for; makeRoom: the oldest waiter has batches evicted
-//	owner.go         tasks that hold and wait; deadlock.go: deadlocks, and memory to reclaim
+//	owner.go         tasks that hold and wait; deadlock.go: deadlocks; reclaim.go: memory to reclaim
 //	report.go        long waits, and figures; oom.go: WithOutOfMemory
 //
 // # Ownership

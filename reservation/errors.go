@@ -186,7 +186,7 @@ func (l *line) exceeded(bytes int64) error {
 		Space:     l.space.ID(),
 		Requested: bytes,
 		Available: l.space.Available(),
-		Limit:     l.space.Room(),
+		Limit:     l.space.State().Room,
 		Hint:      l.space.Hint(),
 	}
 }
@@ -197,7 +197,7 @@ func (l *line) exceeded(bytes int64) error {
 func (w *request) exceeded(c *candidate) error {
 	if c == nil {
 		best := slices.MaxFunc(w.candidates, func(a, b candidate) int {
-			return cmp.Compare(a.line.space.Room(), b.line.space.Room())
+			return cmp.Compare(a.line.space.State().Room, b.line.space.State().Room)
 		})
 		c = &best
 	}
@@ -216,11 +216,11 @@ func (w *request) exceeded(c *candidate) error {
 // which it would fit if that were empty. Its Cause is set if the room is kept for older requests
 // or as headroom.
 func (w *request) noRoom() *tier.NoSpaceError {
-	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.Room()) })
+	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.State().Room) })
 	c := &w.candidates[max(0, first)]
-	e := c.refusal(nil)
+	e, now := c.refusal(nil), c.line.space.State()
 	switch {
-	case e.Available >= c.need+c.spared():
+	case e.Available >= c.need+c.spared(&now):
 		e.Cause = errKept
 	case e.Available >= c.need:
 		e.Cause = errHeadroom

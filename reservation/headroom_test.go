@@ -179,7 +179,7 @@ func TestHeadroomIsDemandedOnce(t *testing.T) {
 		a.waiting(t)
 		b.waiting(t)
 		got := m.Demand(nil)
-		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 45, Smallest: 35, Waiters: 2}
+		want := reservation.Demand{Space: tier.ID{Kind: tier.GPU}, Bytes: 45, Waiters: 2}
 		if len(got) != 1 || got[0] != want {
 			t.Errorf("%+v, want %+v", got, want)
 		}

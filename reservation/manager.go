@@ -104,7 +104,7 @@ type Manager struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Reservation]
-		waiters  fairqueue.Queue[*request] // all, in order of arrival
+		waiters  fairqueue.Queue[*request] // all, in order of arrival; nobody is bypassed here
 		reclaim  []*reclaimer
 		nextLook time.Time          // for deadlocks
 		blocked  map[string]Blocked // by name
@@ -112,7 +112,8 @@ type Manager struct {
 	}
 }
 
-// line is a space and the requests that wait for its room.
+// line is a space and the requests that wait for its room. A request waits in the lines of all its
+// candidates that could ever have room for it.
 type line struct {
 	space *tier.Space
 	// lowest is whether there is no slower tier, so that nothing can be evicted from the space.
@@ -122,14 +123,12 @@ type line struct {
 
 	// Guarded by Manager.mu.
 	queue    fairqueue.Queue[*candidate]
-	upward   int       // how many of queue may use headroom
-	room     int64     // Space.Room when the queue was last filled
+	room     int64     // tier.State.Room when the queue was last filled
 	joined   uint64    // how often a waiter has joined or left
 	changes  uint64    // of the line and of its space, when the oldest waiter last looked for deadlocks
 	since    time.Time // since when these are the same
-	dry      bool      // the last call of Evict moved nothing, and nothing was coming
-	tried    time.Time // when that was
-	eviction Eviction  // and its outcome
+	eviction Eviction  // the outcome of the last call of Evict
+	dry      bool      // that moved nothing, and nothing was coming
 }
 
 // NewManager returns a manager of the spaces in cfg. The caller keeps the spaces, and closes them
@@ -149,7 +148,7 @@ func NewManager(cfg Config) (*Manager, error) {
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
-		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.Room(), dry: cfg.Evict == nil}
+		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.State().Room, dry: cfg.Evict == nil}
 		l.queue.Bypass = cfg.Bypass
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
@@ -159,16 +158,6 @@ func NewManager(cfg Config) (*Manager, error) {
 		}))
 	}
 	return m, nil
-}
-
-// line returns the line of a space, or nil.
-func (m *Manager) line(id tier.ID) *line {
-	for _, l := range m.lines {
-		if l.space.ID() == id {
-			return l
-		}
-	}
-	return nil
 }
 
 // Spaces returns the manager's spaces.
@@ -186,25 +175,44 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // limits that were lowered below the request, with an ExceededError; and by the loss of its last
 // candidate. Nothing is reserved then.
 func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
-	return m.reserve(ctx, true, s, bytes, bytes, opts)
+	return m.reserve(ctx, true, s, bytes, opts)
 }
 
 // TryReserve is Reserve without waiting: if there is no room now, or the room is kept for an older
 // request, it returns a tier.NoSpaceError.
 func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservation, error) {
-	return m.reserve(context.Background(), false, s, bytes, bytes, opts)
+	return m.reserve(context.Background(), false, s, bytes, opts)
 }
 
-// ReserveUpTo promises as much as there is, from min to max bytes, in the first candidate that has
-// room for min, whatever its trigger. It waits until one of them has. Reservation.Bytes returns the
-// result. The option Sized is an error.
-func (m *Manager) ReserveUpTo(ctx context.Context, s Strategy, min, max int64, opts ...Option) (Reservation, error) {
-	return m.reserve(ctx, true, s, min, max, opts)
-}
-
-func (m *Manager) reserve(
-	ctx context.Context, wait bool, s Strategy, min, max int64, opts []Option,
+// ReserveUpTo is Reserve of least bytes, and promises as much more as there is in that space, up to
+// most. If least is 0, it does not wait, and prefers spaces that have room for a byte.
+// Reservation.Bytes returns the result. The option Sized is an error.
+func (m *Manager) ReserveUpTo(
+	ctx context.Context, s Strategy, least, most int64, opts ...Option,
 ) (Reservation, error) {
+	var asked state
+	for _, set := range opts {
+		set(&asked)
+	}
+	if asked.size != nil || least < 0 || most < least {
+		return Reservation{}, fmt.Errorf("reservation: %v: cannot reserve %d to %d bytes: the second must not be "+
+			"less, and the request must not have a size of its own", s, least, most)
+	}
+	r, err := m.reserve(ctx, least > 0, s, min(max(1, least), most), opts)
+	if least == 0 && errors.Is(err, tier.ErrNoSpace) {
+		r, err = m.reserve(ctx, false, s, 0, opts)
+	}
+	if err != nil {
+		return Reservation{}, err
+	}
+	space, has := r.Space(), r.Bytes()
+	if all := size.Largest(space.Charge, has, most, has+space.Available()); all > has {
+		_ = r.TryGrow(all - has) // others may have been faster
+	}
+	return r, nil
+}
+
+func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, bytes int64, opts []Option) (Reservation, error) {
 	opens := &state{manager: m}
 	for _, set := range opts {
 		set(opens)
@@ -215,24 +223,18 @@ func (m *Manager) reserve(
 		return Reservation{}, fmt.Errorf("reservation: a padding of %v must be a number from 1", padding)
 	case s == nil:
 		return Reservation{}, errors.New("reservation: a strategy is required")
-	case min < 0:
-		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", min)
-	case max < min:
-		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d to %d bytes", min, max)
+	case bytes < 0:
+		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", bytes)
 	case ctx.Err() != nil:
 		return Reservation{}, ended(ctx, "not begun")
 	}
 	var some [2]candidate
-	all, err := m.candidates(some[:0], s, min, opens)
-	switch {
-	case err != nil:
+	all, err := m.candidates(some[:0], s, bytes, opens)
+	if err != nil {
 		return Reservation{}, err
-	case opens.size != nil && max > min:
-		return Reservation{}, fmt.Errorf(
-			"reservation: %s: a request with a size of its own cannot be for %d to %d bytes", s, min, max)
 	}
 	owner, _ := opens.promise.Owner.(*Owner)
-	if _, err = m.serve(ctx, wait, request{min: min, max: max, opens: opens, owner: owner}, all); err != nil {
+	if err = m.serve(ctx, wait, request{opens: opens, owner: owner}, all); err != nil {
 		return Reservation{}, err
 	}
 	return Reservation{opens}, nil
@@ -282,18 +284,18 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *st
 	return dst, nil
 }
 
-// serve takes room for a request from one of its candidates, and waits for it if wait is set. It returns
-// how many bytes it took. A request that need not wait is never on the heap, and nor are its candidates.
-func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candidate) (int64, error) {
+// serve takes room for a request from one of its candidates, and waits for it if wait is set. A request
+// that need not wait is never on the heap, and nor are its candidates.
+func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candidate) error {
 	tried := w
 	tried.candidates = all
 	m.setHeadroom(&tried)
-	n, ok, err := m.take(&tried)
+	ok, err := m.take(&tried)
 	switch {
 	case ok || err != nil:
-		return n, err
+		return err
 	case !wait:
-		return 0, tried.noRoom()
+		return tried.noRoom()
 	}
 	waiter := w
 	waiter.candidates = slices.Clone(all)
@@ -306,48 +308,44 @@ func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candida
 // take serves a request, which may be waiting, if one of its candidates has room: the first that
 // stays below its trigger, or else the first. ok is false if the request must wait, and the error is
 // for one that can never be served.
-func (m *Manager) take(w *request) (n int64, ok bool, err error) {
+func (m *Manager) take(w *request) (ok bool, err error) {
 	w.refused = false
-	var fits *candidate // the first in which the request would fit if it were empty
+	possible := false
 	for _, below := range [...]bool{true, false} {
-		if below && (len(w.candidates) == 1 || w.max > w.min) {
+		if below && len(w.candidates) == 1 {
 			continue
 		}
 		for i := range w.candidates {
 			c := &w.candidates[i]
-			// Nothing is charged yet, so several requests at the same time may reach the trigger together.
-			if sp := c.line.space; below && !c.line.lowest && c.need >= sp.Trigger()-sp.PressureBytes() {
-				continue
+			if below && !c.line.lowest {
+				// Nothing is charged yet, so several requests at the same time may reach the trigger together.
+				if now := c.line.space.State(); c.need >= now.Trigger-now.Pressure {
+					continue
+				}
 			}
-			if n, ok, err = m.takeIn(w, c); ok || err != nil {
-				return n, ok, err
+			if ok, err = m.takeIn(w, c); ok || err != nil {
+				return ok, err
 			}
-			if fits == nil && w.fits(c, c.line.space.Room()) {
-				fits = c
-			}
+			possible = possible || w.fits(c, c.line.space.State().Room)
 		}
 	}
-	switch {
-	case fits == nil:
-		return 0, false, w.exceeded(nil)
-	case fits.need == 0: // nothing was asked for at least, and there is nothing
-		w.max = w.min
-		return m.takeIn(w, fits)
+	if !possible {
+		return false, w.exceeded(nil)
 	}
-	return 0, false, nil
+	return false, nil
 }
 
 // takeIn reserves room for w's request in the space of c, if the space has it and the line lets the
-// request take it. It returns how many bytes it took. A waiter that is served leaves all lines, and a
-// reservation is opened in the same step: a look for deadlocks finds the waiter or the holder. No lock
-// may be held: a quota may take its time, and clean images that are in the way are dropped here.
+// request take it: nobody waits, or the request is the waiter to serve next, or it may bypass the
+// oldest waiter. A waiter that is served leaves all lines, and a reservation is opened in the same
+// step: a look for deadlocks finds the waiter or the holder. No lock may be held: a quota may take
+// its time, and clean images that are in the way are dropped here.
 //
 // The request may have a size of its own here, which changes while it waits: see Sized.
 //
-// An error ends a wait: the wait has failed meanwhile, or the quota cannot report whether there is
-// room.
-func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error) {
-	space, most, seen := c.line.space, w.max, uint64(0)
+// An error ends a wait.
+func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
+	l, space, quota := c.line, c.line.space, c.line.space.Quota()
 	if w.opens != nil && w.opens.size != nil {
 		bytes, release := w.opens.size(space)
 		defer func() {
@@ -359,78 +357,66 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 		}()
 		if need := charge(space, bytes); need != c.need && space.Lost() == nil {
 			m.mu.Lock()
-			if c.need, c.asked = need, bytes; w.waits.Waits() { // it may never fit there now, or fit again
-				m.refillLocked(c.line)
+			if c.need, c.asked = need, bytes; w.waits { // it may never fit there now, or fit again
+				l.room = -1
+				m.refillLocked(l)
 			}
 			m.mu.Unlock()
 		}
 	}
-	if c.need == neverFits {
-		return 0, false, nil
+	if c.need == 0 {
+		quota = nil // which is charged for more; and nobody is bypassed
 	}
-	for first := true; ; first = false {
-		if !first {
-			seen = space.CopyChanges()
-		}
-		if n = c.need; most > w.min {
-			n = max(n, space.Charge(size.Largest(space.Charge, w.min, most, space.Available()-c.spared())))
-		}
-		quota := space.Quota()
-		if n == 0 { // which bypasses nobody
-			if w.max > w.min {
-				return 0, false, nil
-			}
-			quota = nil
-		}
+	for c.need < neverFits {
 		// A waiter joins the line first and looks for room then. So a request that finds nobody in line
 		// takes what there was before.
-		inLine := n > 0 && (quota != nil || m.waiting.Load() > 0)
+		inLine := c.need > 0 && (quota != nil || m.waiting.Load() > 0)
 		if inLine {
 			m.mu.Lock()
 		}
-		if w.waits != nil { // this way to w.err keeps the compiler from moving w to the heap
-			err = w.waits.Value.err
-		}
+		may := true
 		switch {
-		case err != nil:
 		case m.closed.Load():
-			err = closedError()
+			may, err = false, closedError()
 		case w.grows != nil && !(Reservation{w.grows}).IsOpen():
-			err = errReleased("grow")
-		}
-		may := err == nil && (!inLine || c.mayTakeLocked())
-		if quota != nil && may {
-			m.mu.Unlock()
-			if err := quota.Charge(n); errors.Is(err, tier.ErrOutOfBudget) {
-				if n > c.need {
-					most = w.min
-					continue
-				}
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				w.refused = w.refused || c.lack() <= 0
-				return 0, false, nil
-			} else if err != nil {
-				return 0, false, c.refusal(err)
+			may, err = false, errReleased("grow")
+		case !inLine:
+		case c.inLine:
+			may = l.nextLocked() == c
+		default:
+			now := space.State()
+			if quota != nil { // what it has left is known when it is charged
+				now.Available = now.Limit - now.Used()
 			}
-			m.mu.Lock() // if the wait has failed meanwhile, the request is served all the same
+			head := l.queue.Head()
+			may = c.need+c.spared(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && head.keeps)
+		}
+		if may && quota != nil {
+			m.mu.Unlock()
+			if err := quota.Charge(c.need); errors.Is(err, tier.ErrOutOfBudget) {
+				now := space.State()
+				w.refused = w.refused || c.need+c.spared(&now) <= now.Available
+				return false, nil
+			} else if err != nil {
+				return false, c.refusal(err)
+			}
+			m.mu.Lock()
 		}
 		var now books.State
 		var drop int64
 		if may {
 			var opens *books.Promise
 			if w.opens != nil {
-				w.opens.line, opens = c.line, &w.opens.promise
+				w.opens.line, opens = l, &w.opens.promise
 			}
-			if ok, drop, now = space.Books().Reserve(opens, n, c.spared()); ok {
-				if c.keeps && w.opens != nil {
-					w.opens.arriving = n
-					c.line.arriving.Add(n)
-				}
-				if inLine {
-					c.line.queue.Served(nil) // if w is the head itself, its count ends here
-					m.leaveLocked(w)
-				}
+			spare := c.spare
+			if spare > 0 {
+				state := space.State()
+				spare = c.spared(&state)
+			}
+			if ok, drop, now = space.Books().Reserve(opens, c.need, spare); ok && inLine {
+				l.queue.Served(nil) // if w is the head itself, its count ends here
+				m.leaveLocked(w)
 			}
 		}
 		if inLine {
@@ -438,56 +424,39 @@ func (m *Manager) takeIn(w *request, c *candidate) (n int64, ok bool, err error)
 		}
 		switch {
 		case ok:
-			if now.Used() > min(now.Trigger-space.Foreign()-1, now.Limit) {
-				space.Reserved()
+			if c.keeps && w.opens != nil {
+				w.opens.arriving = c.need
+				l.arriving.Add(c.need)
 			}
-			return n, true, nil
-		case quota != nil && may:
-			quota.Credit(n)
+			space.Reserved(now)
+			return true, nil
+		case may && quota != nil:
+			quota.Credit(c.need)
 		}
-		if err != nil || !may || drop == 0 && n == c.need || drop > 0 && !first && !space.DropOldest(drop, seen) {
-			return 0, false, err
+		if drop == 0 || !space.DropOldest(drop, now.CleanChanges) {
+			break
 		}
-		// Clean images were dropped, or another request was faster and less is left for ReserveUpTo.
 	}
+	return false, err
 }
 
-// mayTakeLocked reports whether the request may take what it needs: there is room, and nobody waits,
-// or it is the waiter to serve next, or it may bypass the oldest waiter.
-func (c *candidate) mayTakeLocked() bool {
-	l := c.line
-	lack := c.lack()
-	if l.space.Quota() != nil && !c.entry.Waits() { // what the quota has left is known when it is charged
-		lack = c.need + c.spared() - (l.space.Limit() - l.space.Used())
-	}
-	head := l.queue.Head()
-	switch {
-	case lack > 0:
-		return false
-	case c.entry.Waits():
-		return l.nextLocked() == c.entry
-	}
-	return !l.queue.IsClosed() || c.upward && head.Value.keeps
-}
-
-// nextLocked returns the entry to serve with the present room, or nil: the head, or else the oldest
+// nextLocked returns the waiter to serve with the present room, or nil: the head, or else the oldest
 // that fits, while the head may be bypassed. After that, as long as the head waits only because it
 // leaves headroom free, it is the oldest that may use the headroom.
-func (l *line) nextLocked() *fairqueue.Entry[*candidate] {
-	head := l.queue.Head()
+func (l *line) nextLocked() *candidate {
+	head, now := l.queue.Head(), l.space.State()
 	if head == nil {
 		return nil
 	}
-	room := l.space.Available()
-	e := l.queue.Next(func(c *candidate) bool { return c.need+c.spared() <= room })
-	if e == nil && head.Value.keeps && l.upward > 0 {
-		for e := range l.queue.All() {
-			if e.Value.upward && e.Value.need <= room {
-				return e
+	next := l.queue.Next(func(c *candidate) bool { return c.need+c.spared(&now) <= now.Available })
+	if next == nil && head.keeps {
+		for _, c := range l.queue.Waiters {
+			if c.upward && c.need <= now.Available {
+				return c
 			}
 		}
 	}
-	return e
+	return next
 }
 
 // spaceChanged serves the waiters of a line after bytes were freed, a limit has changed, or the
@@ -500,9 +469,7 @@ func (m *Manager) spaceChanged(l *line) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l.room != l.space.Room() {
-		m.refillLocked(l)
-	}
+	m.refillLocked(l)
 	l.wakeLocked(false)
 	for _, faster := range m.lines {
 		if faster.space.Kind() < l.space.Kind() { // its batches may have room now
@@ -514,33 +481,44 @@ func (m *Manager) spaceChanged(l *line) {
 // wakeLocked wakes the waiter that can be served next. When it has taken its room, or has left, it
 // wakes the one after it. With head it also wakes the head, which may be a new one, and makes room.
 func (l *line) wakeLocked(head bool) {
-	if e := l.nextLocked(); e != nil {
-		e.Value.woken = true
-		e.Value.request.wakeUp()
+	if c := l.nextLocked(); c != nil {
+		c.woken = true
+		c.request.wakeUp()
 	}
-	if first := l.queue.Head(); head && first != nil {
-		first.Value.request.wakeUp()
+	if c := l.queue.Head(); head && c != nil {
+		c.request.wakeUp()
 	}
 }
 
-// refillLocked fills l's queue again after the room that the space can ever have has changed.
-// Waiters that can never fit there must not be in it, least of all at its head. Those that fit
-// nowhere any more fail.
+// refillLocked fills l's queue again if the room that the space can ever have has changed. Waiters
+// that can never fit there must not be in it, least of all at its head. Those that fit nowhere any
+// more fail.
 func (m *Manager) refillLocked(l *line) {
-	l.room = l.space.Room()
-	for e := range l.queue.All() {
-		e.Value.leaveLocked()
+	room := l.space.State().Room
+	if room == l.room {
+		return
 	}
-	for e := range m.mu.waiters.All() {
-		w := e.Value
-		if c := w.in(l); c != nil && w.fits(c, l.room) {
-			c.joinLocked()
-		} else if c != nil && w.firstLocked() == nil {
-			if w.opens != nil && w.opens.size != nil {
-				w.wakeUp() // it may need less now
-			} else {
-				m.failLocked(w, w.exceeded(c))
-			}
+	l.room = room
+	l.joined++
+	var fit, never []*candidate
+	for _, w := range m.mu.waiters.Waiters {
+		i := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.line == l })
+		if i < 0 {
+			continue
+		}
+		c := &w.candidates[i]
+		if c.inLine = w.fits(c, room); c.inLine {
+			fit = append(fit, c)
+		} else if w.firstLocked() == nil {
+			never = append(never, c)
+		}
+	}
+	l.queue.Replace(fit)
+	for _, c := range never {
+		if w := c.request; w.opens != nil && w.opens.size != nil {
+			w.wakeUp() // it may need less now
+		} else {
+			m.failLocked(w, w.exceeded(c))
 		}
 	}
 	l.wakeLocked(true)
@@ -565,7 +543,8 @@ func (m *Manager) setHeadroom(w *request) {
 			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(sp.ID(), c.need)) })
 		}
 		if isEarly {
-			spare = max(spare, sp.Limit()-sp.Stop()+sp.Foreign())
+			now := sp.State()
+			spare = max(spare, now.Limit-now.Stop+now.External)
 		}
 		m.mu.Lock()
 		c.keeps, c.spare = keeps, spare
@@ -582,8 +561,8 @@ func (m *Manager) Close() error {
 		m.mu.Unlock()
 		return tier.ErrClosed
 	}
-	for e := range m.mu.waiters.All() {
-		m.failLocked(e.Value, closedError())
+	for m.mu.waiters.Head() != nil {
+		m.failLocked(m.mu.waiters.Head(), closedError())
 	}
 	cancels := m.mu.cancels
 	m.mu.cancels = nil

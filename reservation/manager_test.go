@@ -206,19 +206,30 @@ func TestReserveUpTo(t *testing.T) {
 	}
 }
 
-// The order of candidates is the caller's wish, so a part of the first is better
-// than all of the second.
-func TestReserveUpToTakesTheFirstCandidateWithTheLeast(t *testing.T) {
+// ReserveUpTo chooses a space as Reserve does, and takes no less than a byte where there is one.
+func TestReserveUpToChoosesASpace(t *testing.T) {
 	m, spaces := machine(t)
 	held := mustTry(t, m, onGPU0, 950)
-	r, err := m.ReserveUpTo(context.Background(), reservation.AnyInTierPreferring(tier.GPU, 0), 20, 500)
-	if err != nil {
-		t.Fatal(err)
+	for _, c := range []struct {
+		least, most int64
+		in          string
+		want        int64
+	}{{20, 500, "gpu:1", 500}, {0, 500, "gpu:1", 500}, {0, 0, "gpu:1", 0}} {
+		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), c.least, c.most)
+		if err != nil || r.Space() != spaces[c.in] || r.Bytes() != c.want {
+			t.Fatalf("from %d to %d: %d bytes in %s: %v", c.least, c.most, r.Bytes(), r.Space().ID(), err)
+		}
+		release(t, r)
 	}
-	if r.Space() != spaces["gpu:0"] || r.Bytes() != 50 {
-		t.Errorf("%d bytes in %s", r.Bytes(), r.Space().ID())
+	full := mustTry(t, m, reservation.Specific(gpu1), 1000)
+	for _, most := range []int64{500, 30} {
+		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 0, most)
+		if err != nil || r.Space() != spaces["gpu:0"] || r.Bytes() != min(most, 50) {
+			t.Fatalf("beside a full space: %d bytes in %s: %v", r.Bytes(), r.Space().ID(), err)
+		}
+		release(t, r)
 	}
-	release(t, held, r)
+	release(t, held, full)
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {

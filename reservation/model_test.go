@@ -164,14 +164,11 @@ func againstReference(t *testing.T, seed uint64) {
 		ref.settle()
 		synctest.Wait()
 		wantUsage(t, s, 0, 0, ref.used)
-		var demand, smallest int64
+		var demand int64
 		for _, w := range ref.waiters {
 			demand += w.bytes
-			if smallest == 0 || w.bytes < smallest {
-				smallest = w.bytes
-			}
 		}
-		want := []reservation.Demand{{Space: gpu0, Bytes: demand, Smallest: smallest, Waiters: len(ref.waiters)}}
+		want := []reservation.Demand{{Space: gpu0, Bytes: demand, Waiters: len(ref.waiters)}}
 		if got := m.Demand(nil); !slices.Equal(got, want[:min(1, len(ref.waiters))]) {
 			t.Fatalf("step %d: %s: demand is %+v; want %+v", step, what, got, want)
 		}

@@ -39,12 +39,15 @@ func (m *Manager) reportLong(w *request) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	head := slices.IndexFunc(w.candidates, func(c candidate) bool { return c.headsLocked() })
-	if head < 0 || m.reporting.Swap(true) {
+	i := 0
+	for i < len(w.candidates) && w.candidates[i].line.queue.Head() != &w.candidates[i] {
+		i++
+	}
+	if i == len(w.candidates) || m.reporting.Swap(true) {
 		return
 	}
 	w.due = 2 * waited
-	c := &w.candidates[head]
+	c := &w.candidates[i]
 	d := c.line.demandLocked(false)
 	one := LongWait{
 		Space: d.Space, Requested: c.need, Waited: waited, Owner: w.owner.Name(), Waiters: d.Waiters, Waiting: d.Bytes,
@@ -116,7 +119,7 @@ func (m *Manager) Waits() WaitStats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if first := m.mu.waiters.Head(); first != nil {
-		s.Waiting, s.Oldest = int64(m.mu.waiters.Len()), time.Since(first.Value.begun)
+		s.Waiting, s.Oldest = int64(len(m.mu.waiters.Waiters)), time.Since(first.begun)
 	}
 	return s
 }
@@ -138,10 +141,8 @@ const (
 	otherOwners = "(others)"
 )
 
-// countBlocked counts a finished wait by the name of its owner.
-func (m *Manager) countBlocked(o *Owner, took time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// countBlockedLocked counts a finished wait by the name of its owner.
+func (m *Manager) countBlockedLocked(o *Owner, took time.Duration) {
 	all, name := m.mu.blocked, o.Name()
 	if _, known := all[name]; !known && len(all) >= maxBlocked {
 		others := Blocked{Owner: otherOwners}
@@ -162,15 +163,15 @@ func (m *Manager) countBlocked(o *Owner, took time.Duration) {
 func (m *Manager) Blocked() []Blocked {
 	m.mu.Lock()
 	all := maps.Clone(m.mu.blocked)
-	for e := range m.mu.waiters.All() {
-		name := e.Value.owner.Name()
+	for _, w := range m.mu.waiters.Waiters {
+		name := w.owner.Name()
 		if _, known := all[name]; !known && len(all) >= maxBlocked {
 			name = otherOwners
 		}
 		b := all[name]
 		b.Owner = name
 		b.Waiting++
-		b.SoFar += time.Since(e.Value.begun)
+		b.SoFar += time.Since(w.begun)
 		all[name] = b
 	}
 	m.mu.Unlock()

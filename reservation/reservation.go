@@ -226,19 +226,21 @@ func (s *state) draw(n int64) (grown int64, err error) {
 			}
 			return grown, nil
 		}
+		asks := []int64{out.Short}
+		switch {
+		case out.Released || s.policy.kind == policyFail:
+			asks = nil
+		case increases:
+			asks = []int64{size.Times(s.policy.padding, out.Short), out.Short}
+		}
 		more, cause := int64(0), error(nil)
-		if !out.Released && s.policy.kind != policyFail {
-			sizes := []int64{out.Short}
-			if increases {
-				sizes = []int64{size.Times(s.policy.padding, out.Short), out.Short}
-			}
-			for i := 0; i < len(sizes) && more == 0; i++ {
-				ask := sizes[i]
-				own := candidate{line: s.line, need: ask, asked: ask}
-				w := request{min: ask, max: ask, grows: s, candidates: []candidate{own}}
-				if more, _, cause = s.manager.takeIn(&w, &w.candidates[0]); cause == nil && more == 0 {
-					cause = w.noRoom()
-				}
+		for i := 0; i < len(asks) && more == 0; i++ {
+			w := request{grows: s, candidates: []candidate{{line: s.line, need: asks[i], asked: asks[i]}}}
+			var ok bool
+			if ok, cause = s.manager.takeIn(&w, &w.candidates[0]); ok {
+				more = asks[i]
+			} else if cause == nil {
+				cause = w.noRoom()
 			}
 		}
 		if more > 0 {

@@ -14,7 +14,7 @@ import (
 // changes and is safe for concurrent use.
 type Spaces struct {
 	all   []*tier.Space
-	kinds [tier.Disk + 1][]*tier.Space // parts of all
+	kinds [tier.Disk + 1][]*tier.Space
 	// distance is how far apart two spaces are: their nodes, and 0 if they are paired, else 1.
 	distance map[[2]tier.ID][2]int
 }
@@ -35,8 +35,7 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 		if i > 0 && s.all[i-1].ID() == sp.ID() {
 			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID())
 		}
-		of := &s.kinds[sp.Kind()]
-		*of = s.all[i-len(*of) : i+1 : i+1]
+		s.kinds[sp.Kind()] = append(s.kinds[sp.Kind()], sp)
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
@@ -61,7 +60,7 @@ func (s *Spaces) All() []*tier.Space { return s.all }
 
 // InTier returns the spaces of one kind, ordered by ordinal. The caller must not change the slice.
 func (s *Spaces) InTier(k tier.Kind) []*tier.Space {
-	if !k.Valid() {
+	if int(k) >= len(s.kinds) {
 		return nil
 	}
 	return s.kinds[k]

@@ -13,9 +13,8 @@ import (
 type Strategy interface {
 	// Candidates appends the spaces that may serve the request to dst, best
 	// first, and returns it. A request is put into the first that has room below its trigger,
-	// where nothing need be moved away for it; or else into the first that has room. One of
-	// ReserveUpTo goes to the first that has room. A request waits for any of them. No candidate
-	// at all is an error of the request.
+	// where nothing need be moved away for it; or else into the first that has room. A request
+	// waits for any of them. No candidate at all is an error of the request.
 	// Candidates is called with no lock held, often, and should not allocate.
 	Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space
 	// String names the strategy in error messages.
@@ -102,7 +101,9 @@ func (o *order) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 			}
 			// A GPU that is full of others' memory comes after one that is not, although its books have as
 			// much room.
-			return cmp.Or(a.Pace().Compare(b.Pace()), cmp.Compare(b.Available()-b.Foreign(), a.Available()-a.Foreign()))
+			inA, inB := a.State(), b.State()
+			return cmp.Or(a.Pace().Compare(b.Pace()),
+				cmp.Compare(inB.Available-inB.External, inA.Available-inA.External))
 		})
 	}
 	return dst

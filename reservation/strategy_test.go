@@ -301,7 +301,7 @@ func TestSizedRequest(t *testing.T) {
 			t.Error("a negative size was taken")
 		}
 		_, err = m.ReserveUpTo(t.Context(), onGPU, 1, 2, sized(1, 1))
-		if err == nil || !strings.Contains(err.Error(), "size of its own") {
+		if err == nil || !strings.Contains(err.Error(), "a size of its own") {
 			t.Errorf("a range of sizes gave %v", err)
 		}
 	})

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -29,7 +28,6 @@ func charge(s *tier.Space, bytes int64) int64 {
 // it, it waits in the line of each of its candidates and leaves them all when it is served from one.
 // Its own goroutine does all the work for it (Manager.wait): others only wake it.
 type request struct {
-	min, max   int64 // bytes asked for
 	candidates []candidate
 	owner      *Owner // the task that waits; nil if it is unknown
 	opens      *state // the reservation to open; nil for other requests
@@ -41,7 +39,7 @@ type request struct {
 	refused bool          // a quota has refused what it reports as free
 
 	// Guarded by Manager.mu.
-	waits  *fairqueue.Entry[*request]
+	waits  bool
 	err    error        // set when the wait has failed
 	over   []func()     // called when the wait is over: see DeadlockError.Wait
 	passed []*reclaimer // have been asked for memory, and gave too little back in time
@@ -56,51 +54,20 @@ type candidate struct {
 	upward  bool  // it may use headroom, and goes ahead of those that leave it free
 
 	// Guarded by Manager.mu while the request waits. Only its goroutine changes keeps and spare.
-	keeps bool                         // it leaves headroom free
-	spare int64                        // bytes of headroom that it leaves free
-	woken bool                         // the line has woken it, and it must wake the next one if it is not served
-	entry *fairqueue.Entry[*candidate] // in the line's queue; nil if it was never there
-}
-
-// joinLocked puts c at the end of its line.
-func (c *candidate) joinLocked() {
-	l := c.line
-	if c.entry == nil {
-		c.entry = l.queue.Push(c)
-	} else {
-		l.queue.Return(c.entry)
-	}
-	if c.upward {
-		l.upward++
-	}
-	l.joined++
-}
-
-// leaveLocked takes c out of its line.
-func (c *candidate) leaveLocked() {
-	if c.upward && c.entry.Waits() {
-		c.line.upward--
-	}
-	c.entry.Remove()
-	c.line.joined++
+	keeps  bool  // it leaves headroom free
+	spare  int64 // bytes of headroom that it leaves free
+	woken  bool  // the line has woken it, and it must wake the next one if it is not served
+	inLine bool  // it is in the line's queue
 }
 
 // spared returns how much stays free when the request is served: its headroom, but no more than the
-// space can have.
-func (c *candidate) spared() int64 {
+// space can have. now is the space's state.
+func (c *candidate) spared(now *tier.State) int64 {
 	if c.spare == 0 || c.need == neverFits {
 		return 0
 	}
-	sp := c.line.space
-	return max(0, min(c.spare, sp.Room()-c.need, sp.Ceiling()-sp.Held()-c.need))
+	return max(0, min(c.spare, now.Room-c.need, now.Ceiling-now.Held-c.need))
 }
-
-// lack returns how many bytes more must be free before the request can be served. It is called under
-// Manager.mu while the request waits.
-func (c *candidate) lack() int64 { return c.need + c.spared() - c.line.space.Available() }
-
-// headsLocked reports whether c is the oldest in its line.
-func (c *candidate) headsLocked() bool { return c.entry.Waits() && c.line.queue.Head() == c.entry }
 
 // fits reports whether the request could ever be served from its candidate c, with room bytes in the
 // empty space. A reservation that grows keeps what it has.
@@ -112,20 +79,10 @@ func (w *request) fits(c *candidate, room int64) bool {
 	return c.need <= room
 }
 
-// in returns w's candidate in l, or nil.
-func (w *request) in(l *line) *candidate {
-	for i := range w.candidates {
-		if w.candidates[i].line == l {
-			return &w.candidates[i]
-		}
-	}
-	return nil
-}
-
 // firstLocked returns the first candidate of w that waits in a line; nil if none does.
 func (w *request) firstLocked() *candidate {
 	for i := range w.candidates {
-		if w.candidates[i].entry.Waits() {
+		if w.candidates[i].inLine {
 			return &w.candidates[i]
 		}
 	}
@@ -151,30 +108,35 @@ func (w *request) String() string {
 // tick is how often the head of a line looks whether it can still be served.
 const tick = 25 * time.Millisecond
 
-// wait waits until one of w's candidates has room, takes it, and returns how much it took; or the
-// error that ended the wait. The head of a line makes room on this goroutine: see makeRoom. It also
-// looks for deadlocks (watch).
-func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
+// retryEvict is after how many ticks a waiter makes room again although nothing has woken it: a pause
+// after a failed move may be over.
+const retryEvict = 4
+
+// wait waits until one of w's candidates has room, and takes it; or returns the error that ended the
+// wait. The head of a line makes room on this goroutine: see makeRoom. It also looks for deadlocks
+// (watch).
+func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 	if w.owner == nil {
 		w.owner = OwnerOf(ctx)
 	}
 	w.wake = make(chan struct{}, 1)
 	w.begun = time.Now()
 	w.due = longWaitAfter
-	m.mu.Lock()
-	for i := range w.candidates {
-		if l := w.candidates[i].line; l.room != l.space.Room() {
-			m.refillLocked(l)
-		}
-	}
 	// It joins all lines, except those where it could never be served, and looks for room then: a release
 	// does it the other way round.
-	w.waits = m.mu.waiters.Push(w)
+	m.mu.Lock()
+	for i := range w.candidates {
+		m.refillLocked(w.candidates[i].line)
+	}
+	w.waits = true
+	m.mu.waiters.Waiters = append(m.mu.waiters.Waiters, w)
 	m.waiting.Add(1)
 	w.owner.wait(1)
 	for i := range w.candidates {
-		if c := &w.candidates[i]; w.fits(c, c.line.room) {
-			c.joinLocked()
+		c := &w.candidates[i]
+		if c.inLine = w.fits(c, c.line.room); c.inLine {
+			c.line.queue.Waiters = append(c.line.queue.Waiters, c)
+			c.line.joined++
 		}
 	}
 	if w.firstLocked() == nil { // a limit was lowered just now
@@ -183,18 +145,21 @@ func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
 	m.mu.Unlock()
 	begun := false
 	defer func() { // also if a function of the program's has panicked, or ended the goroutine
+		took := time.Since(w.begun)
 		m.mu.Lock()
 		m.leaveLocked(w)
+		if begun {
+			m.countBlockedLocked(w.owner, took)
+		}
 		m.mu.Unlock()
-		if took := time.Since(w.begun); begun {
+		if begun {
 			m.waits.Record(took)
-			m.countBlocked(w.owner, took)
 			m.emit(ctx, w, events.WaitEnded, took, err)
 		}
 	}()
-	n, ok, err := m.take(w) // what was freed before w was in line
+	ok, err := m.take(w) // what was freed before w was in line
 	if ok || err != nil {
-		return n, err
+		return err
 	}
 	if exec.IsEnabled() {
 		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID().String()).End()
@@ -202,62 +167,72 @@ func (m *Manager) wait(ctx context.Context, w *request) (n int64, err error) {
 	begun = true
 	m.emit(ctx, w, events.WaitBegun, 0, nil)
 	var ticks <-chan time.Time
-	woken := true
-	for {
-		again, isHead := m.makeRoom(ctx, w, woken)
-		if isHead && ticks == nil {
+	for quiet := 0; ; { // ticks since something has changed
+		again, isHead := false, false
+		if quiet%retryEvict == 0 {
+			again, isHead = m.makeRoom(ctx, w)
+		}
+		if (isHead || w.refused) && ticks == nil {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
 			ticks = ticker.C
 		}
-		wake, retry := w.wake, (<-chan time.Time)(nil)
-		if w.refused { // or what the quota credits when it refuses would wake w again and again
-			wake, retry = nil, time.After(tick)
+		wake := w.wake
+		if w.refused { // what the quota credits when it refuses would wake w again and again
+			wake = nil
 		}
-		if woken = true; !again {
+		if !again {
 			select {
 			case <-wake:
-			case <-retry:
+				quiet = 0
 			case <-ticks:
-				woken = false
+				quiet++
 				m.watch(w)
 			case <-ctx.Done():
-				return 0, m.giveUp(ctx, w)
+				return m.giveUp(ctx, w)
 			}
 		}
 		m.setHeadroom(w)
-		if n, ok, err = m.take(w); ok || err != nil {
-			return n, err
+		if ok, err = m.take(w); ok {
+			return nil
 		}
+		m.mu.Lock()
+		err = cmp.Or(w.err, err)
 		// Another request may have taken what w was woken for. The rest may be enough for waiters that were
 		// not woken.
-		m.mu.Lock()
 		for i := range w.candidates {
-			if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c.entry {
+			if c := &w.candidates[i]; c.woken && c.line.nextLocked() != c {
 				c.woken = false
 				c.line.wakeLocked(false)
 			}
 		}
 		m.mu.Unlock()
+		if err != nil {
+			return err
+		}
 	}
 }
 
 // leaveLocked takes w, whose wait is over, out of all lines, and wakes those that can be served
 // now, and the new heads. It does nothing for a request that does not wait.
 func (m *Manager) leaveLocked(w *request) {
-	if !w.waits.Waits() {
+	if !w.waits {
 		return
 	}
-	w.waits.Remove()
+	w.waits = false
+	m.mu.waiters.Remove(w)
 	m.waiting.Add(-1)
 	w.owner.wait(-1)
 	for _, f := range w.over {
 		f()
 	}
 	for i := range w.candidates {
-		c := &w.candidates[i]
-		c.leaveLocked()
-		c.line.wakeLocked(true)
+		if c := &w.candidates[i]; c.inLine {
+			c.inLine = false
+			c.line.queue.Remove(c)
+			c.line.joined++
+			c.line.wakeLocked(true)
+		}
 	}
 }
 
@@ -305,14 +280,13 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		defer m.growing.Add(-1)
 	}
 	own := [1]candidate{{line: s.line, need: need, asked: n}}
-	charged, err := m.serve(ctx, wait, request{min: n, max: n, grows: s, owner: owner}, own[:])
-	if err != nil {
+	if err := m.serve(ctx, wait, request{grows: s, owner: owner}, own[:]); err != nil {
 		return err
 	}
-	out := s.promise.Resize(charged)
+	out := s.promise.Resize(need)
 	if out.Released {
-		space.Books().Unreserve(charged)
-		space.Freed(charged)
+		space.Books().Unreserve(need)
+		space.Freed(need)
 		return errReleased("grow")
 	}
 	space.Freed(out.Freed)
@@ -329,9 +303,9 @@ func (s *state) changed() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for e := range m.mu.waiters.All() {
-		if e.Value.grows == s {
-			e.Value.wakeUp()
+	for _, w := range m.mu.waiters.Waiters {
+		if w.grows == s {
+			w.wakeUp()
 		}
 	}
 }

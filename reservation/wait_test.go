@@ -148,7 +148,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 			c := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 700)
 			c.waiting(t)
 			want := []reservation.Demand{
-				{Space: gpu0, Bytes: 700, Smallest: 700, Waiters: 1}, {Space: gpu1, Bytes: 700, Smallest: 700, Waiters: 1},
+				{Space: gpu0, Bytes: 700, Waiters: 1}, {Space: gpu1, Bytes: 700, Waiters: 1},
 			}
 			if got := m.Demand(nil); !slices.Equal(got, want) {
 				t.Errorf("demand is %+v; want %+v", got, want)
@@ -310,7 +310,7 @@ func TestHeadEvicts(t *testing.T) {
 		e := startReserve(t.Context(), m, onGPU0, 65)
 		e.waiting(t)
 		got := m.Demand(make([]reservation.Demand, 1))
-		if want := (reservation.Demand{Space: gpu0, Bytes: 185, Smallest: 50, Waiters: 3}); len(got) != 2 || got[1] != want {
+		if want := (reservation.Demand{Space: gpu0, Bytes: 185, Waiters: 3}); len(got) != 2 || got[1] != want {
 			t.Errorf("demand is %+v; want %+v after an empty one", got, want)
 		}
 		release(t, held)

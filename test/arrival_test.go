@@ -96,7 +96,7 @@ func (s *slowSpill) put(n int) {
 func (s *slowSpill) spillHead() int {
 	s.t.Helper()
 	n := 0
-	for ; s.host.PressureBytes() < s.host.Trigger(); n++ {
+	for ; s.host.State().Pressure < s.host.State().Trigger; n++ {
 		s.put(n)
 	}
 	head, _ := s.repo.Peek(0)

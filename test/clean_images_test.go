@@ -93,7 +93,7 @@ func TestWritingAheadEndsAtTheStopMark(t *testing.T) {
 			})
 		})
 		host = space
-		fillHost(t, eng, repo, host.Trigger()-200<<10)
+		fillHost(t, eng, repo, host.State().Trigger-200<<10)
 		time.Sleep(time.Minute)
 		if n := copies.Load(); n != 1 {
 			t.Errorf("%d batches were copied, want 1: the space was below its stop mark then", n)

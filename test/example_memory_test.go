@@ -37,7 +37,7 @@ func (s shown) accounts() error {
 	for _, space := range eng.Spaces() {
 		u := space.Usage()
 		fmt.Println(space.ID(), "live", u.Live, "retired", u.Retired, "reserved", u.Reserved, "cached", u.Cached)
-		fmt.Println("available", space.Available(), "of", space.Limit(), "pressure", space.PressureBytes())
+		fmt.Println("available", space.Available(), "of", space.Limit(), "pressure", space.State().Pressure)
 	}
 	return nil
 }

@@ -87,16 +87,16 @@ func TestForeignBytes(t *testing.T) {
 		eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true})
 		all := onGPU(t, eng, 40)
 		sampled()
-		if gpu.Foreign() != 0 || gpu.Used() != 40*mib {
-			t.Fatalf("%d foreign bytes, %d used; nobody else is there", gpu.Foreign(), gpu.Used())
+		if gpu.State().External != 0 || gpu.Used() != 40*mib {
+			t.Fatalf("%d foreign bytes, %d used; nobody else is there", gpu.State().External, gpu.Used())
 		}
 		dev.SetForeign(16 * mib) // with the 40 above 0.8 of 64
 		sampled()
-		if n := gpu.Foreign(); n != 16*mib {
+		if n := gpu.State().External; n != 16*mib {
 			t.Errorf("%d foreign bytes, want 16 MiB", n)
 		}
-		if p := gpu.PressureBytes(); p < gpu.Stop() || p >= gpu.Trigger() {
-			t.Errorf("the pressure is %d: want it from %d to below %d", p, gpu.Stop(), gpu.Trigger())
+		if p := gpu.State().Pressure; p < gpu.State().Stop || p >= gpu.State().Trigger {
+			t.Errorf("the pressure is %d: want it from %d to below %d", p, gpu.State().Stop, gpu.State().Trigger)
 		}
 		for _, s := range eng.Stats().Spaces {
 			if want := int64(16 * mib); s.ID == gpu.ID() && s.Foreign != want {
@@ -134,7 +134,7 @@ func TestForeignBytes(t *testing.T) {
 			cancel()
 		}
 		sampled()
-		if n := gpu.Foreign(); n != 0 {
+		if n := gpu.State().External; n != 0 {
 			t.Errorf("%d foreign bytes when the others are gone", n)
 		}
 		if err := running.Done(admission.Measured{}); err != nil {
@@ -165,7 +165,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			}
 			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: spillway.Bytes(64 * mib), Wrap: wrapIn(b)})
 			sampled()
-			if n := gpu.Foreign(); n != 0 {
+			if n := gpu.State().External; n != 0 {
 				t.Errorf("%d foreign bytes", n)
 			}
 			closeClean(t, eng)
@@ -182,7 +182,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			for held, want := range map[int64]int64{0: 0, 24 * mib: 0, 30 * mib: 6 * mib} {
 				dev.SetForeign(held)
 				sampled()
-				if n := gpu.Foreign(); n != want {
+				if n := gpu.State().External; n != want {
 					t.Errorf("%d foreign bytes of %d, want %d", n, held, want)
 				}
 			}
@@ -197,13 +197,15 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			b, gpuB := openOver(t, spillway.GPUConfig{Device: dev})
 			ofA, ofB := onGPU(t, a, 10), onGPU(t, b, 20)
 			sampled()
-			if gpuA.Foreign() != 20*mib || gpuB.Foreign() != 10*mib {
-				t.Errorf("%d and %d foreign bytes, want what the other has", gpuA.Foreign(), gpuB.Foreign())
+			if gpuA.State().External != 20*mib || gpuB.State().External != 10*mib {
+				t.Errorf("%d and %d foreign bytes, want what the other has",
+					gpuA.State().External, gpuB.State().External)
 			}
 			dev.SetForeign(4 * mib)
 			sampled()
-			if gpuA.Foreign() != 24*mib || gpuB.Foreign() != 14*mib {
-				t.Errorf("%d and %d foreign bytes, want those of a third, too", gpuA.Foreign(), gpuB.Foreign())
+			if gpuA.State().External != 24*mib || gpuB.State().External != 14*mib {
+				t.Errorf("%d and %d foreign bytes, want those of a third, too",
+					gpuA.State().External, gpuB.State().External)
 			}
 			dropAll(t, append(ofA, ofB...))
 			closeClean(t, a)
@@ -250,7 +252,7 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		on.Store(true)
 		dev.SetForeign(16 * mib)
 		sampled()
-		if n := gpu.Foreign(); n != 8*mib {
+		if n := gpu.State().External; n != 8*mib {
 			t.Errorf("%d foreign bytes while the device panics, want the 8 MiB of before", n)
 		}
 		if n := strings.Count(log.String(), "Device.MemInfo"); n == 0 {
@@ -258,7 +260,7 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		}
 		on.Store(false)
 		sampled()
-		if n := gpu.Foreign(); n != 16*mib {
+		if n := gpu.State().External; n != 16*mib {
 			t.Errorf("%d foreign bytes when the device answers again, want 16 MiB", n)
 		}
 		closeClean(t, eng)

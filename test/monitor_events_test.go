@@ -69,14 +69,15 @@ func TestPressureEvents(t *testing.T) {
 		for range 2 {
 			for _, s := range eng.Spaces() {
 				free := full(t, s, eng)
-				rose := spillway.Event{Kind: events.PressureRose, To: s.ID(), Bytes: s.PressureBytes()}
+				rose := spillway.Event{Kind: events.PressureRose, To: s.ID(), Bytes: s.State().Pressure}
 				if s.Kind() == tier.Disk {
 					rose.Text = "there is no slower tier"
 				}
 				await(time.Minute)
 				free()
 				await(time.Second)
-				want = append(want, rose, spillway.Event{Kind: events.PressureFell, To: s.ID(), Bytes: s.PressureBytes()})
+				fell := spillway.Event{Kind: events.PressureFell, To: s.ID(), Bytes: s.State().Pressure}
+				want = append(want, rose, fell)
 			}
 		}
 		all := r.of(events.PressureRose, events.PressureFell)
@@ -105,8 +106,8 @@ func TestPressureEventsOfMoves(t *testing.T) {
 		for _, e := range r.of(events.PressureRose, events.PressureFell) {
 			s := spaceAt(eng, e.To.Kind, e.To.Ordinal)
 			rose := e.Kind == events.PressureRose
-			if high[e.To] == rose || rose && e.Bytes < s.Trigger() || !rose && e.Bytes > s.Stop() {
-				t.Errorf("%s; the marks are %d and %d", e, s.Trigger(), s.Stop())
+			if high[e.To] == rose || rose && e.Bytes < s.State().Trigger || !rose && e.Bytes > s.State().Stop {
+				t.Errorf("%s; the marks are %d and %d", e, s.State().Trigger, s.State().Stop)
 			}
 			if high[e.To] = rose; !rose {
 				falls++
@@ -137,10 +138,14 @@ func TestStuckEvents(t *testing.T) {
 			}
 			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.Used(), gpu.Limit(), resting)
 			want = append(want,
-				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.Trigger() + 1, Reason: convert.ReasonTrigger, Text: "0 wait, " + rest},
 				spillway.Event{
-					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.Trigger() + 1, Reason: convert.ReasonTrigger,
-					Text: fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.Limit()),
+					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.State().Trigger + 1,
+					Reason: convert.ReasonTrigger, Text: "0 wait, " + rest,
+				},
+				spillway.Event{
+					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.State().Trigger + 1,
+					Reason: convert.ReasonTrigger,
+					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.Limit()),
 				},
 				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)

@@ -57,8 +57,8 @@ func TestLoadingMovesNothing(t *testing.T) {
 		t.Errorf("%d bytes were moved for %d that were put", s.Bytes, put)
 	}
 	for _, s := range eng.Spaces() {
-		if s.Kind() != tier.Disk && (s.PressureBytes() >= s.Trigger() || s.Used() < s.Trigger()-mib) {
-			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID(), s.Used(), s.Trigger())
+		if s.Kind() != tier.Disk && (s.State().Pressure >= s.State().Trigger || s.Used() < s.State().Trigger-mib) {
+			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID(), s.Used(), s.State().Trigger)
 		}
 	}
 	if err := repo.Close(t.Context()); err != nil {
@@ -118,7 +118,7 @@ func TestNoCliff(t *testing.T) {
 				n := int(times*trigger + 0.5)
 				all := onGPU(t, eng, n)
 				sampled()
-				excess := max(0, int64(n)*mib-eng.Spaces()[0].Trigger()+1)
+				excess := max(0, int64(n)*mib-eng.Spaces()[0].State().Trigger+1)
 				moved := eng.Stats().Monitor.Bytes
 				if excess == 0 && moved != 0 || moved > 2*excess+mib {
 					t.Errorf("%d bytes were moved for %d above the trigger", moved, excess)

@@ -73,12 +73,12 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 			t,
 			spillway.DiskConfig{Dir: crashed(t, 3), Capacity: spillway.Bytes(16 << 20), Persist: true},
 		)
-		if n := spaceAt(eng, tier.Disk, 0).Held(); len(eng.Persisted()) != 3 || n == 0 || host.Held() == 0 {
+		if n := spaceAt(eng, tier.Disk, 0).State().Held; len(eng.Persisted()) != 3 || n == 0 || host.State().Held == 0 {
 			t.Errorf(
 				"%d batches are kept, of %d bytes, and %d bytes are for transfers: the test shows nothing",
 				len(eng.Persisted()),
 				n,
-				host.Held(),
+				host.State().Held,
 			)
 		}
 		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {

@@ -90,7 +90,7 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 		}
 	}
 	s := gpuOf(t, eng)
-	if n := s.Unsure(); n < 400<<10 {
+	if n := s.State().Unsure; n < 400<<10 {
 		t.Errorf("%d bytes are not expected back", n)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

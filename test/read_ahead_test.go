@@ -152,7 +152,7 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 			}
 		}
 		ahead("there is room", true)
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Stop()-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.Used())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,8 +220,9 @@ func TestReadAheadAtOnce(t *testing.T) {
 		})
 	}
 	done.Wait()
-	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.Stop() {
-		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d", n, host.Usage().Peak, host.Stop())
+	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.State().Stop {
+		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d",
+			n, host.Usage().Peak, host.State().Stop)
 	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -36,7 +36,7 @@ func openPieces(t *testing.T) *pieces {
 	eng, repo := openTasks(t, 1<<20, 8<<20, 0, 0)
 	p := &pieces{Engine: eng, repo: repo, gpu: gpuOf(t, eng), words: wordList(1, 10)}
 	var all []int64
-	for p.gpu.Used()+p.sizes < p.gpu.Trigger() {
+	for p.gpu.Used()+p.sizes < p.gpu.State().Trigger {
 		n := int64(len(all))
 		if err := repo.Put(t.Context(), 0, numberedRecord(n, 1000, p.words), in(tier.GPU)); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func openPieces(t *testing.T) *pieces {
 	}
 	t.Cleanup(func() { closeClean(t, eng) })
 	p.need = p.gpu.Available() * 2 / 3 / tier.Page * tier.Page
-	if tail := p.gpu.Capacity() - p.gpu.Trigger() + 2*p.sizes; p.need <= tail {
+	if tail := p.gpu.Capacity() - p.gpu.State().Trigger + 2*p.sizes; p.need <= tail {
 		t.Fatalf("%d bytes fit into %d", p.need, tail)
 	}
 	return p
@@ -233,7 +233,7 @@ func TestScratchInPieces(t *testing.T) {
 	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	rec := numberedRecord(0, 5000, wordList(1, 10))
 	n := 0
-	for size := int64(0); host.Used()+2*size < host.Trigger(); n++ {
+	for size := int64(0); host.Used()+2*size < host.State().Trigger; n++ {
 		before := host.Used()
 		if err := repos[n%2].Put(t.Context(), 0, rec, in(tier.Host)); err != nil {
 			t.Fatal(err)

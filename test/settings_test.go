@@ -641,7 +641,7 @@ var otherMarks = tier.Fractions{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
 func marked(k tier.Kind) func(*spillway.Engine) bool {
 	return func(eng *spillway.Engine) bool {
 		s := spaceAt(eng, k, 0)
-		return s.Limit() == s.Capacity()/4*3 && s.Trigger() == s.Capacity()/2 && s.Stop() == s.Capacity()/4
+		return s.Limit() == s.Capacity()/4*3 && s.State().Trigger == s.Capacity()/2 && s.State().Stop == s.Capacity()/4
 	}
 }
 

@@ -79,7 +79,8 @@ func TestStatsOfAllParts(t *testing.T) {
 		t.Errorf("of the permits it says %+v", p)
 	}
 	for i, space := range s.Spaces {
-		if of := eng.Spaces()[i]; space.Limit != of.Limit() || space.Trigger != of.Trigger() || space.Stop != of.Stop() || space.Stop == 0 {
+		of := eng.Spaces()[i].State()
+		if space.Limit != of.Limit || space.Trigger != of.Trigger || space.Stop != of.Stop || space.Stop == 0 {
 			t.Errorf("%s: its marks are %d, %d and %d", space.ID, space.Limit, space.Trigger, space.Stop)
 		}
 		if is := space.ID.Kind == tier.Host; is != (space.Host != nil) || is && space.Host.Used != space.Used()-space.Reserved {

@@ -194,7 +194,7 @@ func TestWorkHasBatchesEvicted(t *testing.T) {
 			}
 		}
 		asked := false
-		all := host.Limit() - host.Held()
+		all := host.Limit() - host.State().Held
 		w := newWork(t, plan, spillway.WorkOptions{
 			Operator: "build", Min: all / 2, Reclaim: func(context.Context, int64) int64 { asked = true; return 0 },
 		})

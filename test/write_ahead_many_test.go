@@ -27,7 +27,7 @@ func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, 1<<30, hostOf(64*mib))
 		words := wordList(1, 10)
-		for i := int64(0); host.PressureBytes() < host.Trigger()-mib; i++ {
+		for i := int64(0); host.State().Pressure < host.State().Trigger-mib; i++ {
 			if err := repo.Put(t.Context(), 0, numberedRecord(i, 100, words), in(tier.Host)); err != nil {
 				t.Fatal(err)
 			}
@@ -39,7 +39,7 @@ func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
 				n++
 			}
 		}
-		if got, above := aheadOf(eng).Ahead, host.PressureBytes()-host.Stop(); got < above {
+		if got, above := aheadOf(eng).Ahead, host.State().Pressure-host.State().Stop; got < above {
 			t.Errorf("%d batches of %d bytes were copied; %d bytes lie above the stop mark", n, got, above)
 		}
 		closeRepo(t, eng, repo)
@@ -53,7 +53,7 @@ func TestWritingAheadFollowsThePressure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, mib, hostOf(128*mib))
 		words := wordList(1, 10)
-		for i := int64(0); host.PressureBytes() < host.Trigger()-6*mib; i++ {
+		for i := int64(0); host.State().Pressure < host.State().Trigger-6*mib; i++ {
 			if err := repo.Put(t.Context(), 0, numberedRecord(i, 50_000, words), in(tier.Host)); err != nil {
 				t.Fatal(err)
 			}
@@ -66,12 +66,12 @@ func TestWritingAheadFollowsThePressure(t *testing.T) {
 		for aheadOf(eng).Ahead == 0 {
 			time.Sleep(time.Second)
 		}
-		for i := len(all) - 1; host.PressureBytes()-one > host.Stop(); i-- { // the hot ones
+		for i := len(all) - 1; host.State().Pressure-one > host.State().Stop; i-- { // the hot ones
 			if err := all[i].Drop(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		before, above := aheadOf(eng).Ahead, host.PressureBytes()-host.Stop()
+		before, above := aheadOf(eng).Ahead, host.State().Pressure-host.State().Stop
 		time.Sleep(2 * time.Minute)
 		if got := aheadOf(eng).Ahead; got > before+one {
 			t.Errorf("%d bytes lie above the stop mark, batches have %d; %d are copied, of which %d were before", above, one, got, before)
@@ -87,7 +87,7 @@ func TestRateOfWhatIsDropped(t *testing.T) {
 		files := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(100 * time.Millisecond)})
 		eng, repo, host := openWritingAhead(t, mib, hostOf(128*mib), func(c *spillway.Config) { c.Disks[0].FS = files })
 		words := wordList(1, 10)
-		for i := int64(0); host.PressureBytes() < host.Trigger()-6*mib; i++ {
+		for i := int64(0); host.State().Pressure < host.State().Trigger-6*mib; i++ {
 			if err := repo.Put(t.Context(), 0, numberedRecord(i, 100_000, words), in(tier.Host)); err != nil {
 				t.Fatal(err)
 			}
@@ -100,7 +100,7 @@ func TestRateOfWhatIsDropped(t *testing.T) {
 		dropped := 0
 		start := time.Now()
 		before := files.Count("write")
-		for time.Since(start) < 2*time.Second && host.PressureBytes() > host.Stop() {
+		for time.Since(start) < 2*time.Second && host.State().Pressure > host.State().Stop {
 			time.Sleep(5 * time.Millisecond)
 			for _, b := range all {
 				i := b.Info()
@@ -179,7 +179,7 @@ func TestMonitorSleepsWhilePermitsAreHeld(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fillHost(t, eng, repo, host.Trigger()-200<<10)
+		fillHost(t, eng, repo, host.State().Trigger-200<<10)
 		time.Sleep(time.Minute)
 		looks := eng.Stats().Monitor.Looks
 		time.Sleep(100 * time.Second)

@@ -35,7 +35,7 @@ func fillHost(t testing.TB, eng *spillway.Engine, repo *repository.Repository, b
 	t.Helper()
 	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	words := wordList(1, 10)
-	for i := int64(0); host.PressureBytes() < bytes; i++ {
+	for i := int64(0); host.State().Pressure < bytes; i++ {
 		if err := repo.Put(t.Context(), 0, numberedRecord(i, 2500, words), in(tier.Host)); err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate = mib / 4
 		eng, repo, host := openWritingAhead(t, rate)
-		fillHost(t, eng, repo, host.Trigger()-200<<10)
+		fillHost(t, eng, repo, host.State().Trigger-200<<10)
 		var all []*batch.Batch
 		for b := range repo.Batches(0) {
 			all = append(all, b)
@@ -78,7 +78,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 				t.Fatalf("%d bytes were written after %v: want at most %d", got, time.Since(start), most)
 			}
 		}
-		above := host.PressureBytes() - host.Stop()
+		above := host.State().Pressure - host.State().Stop
 		if got := aheadOf(eng).Ahead; got < above || got >= above+one {
 			t.Errorf("%d bytes were written for %d above the stop mark", got, above)
 		}
@@ -92,7 +92,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 		if n := eng.Stats().Monitor.Looks - looks; n > 101 {
 			t.Errorf("the monitor looked %d times in 100 s", n)
 		}
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Trigger()+above/2-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Trigger+above/2-host.Used())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +115,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 func TestNothingIsWrittenWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, 64*mib)
-		fillHost(t, eng, repo, host.Stop()+mib/2)
+		fillHost(t, eng, repo, host.State().Stop+mib/2)
 		var subscribed []func()
 		for b := range repo.Batches(0) {
 			subscribed = append(subscribed, b.Subscribe())
@@ -139,7 +139,7 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait() // moves that it asked for have ended
-		fillHost(t, eng, repo, host.Stop()+mib/2)
+		fillHost(t, eng, repo, host.State().Stop+mib/2)
 		time.Sleep(3 * time.Second)
 		if s := aheadOf(eng); s.Ahead < mib/2 {
 			t.Errorf("when nobody waits any more: %+v", s)
@@ -148,7 +148,7 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, -1)
-		fillHost(t, eng, repo, host.Stop()+mib/2)
+		fillHost(t, eng, repo, host.State().Stop+mib/2)
 		time.Sleep(time.Minute)
 		if s := aheadOf(eng); s.Ahead != 0 {
 			t.Errorf("switched off: %+v", s)
@@ -180,7 +180,7 @@ func bursts(t *testing.T, rate, puts int64) (moved int64, took time.Duration) {
 	files := faultfs.New(disk.OS(), 1, faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Throttle(50 * mib)})
 	eng, repo, host := openWritingAhead(t, rate, func(c *spillway.Config) { c.Disks[0].FS = files })
 	words := wordList(1, 10)
-	fillHost(t, eng, repo, host.Trigger()-200<<10)
+	fillHost(t, eng, repo, host.State().Trigger-200<<10)
 	for range 8 {
 		time.Sleep(5 * time.Second)
 		start := time.Now()

@@ -34,7 +34,6 @@ type cleanImages struct {
 	listed  list.List     // of *Clean, the oldest first
 	sharing int           // of those that are listed, those that share dictionaries
 	taken   int           // images that are neither listed nor over
-	changes uint64        // see CopyChanges
 	settled chan struct{} // closed when taken falls; nil without waiters
 }
 
@@ -65,7 +64,6 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean
 	}
 	s.clean.Lock()
 	s.clean.taken++ // until it is listed, which its bytes must not be before they are cached
-	s.clean.changes++
 	s.clean.Unlock()
 	for _, b := range bufs {
 		if b.reclaimed != nil {
@@ -100,20 +98,20 @@ func (c *Clean) Listed() bool {
 func (c *Clean) Take() bool {
 	c.space.clean.Lock()
 	defer c.space.clean.Unlock()
-	return c.space.clean.takeLocked(c)
-}
-
-func (l *cleanImages) takeLocked(c *Clean) bool {
 	if c.at == nil {
 		return false
 	}
+	c.space.clean.takeLocked(c)
+	return true
+}
+
+func (l *cleanImages) takeLocked(c *Clean) {
 	l.listed.Remove(c.at)
 	c.at = nil
 	if c.shares {
 		l.sharing--
 	}
 	l.taken++
-	return true
 }
 
 // takeOldest takes the image that was listed first, nil if there is none. With sharing it is the
@@ -121,16 +119,19 @@ func (l *cleanImages) takeLocked(c *Clean) bool {
 func (l *cleanImages) takeOldest(sharing bool) *Clean {
 	l.Lock()
 	defer l.Unlock()
+	at := l.listed.Front()
 	if sharing && l.sharing == 0 {
+		at = nil
+	}
+	for at != nil && sharing && !at.Value.(*Clean).shares {
+		at = at.Next()
+	}
+	if at == nil {
 		return nil
 	}
-	for at := l.listed.Front(); at != nil; at = at.Next() {
-		if c := at.Value.(*Clean); c.shares || !sharing {
-			l.takeLocked(c)
-			return c
-		}
-	}
-	return nil
+	c := at.Value.(*Clean)
+	l.takeLocked(c)
+	return c
 }
 
 // settle notes that an image is no longer taken.
@@ -138,7 +139,6 @@ func (l *cleanImages) settle() {
 	l.Lock()
 	defer l.Unlock()
 	l.taken--
-	l.changes++
 	if l.settled != nil {
 		close(l.settled)
 		l.settled = nil
@@ -191,13 +191,9 @@ func (s *Space) dropClean(n int64) (dropped int64) {
 	return dropped
 }
 
-// CopyChanges returns a number that changes when a clean image is made or listed, and when it is
-// over.
-func (s *Space) CopyChanges() uint64 {
-	s.clean.Lock()
-	defer s.clean.Unlock()
-	return s.clean.changes
-}
+// CopyChanges returns a number that changes when a clean image is made, and when its memory is free
+// or in use again.
+func (s *Space) CopyChanges() uint64 { return s.books.Now().CleanChanges }
 
 // DropOldest drops the oldest clean images, until n bytes were dropped or none is left. If others
 // have taken the last ones, it waits for the end of one. It reports whether an image was dropped or
@@ -208,8 +204,8 @@ func (s *Space) DropOldest(n int64, seen uint64) bool {
 	s.evicted.Add(dropped)
 	s.clean.Lock()
 	if dropped > 0 || s.clean.taken == 0 {
-		defer s.clean.Unlock()
-		return dropped > 0 || s.clean.changes != seen
+		s.clean.Unlock()
+		return dropped > 0 || s.CopyChanges() != seen
 	}
 	if s.clean.settled == nil {
 		s.clean.settled = make(chan struct{})

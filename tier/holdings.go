@@ -213,10 +213,10 @@ func (a Holdings) String() string {
 // for each batch in the space, with its place and id, its memory, and its charge.
 // Holdings takes time in proportion to the handles, records and batches.
 func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64))) Holdings {
-	u := s.Usage()
+	u := s.State()
 	a := Holdings{
-		Space: s.ID(), Used: u.Used(), Available: s.Available(), Limit: s.Limit(), Reserved: u.Reserved,
-		Retired: u.Retired, Engine: s.held.Load(), Foreign: s.Foreign(), Cached: u.Cached,
+		Space: s.ID(), Used: u.Used(), Available: u.Available, Limit: u.Limit, Reserved: u.Reserved,
+		Retired: u.Retired, Engine: u.Held - u.Unsure, Foreign: u.External, Cached: u.Cached,
 	}
 	rest := a.Used - a.Engine - a.Retired
 	sums := make(map[Holder]*Holder)

@@ -130,14 +130,14 @@ func TestCeiling(t *testing.T) {
 	} {
 		r := promise(t, s, c.mine)
 		ok(t, q.Charge(c.others))
-		if got := s.Ceiling(); got != c.want {
+		if got := s.State().Ceiling; got != c.want {
 			t.Errorf("with %d used here and %d elsewhere the ceiling is %d, want %d", c.mine, c.others, got, c.want)
 		}
 		ok(t, s.Release(r))
 		q.Credit(c.others)
 	}
 	q.limit = 1<<63 - 1
-	if got := s.Ceiling(); got != 9000 {
+	if got := s.State().Ceiling; got != 9000 {
 		t.Errorf("with a wide quota the ceiling is %d", got)
 	}
 }

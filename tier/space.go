@@ -131,68 +131,62 @@ func (s *Space) Used() int64 { return s.Usage().Used() }
 // phase of a program.
 func (s *Space) ResetPeak() { s.books.ResetPeak() }
 
-// Foreign returns how many bytes other programs hold on the device, as last sampled: external bytes
-// in the documentation.
-func (s *Space) Foreign() int64 { return s.foreign.Load() }
+// State is the counts and the marks of a space at one moment, and what follows from them. Sizes are
+// bytes.
+type State struct {
+	Usage
+	Limit    int64 // how many bytes reservations may take; 0 where the space is lost
+	Trigger  int64 // the pressure at which the monitor starts to evict
+	Stop     int64 // the pressure at which it ends at the latest
+	External int64 // what other programs hold on the device, as last sampled
+	Pressure int64 // Used and External: what Trigger and Stop are compared with
 
-// PressureBytes returns used + foreign bytes: what Trigger and Stop are
-// compared with.
-func (s *Space) PressureBytes() int64 { return s.Used() + s.foreign.Load() }
+	// Held are used for as long as the space is open: the engine's own (Hold), and retired bytes of
+	// which the pool cannot find out whether the device has freed them, which are Unsure. Room+Held is
+	// how many may be used at once.
+	Held, Unsure int64
+
+	Available int64 // how many bytes a reservation could take now
+	// Room is the largest request that can ever fit: the limit, or the quota's if that is less, without
+	// what is Held.
+	Room int64
+	// Ceiling is the most that Used could be now: the limit, or less if the quota has less left. After
+	// a limit was lowered it may be below Used.
+	Ceiling int64
+}
+
+// State returns what is in the space. The books are read at one moment, and the quota just after.
+func (s *Space) State() State {
+	now, external := s.books.Now(), s.foreign.Load()
+	x := State{
+		Usage: now.Usage, Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
+		External: external, Pressure: now.Used() + external, Held: s.held.Load(),
+		Available: now.Limit - now.Used(), Room: now.Limit, Ceiling: now.Limit,
+	}
+	if p, ok := s.cfg.Pool.(interface{ Unsure() int64 }); ok {
+		x.Unsure = p.Unsure()
+		x.Held += x.Unsure
+	}
+	if quota := s.cfg.Quota; quota != nil {
+		left := quota.Remaining() // which may be all of an int64
+		x.Available, x.Room = min(x.Available, left), min(x.Room, quota.Limit())
+		x.Ceiling = max(0, min(now.Limit, now.Used()+min(now.Limit, left)))
+	}
+	x.Available, x.Room = max(0, x.Available), max(0, x.Room-x.Held)
+	return x
+}
 
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
-// Limit returns how many bytes reservations may take; 0 where the space is lost.
+// Limit returns State.Limit.
 func (s *Space) Limit() int64 { return s.books.Now().Limit }
 
-// Trigger returns the pressure, in bytes, at which the monitor starts.
-func (s *Space) Trigger() int64 { return s.books.Now().Trigger }
+// Room returns State.Room.
+func (s *Space) Room() int64 { return s.State().Room }
 
-// Stop returns the pressure, in bytes, at which the monitor ends at the latest.
-func (s *Space) Stop() int64 { return s.books.Now().Stop }
-
-// Available returns how many bytes a reservation could take now.
-func (s *Space) Available() int64 {
-	now := s.books.Now()
-	room := now.Limit - now.Used()
-	if s.cfg.Quota != nil {
-		room = min(room, s.cfg.Quota.Remaining())
-	}
-	return max(0, room)
-}
-
-// Room returns the largest request that can ever fit: the limit, or the quota's if that is less,
-// without the bytes that the engine itself holds. Available returns what is free now.
-func (s *Space) Room() int64 {
-	room := s.Limit()
-	if s.cfg.Quota != nil {
-		room = min(room, s.cfg.Quota.Limit())
-	}
-	return max(0, room-s.Held())
-}
-
-// Ceiling returns the most that Used could be now: the limit, or less if the quota has less left.
-// After a limit was lowered it may be below Used.
-func (s *Space) Ceiling() int64 {
-	now := s.books.Now()
-	if s.cfg.Quota == nil {
-		return now.Limit
-	}
-	return max(0, min(now.Limit, now.Used()+min(now.Limit, s.cfg.Quota.Remaining()))) // which may be all of an int64
-}
-
-// Held returns how many bytes are used for as long as the space is open: the engine's own (Hold),
-// and retired bytes of which the pool cannot find out whether the device has freed them (Unsure).
-// Room()+Held() is how many may be used at once.
-func (s *Space) Held() int64 { return s.held.Load() + s.Unsure() }
-
-// Unsure returns how many of the retired bytes stay retired for as long as the space is open.
-func (s *Space) Unsure() int64 {
-	if p, ok := s.cfg.Pool.(interface{ Unsure() int64 }); ok {
-		return p.Unsure()
-	}
-	return 0
-}
+// Available returns State.Available.
+func (s *Space) Available() int64 { return s.State().Available }
 
 // Hold marks n of the used bytes as the engine's own, such as staging chunks.
 func (s *Space) Hold(n int64) { s.held.Add(n) }
@@ -245,7 +239,7 @@ func (s *Space) setMarks(m books.Marks) error {
 		return err
 	}
 	s.fit()
-	s.Reserved()
+	s.Reserved(s.books.Now())
 	return nil
 }
 
@@ -287,9 +281,9 @@ func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space
 
 // Reserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
-// Books.
-func (s *Space) Reserved() {
-	if now := s.books.Now(); now.Used() > min(now.Trigger-s.Foreign()-1, now.Limit) {
+// Books, with the state of the books then.
+func (s *Space) Reserved(now books.State) {
+	if now.Used() > min(now.Trigger-s.foreign.Load()-1, now.Limit) {
 		s.notify(true)
 	}
 }
@@ -314,7 +308,7 @@ func (s *Space) SetForeign(n int64) {
 	case before > n:
 		s.notify(false)
 	case before < n:
-		s.Reserved()
+		s.Reserved(s.books.Now())
 	}
 }
 
@@ -386,14 +380,13 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 		err = quota.Charge(n)
 	}
 	for err == nil && s.Lost() == nil {
-		seen := s.CopyChanges()
 		p := &books.Promise{By: books.By{Owner: owner}}
-		ok, drop, _ := s.books.Reserve(p, n, spare)
+		ok, drop, now := s.books.Reserve(p, n, spare)
 		if ok {
-			s.Reserved()
+			s.Reserved(now)
 			return p, nil
 		}
-		if drop == 0 || !s.DropOldest(drop, seen) {
+		if drop == 0 || !s.DropOldest(drop, now.CleanChanges) {
 			break
 		}
 	}

@@ -131,7 +131,7 @@ func (s *Space) free(b *Buffer) {
 	} else {
 		s.cfg.Pool.Free(b.mem, reclaimed)
 	}
-	if s.Unsure() > 0 { // Room may have fallen, so that a waiter may never fit
+	if s.State().Unsure > 0 { // Room may have fallen, so that a waiter may never fit
 		s.notify(false)
 	}
 }

@@ -246,16 +246,17 @@ func TestHeldBytes(t *testing.T) {
 	b, c := draw(t, s, 64), draw(t, s, 128)
 	s.Hold(b.Charge())
 	s.Hold(6)
-	if s.Held() != 70 || s.Room() != 830 || s.Used() != 192 {
-		t.Errorf("%d bytes are held, the room is %d", s.Held(), s.Room())
+	if s.State().Held != 70 || s.Room() != 830 || s.Used() != 192 {
+		t.Errorf("%d bytes are held, the room is %d", s.State().Held, s.Room())
 	}
 	s.Hold(-6)
 	told := 0
 	defer s.Subscribe(func(bool) { told++ })()
 	pool.fail = true
 	ok(t, c.Release())
-	if s.Unsure() != 128 || s.Held() != 192 || s.Room() != 708 || told != 1 {
-		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls", s.Unsure(), s.Held(), s.Room(), told)
+	if s.State().Unsure != 128 || s.State().Held != 192 || s.Room() != 708 || told != 1 {
+		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls",
+			s.State().Unsure, s.State().Held, s.Room(), told)
 	}
 }
 

@@ -175,7 +175,7 @@ func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
 	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(),
-		s.Capacity(), s.Limit(), s.Trigger(), s.Stop(), s.Available(), s.Charge(65))
+		s.Capacity(), s.Limit(), s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
@@ -401,7 +401,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	if ok, _, _ := s.Books().Reserve(nil, 1, 0); !ok {
 		t.Fatal("no room")
 	}
-	s.Reserved()
+	s.Reserved(s.Books().Now())
 	c.expect(t, "bytes reserved in the books", true)
 	s.Books().Unreserve(1)
 	s.SetForeign(0)
@@ -441,24 +441,24 @@ func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	promise(t, s, 100)
 	s.SetForeign(300)
-	if s.PressureBytes() != 400 || s.Foreign() != 300 || s.Used() != 100 || s.Available() != 800 {
+	if s.State().Pressure != 400 || s.State().External != 300 || s.Used() != 100 || s.Available() != 800 {
 		t.Errorf("pressure %d, foreign %d, used %d, available %d",
-			s.PressureBytes(), s.Foreign(), s.Used(), s.Available())
+			s.State().Pressure, s.State().External, s.Used(), s.Available())
 	}
 	s.SetForeign(-5)
-	if s.PressureBytes() != 100 || s.Foreign() != 0 {
-		t.Errorf("pressure %d with a negative sample", s.PressureBytes())
+	if s.State().Pressure != 100 || s.State().External != 0 {
+		t.Errorf("pressure %d with a negative sample", s.State().Pressure)
 	}
 	s.SetForeign(math.MaxInt64)
-	if s.PressureBytes() < s.Capacity() {
-		t.Errorf("pressure %d with a sample that is too large", s.PressureBytes())
+	if s.State().Pressure < s.Capacity() {
+		t.Errorf("pressure %d with a sample that is too large", s.State().Pressure)
 	}
 }
 
 // TestSetMarks: all marks change at once, and listeners hear what follows from it.
 func TestSetMarks(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	marks := func() [3]int64 { return [3]int64{s.Limit(), s.Trigger(), s.Stop()} }
+	marks := func() [3]int64 { return [3]int64{s.Limit(), s.State().Trigger, s.State().Stop} }
 	for _, wrong := range []tier.Fractions{
 		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
 		// less than a byte, or less apart

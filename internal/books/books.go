@@ -48,10 +48,11 @@ type Marks struct {
 type State struct {
 	Usage
 	Marks
-	Changes uint64 // grows with each change of the books
 	// Progress grows with each change that may lead to room for a waiter, and is the same after a
 	// move to the space that has failed.
 	Progress uint64
+	// CleanChanges grows with each change of Cached.
+	CleanChanges uint64
 }
 
 // Books are the counts of one space. They are safe for concurrent use.
@@ -95,7 +96,6 @@ func (b *Books) SetMarks(m Marks) {
 		m.Trigger, m.Stop = b.now.Trigger, b.now.Stop
 	}
 	b.now.Marks = m
-	b.now.Changes++
 	b.now.Progress++
 }
 
@@ -128,7 +128,6 @@ func (b *Books) Reserve(p *Promise, n, spare int64) (ok bool, drop int64, now St
 	}
 	b.now.Reserved += n
 	b.now.Peak = max(b.now.Peak, used+n)
-	b.now.Changes++
 	if p != nil {
 		p.books, p.promised, p.Stack = b, n, invariants.Stack()
 		b.addLocked(p.By, n)
@@ -160,7 +159,9 @@ func (b *Books) move(n int64, from, to *int64) {
 	if to != nil {
 		*to += n
 	}
-	b.now.Changes++
+	if from == &b.now.Cached || to == &b.now.Cached {
+		b.now.CleanChanges++
+	}
 	if to != &b.now.Retired {
 		b.now.Progress++
 	}

@@ -342,31 +342,6 @@ func TestOverdraft(t *testing.T) {
 	}
 }
 
-// TestChanges: the number grows with each change, so that a waiter sees that there was none.
-func TestChanges(t *testing.T) {
-	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
-	p, _ := promise(b, 50, 0, nil, false)
-	var h Hold
-	h.Begin(b, HoldView{})
-	b.Reserve(nil, 1, 0) // for a promise to open
-	for name, f := range map[string]func(){
-		"reserve": func() { b.Reserve(nil, 1, 0) }, "draw": func() { p.Draw(10, 0, false) },
-		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "owner of a hold": func() { h.SetOwner("a") },
-		"marks": func() { b.SetMarks(Marks{Limit: 91, Trigger: 80, Stop: 60}) }, "owner": func() { p.SetOwner("a") },
-		"open": func() { b.Reserve(new(Promise), 1, 0) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
-		"end": h.End,
-	} {
-		before := b.Now().Changes
-		if f(); b.Now().Changes <= before {
-			t.Errorf("%s is no change", name)
-		}
-	}
-	before := b.Now().Changes
-	if b.Reserve(nil, 1000, 0); b.Now().Changes != before {
-		t.Error("a refusal is a change")
-	}
-}
-
 // TestProgress: a move that fails is no progress, and all else that may lead to room is.
 func TestProgress(t *testing.T) {
 	b := New(100, Marks{Limit: 100, Trigger: 80, Stop: 60})
@@ -383,9 +358,14 @@ func TestProgress(t *testing.T) {
 		t.Error("a move that has failed is progress")
 	}
 	p, _ := promise(b, 10, 0, nil, false)
+	owned, _ := promise(b, 5, 0, nil, false)
+	var h Hold
+	h.Begin(b, HoldView{})
 	for name, f := range map[string]func(){
 		"a move": func() { move(true) }, "hold": func() { new(Hold).Begin(b, HoldView{}) },
 		"limit": func() { b.SetMarks(Marks{Limit: 90}) }, "release": func() { p.Release() },
+		"owner": func() { owned.SetOwner("a") }, "owner of a hold": func() { h.SetOwner("a") }, "end of a hold": h.End,
+		"promise": func() { promise(b, 5, 0, nil, false) },
 	} {
 		before := b.Now().Progress
 		if f(); b.Now().Progress <= before {

@@ -54,9 +54,8 @@ func (h *Hold) Begin(b *Books, v HoldView) {
 	v.Stack = invariants.Stack()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.now.Changes++
 	b.now.Progress++
-	v.begun = b.now.Changes
+	v.begun = b.now.Progress
 	h.books, h.view = b, v
 	b.holds[h] = struct{}{}
 }
@@ -66,7 +65,6 @@ func (h *Hold) SetOwner(owner any) {
 	h.books.mu.Lock()
 	defer h.books.mu.Unlock()
 	h.view.Owner = owner
-	h.books.now.Changes++
 	h.books.now.Progress++
 }
 
@@ -85,6 +83,5 @@ func (h *Hold) End() {
 	h.books.mu.Lock()
 	defer h.books.mu.Unlock()
 	delete(h.books.holds, h)
-	h.books.now.Changes++
 	h.books.now.Progress++
 }

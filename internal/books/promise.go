@@ -38,7 +38,6 @@ type PromiseView struct {
 
 // addLocked adds n promised bytes to a sum of open promises.
 func (b *Books) addLocked(by By, n int64) {
-	b.now.Changes++
 	if !by.Moves {
 		b.now.Progress++
 	}
@@ -107,7 +106,6 @@ func (p *Promise) changeLocked(promised, drawn, reserved int64) (freed int64) {
 	if b.now.Reserved += needs - reserved; b.now.Reserved < 0 {
 		panic(fmt.Sprintf("books: a promise takes %d bytes that are not reserved", reserved))
 	}
-	b.now.Changes++
 	if !p.Moves || p.released && (drawn != 0 || p.drawn > 0) { // a move counts once it has ended well
 		b.now.Progress++
 	}

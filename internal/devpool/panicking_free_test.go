@@ -89,14 +89,14 @@ func TestPanickingFrees(t *testing.T) {
 			usage(t, s, "after another free", 0, 2048, 0)
 			ok(t, draw(t, s, 1000).Release())
 			usage(t, s, "after another operation", 0, unsure, 0)
-			if n := s.Held(); n != unsure || s.Room() != 1<<20-n {
-				t.Errorf("%d bytes are held, and there is room for %d", n, s.Room())
+			if x := s.State(); x.Held != unsure || x.Room != 1<<20-unsure {
+				t.Errorf("%d bytes are held, and there is room for %d", x.Held, x.Room)
 			}
 			if err := p.Close(); (err != nil) != (unsure > 0) {
 				t.Errorf("Close: %v", err)
 			}
 			usage(t, s, "after Close", 0, 0, 0)
-			if n, held := d.Outstanding(), s.Held(); n != unsure || held != 0 {
+			if n, held := d.Outstanding(), s.State().Held; n != unsure || held != 0 {
 				t.Errorf("the device has %d bytes outstanding, and %d are held", n, held)
 			}
 		})

@@ -11,108 +11,82 @@
 package fairqueue
 
 import (
-	"container/list"
 	"context"
-	"iter"
+	"slices"
 )
 
 // window is how many waiters from the head on are considered for a bypass. It bounds what a wake-up
 // costs, however many wait. Waiters further back are considered as soon as they are nearer.
 const window = 256
 
-// A Queue holds waiters of type T in order of arrival. The zero value is empty and lets no request
-// bypass its head. The owner's lock guards it.
-type Queue[T any] struct {
-	Bypass int // how many requests may be served before the head
+// A Queue holds waiters of type T, which is a pointer, in order of arrival. The zero value is empty
+// and lets no request bypass its head. The owner's lock guards it.
+type Queue[T comparable] struct {
+	Bypass  int // how many requests may be served before the head
+	Waiters []T // the head first; the owner adds waiters at the end
 
-	entries list.List // of *Entry[T]
+	bypassed int // how many have bypassed the head
 }
 
-// An Entry is a waiter's place in a queue.
-type Entry[T any] struct {
-	Value T
-
-	queue    *Queue[T]
-	place    *list.Element // nil once it was removed
-	bypassed int           // how many have bypassed it while it was the head
-}
-
-// Len returns how many wait.
-func (q *Queue[T]) Len() int { return q.entries.Len() }
-
-// Head returns the entry of the oldest waiter, nil if nobody waits.
-func (q *Queue[T]) Head() *Entry[T] {
-	if at := q.entries.Front(); at != nil {
-		return at.Value.(*Entry[T])
+// Head returns the oldest waiter, nil if nobody waits.
+func (q *Queue[T]) Head() (head T) {
+	if len(q.Waiters) > 0 {
+		head = q.Waiters[0]
 	}
-	return nil
+	return head
 }
 
-// All yields all entries, the oldest first. The loop may remove the entry that it was given.
-func (q *Queue[T]) All() iter.Seq[*Entry[T]] {
-	return func(yield func(*Entry[T]) bool) {
-		for at := q.entries.Front(); at != nil; {
-			next := at.Next()
-			if !yield(at.Value.(*Entry[T])) {
-				return
-			}
-			at = next
-		}
+// Remove removes a waiter. It does nothing if the waiter is not in the queue. The next head may be
+// bypassed as often as the last.
+func (q *Queue[T]) Remove(w T) {
+	i := slices.Index(q.Waiters, w)
+	if i < 0 {
+		return
 	}
+	if i > 0 {
+		q.Waiters = slices.Delete(q.Waiters, i, i+1)
+		return
+	}
+	var none T
+	q.Waiters[0] = none // for the garbage collector
+	q.Waiters, q.bypassed = q.Waiters[1:], 0
 }
 
-// Push adds a waiter at the end.
-func (q *Queue[T]) Push(value T) *Entry[T] {
-	e := &Entry[T]{Value: value}
-	q.Return(e)
-	return e
-}
-
-// Return adds an entry that was removed at the end. The requests that bypassed it before still count.
-func (q *Queue[T]) Return(e *Entry[T]) { e.queue, e.place = q, q.entries.PushBack(e) }
-
-// Remove takes the entry out of its queue. It does nothing if it was removed before, or if e is nil.
-func (e *Entry[T]) Remove() {
-	if e.Waits() {
-		e.queue.entries.Remove(e.place)
-		e.place = nil
+// Replace replaces all waiters. A head that stays was bypassed as often as before.
+func (q *Queue[T]) Replace(waiters []T) {
+	before := q.Head()
+	if q.Waiters = waiters; q.Head() != before {
+		q.bypassed = 0
 	}
 }
 
-// Waits reports whether the entry is in its queue.
-func (e *Entry[T]) Waits() bool { return e != nil && e.place != nil }
-
-// Next returns the entry to serve now: the head if fits returns true for it, or else the oldest for
+// Next returns the waiter to serve now: the head if fits returns true for it, or else the oldest for
 // which fits does, if the head may be bypassed. It returns nil if there is none. The owner serves
-// the entry and then calls Served, or leaves the queue as it is.
-func (q *Queue[T]) Next(fits func(T) bool) *Entry[T] {
-	n := 0
-	for e := range q.All() {
-		if fits(e.Value) {
-			return e
+// the waiter and then calls Served, or leaves the queue as it is.
+func (q *Queue[T]) Next(fits func(T) bool) (next T) {
+	for i, w := range q.Waiters {
+		if fits(w) {
+			return w
 		}
-		if n++; n == window || q.IsClosed() {
+		if i+1 == window || q.IsClosed() {
 			break
 		}
 	}
-	return nil
+	return next
 }
 
-// Served removes an entry whose waiter was served; nil stands for a request that was served without
-// waiting. If another entry is the head, that counts as a bypass.
-func (q *Queue[T]) Served(e *Entry[T]) {
-	if head := q.Head(); head != nil { // if that is e, its count ends here
-		head.bypassed++
+// Served removes a waiter that was served; nil stands for a request that was served without
+// waiting. If another waiter is the head, that counts as a bypass.
+func (q *Queue[T]) Served(w T) {
+	if len(q.Waiters) > 0 { // if w is the head, Remove ends its count
+		q.bypassed++
 	}
-	e.Remove()
+	q.Remove(w)
 }
 
 // IsClosed reports whether nobody may bypass the head any more: all that is freed is kept for it.
 // A queue without waiters is not closed.
-func (q *Queue[T]) IsClosed() bool {
-	head := q.Head()
-	return head != nil && head.bypassed >= q.Bypass
-}
+func (q *Queue[T]) IsClosed() bool { return len(q.Waiters) > 0 && q.bypassed >= q.Bypass }
 
 // Ended returns the error of a wait that ctx has ended: what, and the cause. It matches the cause
 // and the context's error.

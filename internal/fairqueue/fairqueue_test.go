@@ -36,23 +36,19 @@ func (m *model) remove(i int) {
 func TestQueueModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testseed.One(t), 0))
 	for range testseed.Rounds(200, 50) {
-		q := Queue[int]{Bypass: rng.IntN(4)}
+		q := Queue[*int]{Bypass: rng.IntN(4)}
 		var m model
-		var entries []*Entry[int]
 		for range 1500 {
-			switch rng.IntN(5) {
+			switch rng.IntN(6) {
 			case 0, 1:
 				need := 1 + rng.IntN(10)
-				entries, m.needs = append(entries, q.Push(need)), append(m.needs, need)
+				q.Waiters, m.needs = append(q.Waiters, &need), append(m.needs, need)
 			case 2:
-				if len(entries) > 0 {
-					i := rng.IntN(len(entries))
-					entries[i].Remove()
-					if entries[i].Waits() {
-						t.Fatal("a removed entry waits")
-					}
-					entries[i].Remove() // does nothing
-					entries = slices.Delete(entries, i, i+1)
+				if len(q.Waiters) > 0 {
+					i := rng.IntN(len(q.Waiters))
+					w := q.Waiters[i]
+					q.Remove(w)
+					q.Remove(w) // does nothing
 					m.remove(i)
 				}
 			case 3:
@@ -64,66 +60,50 @@ func TestQueueModel(t *testing.T) {
 				}
 			case 4:
 				room := rng.IntN(8)
-				e := q.Next(func(need int) bool { return need <= room })
+				w := q.Next(func(need *int) bool { return *need <= room })
 				want := m.next(room, q.Bypass)
-				if (e == nil) != (want < 0) || e != nil && entries[want] != e {
-					t.Fatalf("of %d with room for %d, after %d bypasses: not entry %d", m.needs, room, m.bypassed, want)
+				if (w == nil) != (want < 0) || w != nil && q.Waiters[want] != w {
+					t.Fatalf("of %d with room for %d, after %d bypasses: not waiter %d", m.needs, room, m.bypassed, want)
 				}
-				if e == nil {
+				if w == nil {
 					break
 				}
-				q.Served(e)
+				q.Served(w)
 				if want > 0 {
 					m.bypassed++
 				}
-				entries = slices.Delete(entries, want, want+1)
 				m.remove(want)
+			case 5:
+				from := min(len(m.needs), rng.IntN(2)*rng.IntN(3))
+				q.Replace(slices.Clone(q.Waiters[from:]))
+				if m.needs = m.needs[from:]; from > 0 {
+					m.bypassed = 0
+				}
 			}
-			if q.Len() != len(m.needs) || q.IsClosed() != (len(m.needs) > 0 && m.bypassed >= q.Bypass) {
-				t.Fatalf(
-					"%d wait, closed %t; want %d after %d bypasses",
-					q.Len(),
-					q.IsClosed(),
-					len(m.needs),
-					m.bypassed,
-				)
+			if q.IsClosed() != (len(m.needs) > 0 && m.bypassed >= q.Bypass) {
+				t.Fatalf("closed %t; want %d after %d bypasses", q.IsClosed(), len(m.needs), m.bypassed)
 			}
 			var all []int
-			for e := range q.All() {
-				all = append(all, e.Value)
+			for _, w := range q.Waiters {
+				all = append(all, *w)
 			}
-			if !slices.Equal(all, m.needs) {
+			if head := q.Head(); !slices.Equal(all, m.needs) || head != nil && *head != all[0] {
 				t.Fatalf("%d, want %d", all, m.needs)
 			}
 		}
 	}
 }
 
-func TestRemoveWhileIterating(t *testing.T) {
-	var q Queue[int]
-	for i := range 5 {
-		q.Push(i)
-	}
-	for e := range q.All() {
-		if e.Value%2 == 0 {
-			e.Remove()
-		}
-	}
-	if q.Len() != 2 || q.Head().Value != 1 {
-		t.Errorf("%d entries, the first is %d", q.Len(), q.Head().Value)
-	}
-}
-
 // Waiters beyond the window are not examined, so that a wake-up costs the same however many wait.
 func TestWindow(t *testing.T) {
-	q := Queue[int]{Bypass: 1}
+	q := Queue[*int]{Bypass: 1}
 	for range 10_000 {
-		q.Push(2)
+		q.Waiters = append(q.Waiters, new(2))
 	}
-	q.Push(1)
+	q.Waiters = append(q.Waiters, new(1))
 	calls := 0
-	if e := q.Next(func(need int) bool { calls++; return need <= 1 }); e != nil || calls != window {
-		t.Errorf("after %d calls: %v", calls, e)
+	if w := q.Next(func(need *int) bool { calls++; return *need <= 1 }); w != nil || calls != window {
+		t.Errorf("after %d calls: %v", calls, w)
 	}
 }
 

@@ -199,10 +199,10 @@ func (r *Recorder) Watch(spaces func() []*tier.Space, period time.Duration) (sto
 	sample := func() {
 		var states []State
 		for _, s := range spaces() {
-			u := s.Usage()
+			u := s.State()
 			states = append(states, State{
-				ID: s.ID().String(), Capacity: s.Capacity(), Limit: s.Limit(), Trigger: s.Trigger(), Stop: s.Stop(),
-				Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: s.Foreign(),
+				ID: s.ID().String(), Capacity: s.Capacity(), Limit: u.Limit, Trigger: u.Trigger, Stop: u.Stop,
+				Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: u.External,
 			})
 		}
 		r.Sample(time.Now(), states)

@@ -225,8 +225,8 @@ func (a *Admitter) change(f func()) {
 	defer a.mu.Unlock()
 	f()
 	head := a.waiting.Head()
-	if head != nil && !a.mayStartLocked(head.Value.plans) {
-		head.Value.interrupt()
+	if head != nil && !a.mayStartLocked(head.plans) {
+		head.interrupt()
 	}
 	ring(head)
 	ring(a.waiting.Next(a.fitsLocked))
@@ -250,7 +250,7 @@ func (a *Admitter) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.stats
-	s.Waiting = a.waiting.Len()
+	s.Waiting = len(a.waiting.Waiters)
 	return s
 }
 

@@ -25,10 +25,9 @@ const maxStale = 2
 // strategy of its own request in the manager.
 type waiter struct {
 	Estimate
-	reservation.Strategy       // names it in errors
-	work                 int64 // output and overhead of the task
-	stale                int   // how often inputs left a space while bytes were reserved there
-	entry                *fairqueue.Entry[*waiter]
+	reservation.Strategy               // names it in errors
+	work                 int64         // output and overhead of the task
+	stale                int           // how often inputs left a space while bytes were reserved there
 	bell                 chan struct{} // of capacity 1
 
 	// Guarded by the Admitter's mutex.
@@ -76,8 +75,9 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 // bytes are part of the pressure that the threshold is for. The head reserves these bytes together
 // with its need, so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
-	mark := int64(float64(s.Capacity())*a.rules.Threshold) - s.Foreign()
-	return charge(s, max(0, s.Room()+s.Held()-mark))
+	now := s.State()
+	mark := int64(float64(s.Capacity())*a.rules.Threshold) - now.External
+	return charge(s, max(0, now.Room+now.Held-mark))
 }
 
 // fitsLocked reports whether w may start by the plans that it made last.
@@ -95,12 +95,12 @@ func (a *Admitter) mayStartLocked(ps []plan) bool {
 }
 
 // ring makes a waiter look again. It does nothing for nil.
-func ring(e *fairqueue.Entry[*waiter]) {
-	if e == nil {
+func ring(w *waiter) {
+	if w == nil {
 		return
 	}
 	select {
-	case e.Value.bell <- struct{}{}:
+	case w.bell <- struct{}{}:
 	default: // it will look
 	}
 }
@@ -136,9 +136,9 @@ func (a *Admitter) Admit(ctx context.Context, e Estimate) (_ *Grant, err error) 
 		bell: make(chan struct{}, 1), interrupt: func() {},
 	}
 	a.mu.Lock()
-	w.entry = a.waiting.Push(w)
+	a.waiting.Waiters = append(a.waiting.Waiters, w)
 	a.mu.Unlock()
-	defer a.change(w.entry.Remove) // if it did not start
+	defer a.change(func() { a.waiting.Remove(w) }) // if it did not start
 	for ctx.Err() == nil {
 		if g, err := a.attempt(ctx, w); g != nil || err != nil {
 			return g, err
@@ -181,9 +181,9 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		ps[i].kept = a.keptLocked(p.Space)
 	}
 	w.plans, w.interrupt = ps, interrupt
-	may, busy, isHead := a.mayStartLocked(nil), a.stats.Running > 0, a.waiting.Head() == w.entry
+	may, busy, isHead := a.mayStartLocked(nil), a.stats.Running > 0, a.waiting.Head() == w
 	next := a.waiting.Next(a.fitsLocked)
-	if next != w.entry {
+	if next != w {
 		ring(next)
 	}
 	a.mu.Unlock()
@@ -196,7 +196,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		return nil, err
 	}
 	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
-	if i := slices.IndexFunc(ps, plan.fits); may && next == w.entry && i >= 0 {
+	if i := slices.IndexFunc(ps, plan.fits); may && next == w && i >= 0 {
 		// The head gets the error below, if there is another one than too little room.
 		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, options...)
 	}
@@ -229,7 +229,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	_ = r.SetOwner(w.Owner) // only now, because a task that waits holds nothing
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	isHead = a.waiting.Head() == w.entry
+	isHead = a.waiting.Head() == w
 	free := s.Available() + surplus
 	if surplus < 0 || free < a.keptLocked(s) || !a.mayStartLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
@@ -237,7 +237,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	g = &Grant{
 		a: a, r: r, e: w.Estimate, plan: p, work: w.work, alone: free < a.aboveLocked(s), hasAll: hasAll, output: None,
 	}
-	a.waiting.Served(w.entry) // Admit wakes others
+	a.waiting.Served(w) // Admit wakes others
 	a.running[s]++
 	a.stats.Running++
 	a.stats.Admitted++

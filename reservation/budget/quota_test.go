@@ -57,7 +57,7 @@ func TestPromisesHold(t *testing.T) {
 	if n := two.Available(); n != 16*kib {
 		t.Errorf("%d bytes are available to the other", n)
 	}
-	if n := two.Ceiling(); n != 16*kib {
+	if n := two.State().Ceiling; n != 16*kib {
 		t.Errorf("the other's ceiling is %d", n)
 	}
 	_, err = two.Promise(16*kib + 256)

@@ -212,10 +212,10 @@ func TestLoweredLimit(t *testing.T) {
 	}
 	_, err := a.Promise(4096)
 	wantRefusal(t, err, 4096, 0, 80<<10, 40<<10)
-	if got := a.Ceiling(); got != 30<<10 {
+	if got := a.State().Ceiling; got != 30<<10 {
 		t.Errorf("the first should come down to %d, not %d", 30<<10, got)
 	}
-	if got := b.Ceiling(); got != 10<<10 {
+	if got := b.State().Ceiling; got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
 	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.Available() != 0 {
