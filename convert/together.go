@@ -63,11 +63,14 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return nil
 	}
-	first := m.joins(all[0], all[0].Cut().Payload, nil, disk)
-	if first == nil {
+	first := slices.IndexFunc(all, func(b *batch.Batch) bool { return m.joins(b, b.Cut().Payload, nil, disk) != nil })
+	if first < 0 {
 		return nil
 	}
-	from, room := first.Space(), min(disk.Available(), disk.Together())
+	from, room := all[first].Space(), min(disk.Available(), disk.Together())
+	if from == nil { // it was dropped just now
+		return nil
+	}
 	e := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
 	if e == nil || !e.builtin || e.wrapped {
 		return nil
@@ -94,6 +97,10 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 		}
 	}()
 	for i, b := range all {
+		if i < first {
+			errs = append(errs, errLone)
+			continue
+		}
 		transit, err := b.TryTransit()
 		if err != nil {
 			errs = append(errs, err)

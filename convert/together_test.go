@@ -128,9 +128,18 @@ func TestNotTogether(t *testing.T) {
 			m.move(t, all[3], tier.GPU)
 			return all
 		}},
-		"dictionaries": {machineConfig{outside: true}, 6, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
-			return append([]*batch.Batch{all[0], m.put(t, coded(1, 50), tier.Host)}, all[1:]...)
-		}},
+		"dictionaries": {
+			machineConfig{outside: true}, 6,
+			func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+				return append([]*batch.Batch{all[0], m.put(t, coded(1, 50), tier.Host)}, all[1:]...)
+			},
+		},
+		"dictionaries first": {
+			machineConfig{outside: true}, 6,
+			func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
+				return append([]*batch.Batch{m.put(t, coded(1, 50), tier.Host)}, all...)
+			},
+		},
 		"compressed in memory": {machineConfig{}, 5, func(t *testing.T, m *machine, all []*batch.Batch) []*batch.Batch {
 			if err := m.mover.MoveAs(t.Context(), all[1], reservation.AnyInTier(tier.Host), batch.CompressedImage); err != nil {
 				t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -472,9 +473,9 @@ type job struct {
 	make     int64 // bytes that must leave the target first
 	goal     int64 // how many used bytes of the source are few enough to end
 	until    time.Time
-	joins    bool // small batches are moved several at once
 
 	mu    sync.Mutex
+	joins bool     // small batches are moved several at once
 	left  []Victim // not begun yet
 	freed int64
 	over  bool // a move failed in a way that concerns the others
@@ -530,7 +531,7 @@ func (j *job) work(ctx context.Context) {
 	var all []*batch.Batch
 	for {
 		var room int64
-		if len(list) == 0 && j.joins {
+		if len(list) == 0 && j.to.Kind() == tier.Disk {
 			room = j.to.Together()
 		}
 		j.mu.Lock()
@@ -542,7 +543,7 @@ func (j *job) work(ctx context.Context) {
 		// place, of the first part of left. A batch may have been taken into use since it was chosen.
 		for isSmall := len(list) == 0; isSmall && len(j.left) > 0; {
 			v := j.left[0]
-			isSmall = v.Bytes < small && v.Bytes <= room && !v.copied.Has(j.to.place)
+			isSmall = j.joins && v.Bytes < small && v.Bytes <= room && !v.copied.Has(j.to.place)
 			if !isSmall && len(list) > 0 {
 				break
 			}
@@ -603,6 +604,9 @@ func (j *job) work(ctx context.Context) {
 			list = append(again, list...)
 		}
 		j.mu.Lock()
+		if len(all) > 1 && len(errs) == 1 { // they cannot be moved together: all goroutines move them one by one
+			j.joins, j.left, list = false, slices.Concat(list, j.left), nil
+		}
 		j.freed += freed
 		j.over, j.retry = j.over || isOver, j.retry || isRetry
 		j.mu.Unlock()

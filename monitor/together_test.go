@@ -50,6 +50,13 @@ func (m *joiningMover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID
 	return errs
 }
 
+// joinSmall makes the spaces of w take small batches several at once.
+func (w *world) joinSmall() {
+	for _, p := range w.pools {
+		p.together = 1 << 20
+	}
+}
+
 // TestMovesTogether: what is small goes to a disk together, in the policy's order. What is not moved
 // so is moved alone, and has its own error. The error of a group is logged once.
 func TestMovesTogether(t *testing.T) {
@@ -82,6 +89,7 @@ func TestMovesTogether(t *testing.T) {
 					mover.slowMover, cfg.Mover, cfg.MovesPerEdge = w.mover, mover, 1
 					cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 				})
+				w.joinSmall()
 				w.most = make(map[[2]tier.ID]int)
 				var all []*batch.Batch
 				for i := range count * 7 / 10 {
@@ -139,6 +147,7 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 		w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
 			mover.slowMover, cfg.Mover = w.mover, mover
 		})
+		w.joinSmall()
 		var all []*batch.Batch
 		from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
 		j := &job{
@@ -178,6 +187,7 @@ func TestFailedTogether(t *testing.T) {
 			w := newWorld(t, sizes{host0: 1024 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
 				mover.slowMover, cfg.Mover = w.mover, mover
 			})
+			w.joinSmall()
 			var all []*batch.Batch
 			j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], until: time.Now().Add(time.Hour), joins: true}
 			for i := range 6 {
@@ -226,6 +236,7 @@ func TestListsAreNotCopied(t *testing.T) {
 		w := newWorld(t, sizes{host0: 4 * n * kib, disk0: 4 * n * kib}, func(cfg *Config, w *world) {
 			cfg.Mover = fewMover(atOnce)
 		})
+		w.joinSmall()
 		j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], reason: decide.Demand, joins: true}
 		j.until = time.Now().Add(time.Hour)
 		var all []*batch.Batch

@@ -37,6 +37,7 @@ func (p phantom) Size() int64 { return int64(p) }
 
 // phantomPool hands out phantoms; what is freed is reclaimed after lag. It may be lost.
 type phantomPool struct {
+	together int64
 	loss.Signal
 	lag    time.Duration
 	freed  sync.WaitGroup
@@ -61,8 +62,8 @@ func (p *phantomPool) Free(_ tier.Memory, reclaimed func()) {
 	time.AfterFunc(p.lag, func() { defer p.freed.Done(); reclaimed() })
 }
 
-// Together and Split make small batches go together, if the Mover of the test moves several at once.
-func (p *phantomPool) Together() int64                          { return 1 << 20 }
+// Together returns what the test has set: how many bytes of small batches are best moved at once.
+func (p *phantomPool) Together() int64                          { return p.together }
 func (p *phantomPool) Split(tier.Memory, []int64) []tier.Memory { return nil }
 
 func (p *phantomPool) Close() error { p.freed.Wait(); return nil }

@@ -25,7 +25,7 @@ func newReferencePool(capacity int64, flaw string) *referencePool {
 	skip := -address(b) & (tier.Page - 1)
 	p := &referencePool{capacity: capacity, mem: b[skip:][:capacity], line: extent.New(capacity), flaw: flaw}
 	if flaw == "more than the capacity" {
-		p.line.Grow(capacity + capacity/16)
+		p.line = extent.New(capacity + capacity/16)
 		p.mem = append(p.mem[:capacity:capacity], make([]byte, capacity/16)...)
 	}
 	return p
