@@ -316,7 +316,8 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		freed += j.freed
 		retry = retry || j.retry
 	}
-	return max(0, freed), retry
+	// If others have freed enough meanwhile, no move was needed.
+	return max(0, freed), retry || freed <= 0 && s.Used() <= used-need
 }
 
 const (

@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/spillway-db/spillway/reservation"
 )
 
 // slowPolicy takes a while to order victims.
@@ -51,5 +53,50 @@ func TestWokenWaitersRest(t *testing.T) {
 		}
 		o.r.Release()
 		w.end(all[:18]...)
+	})
+}
+
+// releasingPolicy releases a reservation when it first orders victims.
+type releasingPolicy struct {
+	Policy
+	release func()
+}
+
+func (p *releasingPolicy) Order(now int64, list []Victim) {
+	if p.release != nil {
+		p.release()
+		p.release = nil
+	}
+	p.Policy.Order(now, list)
+}
+
+// TestRoomFreedByOthersIsNoFailure: when others free enough bytes while victims are chosen, no batch
+// moves. The space does not rest then as if nothing could leave it, and is not reported as stuck.
+func TestRoomFreedByOthersIsNoFailure(t *testing.T) {
+	bubble(t, "freed", func(t *testing.T) {
+		policy := &releasingPolicy{Policy: PlanOrder()}
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = policy })
+		all := w.fillSpace(gpu0, 7, 10*kib)
+		take := func() reservation.Reservation {
+			r, err := w.res.TryReserve(specific(gpu0), 12*kib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		r := take()
+		policy.release = func() { r.Release() }
+		w.start()
+		settle(time.Millisecond)
+		if policy.release != nil || w.moved() > 0 {
+			t.Fatalf("victims were chosen: %t; %d bytes moved: want a choice and no move", policy.release == nil, w.moved())
+		}
+		r = take()
+		settle(w.mon.cfg.Period * 2)
+		if w.moved() == 0 || len(w.stuck) > 0 {
+			t.Errorf("%d bytes moved at the trigger, %d times reported as stuck: want a move and no report", w.moved(), len(w.stuck))
+		}
+		r.Release()
+		w.end(all...)
 	})
 }
