@@ -660,3 +660,20 @@ func TestEveryDeviceOperationOfAPutFailsOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestDictionaryComesBack: an array whose dictionary was forgotten is a new dictionary, which batches
+// share like the first one.
+func TestDictionaryComesBack(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	dict, gpu := words(3), m.spaces[tier.GPU]
+	drop(t, m.make(t, codedBy(dict, 1, 1000), tier.GPU))
+	m.settle()
+	one, two := m.make(t, codedBy(dict, 1, 1000), tier.GPU), m.make(t, codedBy(dict, 2, 1000), tier.GPU)
+	if shared(one) != shared(two) {
+		t.Error("two dictionaries of one array")
+	}
+	if there, missing := m.mover.Charges(gpu, one, two); there != gpu.Used() || missing != 0 {
+		t.Errorf("%d bytes are there and %d missing, want %d and none", there, missing, gpu.Used())
+	}
+	drop(t, one, two)
+}

@@ -221,7 +221,7 @@ func tableMoveIsCancelled(t *testing.T, g gpus) {
 		err := m.mover.MoveAs(ctx, b, reservation.AnyInTier(to.at), to.form)
 		remove()
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("to %s: %v", to.form, err)
+			t.Errorf("to %s in %s: %v", to.form, to.at, err)
 		}
 		if b.Info().Payload.Type() != batch.ScatteredImage {
 			t.Fatalf("the batch is %s", b.Info().Payload.Type())

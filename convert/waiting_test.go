@@ -149,3 +149,26 @@ func TestPanicsOfTheProgramInAMove(t *testing.T) {
 		})
 	}
 }
+
+// TestCloseEndsWaits: Close cancels an operation that waits for room.
+func TestCloseEndsWaits(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, numbered(1, 1000), tier.Host)
+	all, err := m.reservations.TryReserve(toGPU, m.spaces[tier.GPU].Available()/tier.Page*tier.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan struct{}, 1)
+	defer m.onWait(func(context.Context, tier.ID, int64) { waits <- struct{}{} })()
+	moved := make(chan error)
+	go func() { moved <- m.mover.Move(t.Context(), b, toGPU) }()
+	<-waits
+	closed := make(chan error)
+	go func() { closed <- m.mover.Close() }()
+	if err := <-moved; !errors.Is(err, tier.ErrClosed) {
+		t.Errorf("the move ended with %v", err)
+	}
+	if err := errors.Join(<-closed, all.Release()); err != nil {
+		t.Error(err)
+	}
+}

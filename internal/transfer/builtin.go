@@ -322,7 +322,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 			if !ok {
 				return tier.ErrNotSupported
 			}
-			return m.stream.run(func() error {
+			return m.stream.run(ctx, func() error {
 				return c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d)
 			})
 		})

@@ -132,9 +132,9 @@ type stream struct {
 	regions []tier.Region // room for those of one copy
 }
 
-func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
+func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
-	return s.run(func() error {
+	return s.run(ctx, func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
 		switch r := s.regions; {
 		case len(r) == 0:
@@ -147,18 +147,21 @@ func (m *deviceMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	})
 }
 
-func (m *deviceMemory) Store(_ context.Context, p []byte, off int64) error {
+func (m *deviceMemory) Store(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
-	return s.run(func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) })
+	return s.run(ctx, func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) })
 }
 
-// run puts the work of f on the stream, and waits for its end. It does not end with a context, because
-// the work uses memory that the caller takes back. After a failure or a panic it waits for all that is
-// on the stream.
-func (s *stream) run(f func() error) error {
+// run puts the work of f on the stream, unless ctx has ended, and waits for its end. The wait does not
+// end with ctx, because the work uses memory that the caller takes back. After a failure or a panic it
+// waits for all that is on the stream.
+func (s *stream) run(ctx context.Context, f func() error) error {
 	put := func() (e tier.Event, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		done := false
 		defer func() {
 			if !done {
@@ -211,7 +214,7 @@ func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) err
 	regions, size := image.Between(dst.parts, src.parts)
 	to, from := dst.stream, src.stream
 	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
-		err := to.run(func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
+		err := to.run(ctx, func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
 		if err != nil {
 			return err
 		}
@@ -230,8 +233,8 @@ func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) err
 		}
 	}
 	w := &lanes{b: b}
-	return w.each(ctx, 0, len(pieces), deviceLanes, nil, func(_ context.Context, _ *lane, i int) error {
-		return from.run(func() error {
+	return w.each(ctx, 0, len(pieces), deviceLanes, nil, func(ctx context.Context, _ *lane, i int) error {
+		return from.run(ctx, func() error {
 			if to == from {
 				return from.dev.CopyRegions(from.Stream, pieces[i])
 			}
