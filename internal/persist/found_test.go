@@ -12,8 +12,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 )
 
