@@ -95,9 +95,10 @@ func (f *Found) Add(space *tier.Space) (err error) {
 }
 
 // read reads the entry of a file, whose memory must be as long as the entry needs, finds its
-// dictionaries among files, where those that were written before it are, and adds it there.
+// dictionaries among files, where those that were written before it are, and adds it there: only
+// then, because none is its own dictionary.
 func (b *Batch) read(schemas *Schemas, files map[uint64]*Batch) {
-	files[b.Key] = b
+	defer func() { files[b.Key] = b }()
 	if b.Err != nil {
 		return
 	}

@@ -106,6 +106,17 @@ func TestForgottenBatchLeavesDictionariesOfOthers(t *testing.T) {
 	}
 }
 
+// TestNoDictionaryOfItself: a dictionary that lists its own file cannot be read.
+func TestNoDictionaryOfItself(t *testing.T) {
+	entry, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.PrimitiveTypes.Int64), 300))
+	e := &Entry{Descriptor: entry.Descriptor, Dictionaries: []uint64{7}}
+	b := &Batch{Persisted: volumes.Persisted{Key: 7, Meta: e.meta(schema), Place: e.place(), Size: e.Descriptor.Body}}
+	files := make(map[uint64]*Batch)
+	if b.read(new(Schemas), files); b.Err == nil || len(b.dicts) > 0 || files[7] != b {
+		t.Errorf("it has %d dictionaries: %v", len(b.dicts), b.Err)
+	}
+}
+
 func keptName(key uint64) string { return fmt.Sprintf("%016x", key) }
 
 func mustGlob(t *testing.T, pattern string) []string {

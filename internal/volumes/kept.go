@@ -373,11 +373,15 @@ func (v *Volume) endEntry(k *keptFile) {
 	k.state = isPart
 }
 
-// rename gives a file another name: its key, or its number. Its caller has the file's turn.
+// rename gives a file another name: its key, or its number. Its caller has the file's turn. An error is
+// none if the file has that name nevertheless, as may be on a network: no code would find it again.
 func (v *Volume) rename(k *keptFile, to string) error {
 	if from := *k.name.Load(); from != to {
-		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), filepath.Join(v.own.path, to)); err != nil {
-			return bare(err)
+		path := filepath.Join(v.own.path, to)
+		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), path); err != nil {
+			if _, absent := v.cfg.FS.Stat(path); absent != nil {
+				return bare(err)
+			}
 		}
 		k.name.Store(&to)
 	}

@@ -70,10 +70,6 @@ func (v *Volume) takeOver(path string) error {
 		_, err := own.remove()
 		return err
 	}
-	if err == nil && files.bytes > v.cfg.Capacity {
-		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w",
-			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
-	}
 	var all []*foundFile
 	if err == nil {
 		all, err = own.readFiles(files, func(path string) (openedFile, error) {
@@ -84,6 +80,10 @@ func (v *Volume) takeOver(path string) error {
 	if wrong, ok := errors.AsType[*disk.KeyError](err); ok {
 		wrong.Dir, wrong.Name = v.cfg.Dir, filepath.Base(path)
 		err = wrong
+	}
+	if err == nil && files.bytes > v.cfg.Capacity {
+		err = fmt.Errorf("it has %d bytes, and the volume's capacity is %d: %w",
+			files.bytes, v.cfg.Capacity, tier.ErrNoSpace)
 	}
 	for _, f := range all {
 		if f.Err != nil && !isOf(errsForeign, f.Err) && !errors.Is(f.Err, errDamage) {

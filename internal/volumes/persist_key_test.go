@@ -34,8 +34,8 @@ func TestWrongKeyDestroysNothing(t *testing.T) {
 			leave(t, v, a, b)
 			before, fds := contents(t, dir), descriptors(t)
 			kept := names(t, dir)[0]
-			for range 2 {
-				cfg := volumes.Config{Dir: dir, Capacity: 16 * mib, Persist: true}
+			for _, capacity := range []int64{16 * mib, 16 * mib, 4 * mib} { // the last is too little for it
+				cfg := volumes.Config{Dir: dir, Capacity: capacity, Persist: true}
 				c.opened(&cfg)
 				_, err := volumes.Open(cfg)
 				var e *disk.KeyError

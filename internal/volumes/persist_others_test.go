@@ -1,10 +1,12 @@
 package volumes_test
 
 import (
+	"bytes"
 	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/spillway-db/spillway/diag"
@@ -107,4 +109,34 @@ func TestTwoVolumesOfOneEngine(t *testing.T) {
 		closeVolume(t, v)
 		closeVolume(t, w)
 	}
+}
+
+// lateErrors is a file system that renames files and then returns an error.
+type lateErrors struct{ disk.FS }
+
+func (f lateErrors) Rename(from, to string) error {
+	if err := f.FS.Rename(from, to); err != nil {
+		return err
+	}
+	return syscall.EIO
+}
+
+// TestRenamedDespiteAnError: a memory whose file was renamed is there, also if an error was returned.
+func TestRenamedDespiteAnError(t *testing.T) {
+	dir := tempDir(t)
+	v := openPersistent(t, dir, func(c *volumes.Config) { c.FS = lateErrors{disk.OS()} })
+	key, e := persist(t, v, 1, page)
+	if !bytes.Equal(read(t, e, page, 0), random(page, 1)) {
+		t.Error("the memory has other bytes")
+	}
+	v.Forget(key)
+	if !bytes.Equal(read(t, e, page, 0), random(page, 1)) {
+		t.Error("the memory has other bytes after its batch has ended")
+	}
+	free(v, e)
+	if w := v.Stats().Warnings; len(w) > 0 {
+		t.Errorf("warnings: %q", w)
+	}
+	closeVolume(t, v)
+	wantEmpty(t, dir)
 }

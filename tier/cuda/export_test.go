@@ -1,6 +1,9 @@
 package cuda
 
-import "github.com/spillway-db/spillway/tier"
+import (
+	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/tier"
+)
 
 // StagingRest is how much pinned memory is kept for copies of memory that is not pinned, when none
 // is under way.
@@ -15,7 +18,7 @@ func (d *Device) Staged() int64 {
 
 // HasWord reports whether the word of s is in pinned memory.
 func (d *Device) HasWord(s tier.Stream) bool {
-	return d.driver.lib.Pinned(s.(*stream).word, 4)
+	return d.driver.lib.Pinned(address.Of(s.(*stream).word), 4)
 }
 
 // Device is what Open returns.

@@ -37,6 +37,9 @@ func (d *gpu) Pin(mem []byte) error {
 // closed it waits until that has unpinned mem. So after Unpin of each device that has pinned mem,
 // the caller may unmap it.
 func (d *gpu) Unpin(mem []byte) error {
+	if len(mem) == 0 { // none is pinned, and the address of nil means all of it below
+		return nil
+	}
 	if !d.gate.Enter() {
 		<-d.given
 		return tier.ErrClosed

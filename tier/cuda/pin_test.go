@@ -60,6 +60,18 @@ func TestUnpinWhileTheDeviceIsClosed(t *testing.T) {
 	}
 }
 
+// No memory is not all memory.
+func TestUnpinOfNothing(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	mem := page(t)
+	must(t, errors.Join(d.Pin(mem), d.Unpin(nil), d.Unpin(mem[:0])))
+	if n := r.Live("registrations"); n != 1 {
+		t.Errorf("%d registrations are there, want that of the memory", n)
+	}
+	must(t, d.Unpin(mem))
+}
+
 // roundTrip copies mem to the device and back, and says whether it is as it was.
 func roundTrip(t *testing.T, d *cuda.Device, mem []byte) {
 	t.Helper()

@@ -30,7 +30,7 @@ type staging struct {
 		lockrank.Mutex[lockrank.Device]
 		idle  [64][][]byte // by the logarithm of their length
 		bytes int64        // of all chunks
-		used  int          // chunks in use
+		used  int          // chunks in use, without the words of streams
 	}
 }
 
@@ -90,6 +90,16 @@ func (g *staging) put(chunks ...[]byte) {
 			_ = g.dev.dev.Surely(func(c *cuda.Calls) error { return freeHost(c, surplus) })
 		})
 	}
+}
+
+// count changes how many chunks are in use. Streams call it for their words, which they have for as
+// long as they are open: meanwhile the other chunks are to be given back. A word is put back, and
+// not freed with its stream, because a driver may wait for the GPU before it frees, and so for
+// streams that wait for others.
+func (g *staging) count(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.used += n
 }
 
 // takeIdleLocked takes out chunks that are not in use, long ones first, until no more than rest

@@ -122,6 +122,31 @@ func TestStagingKeepsWords(t *testing.T) {
 	must(t, s.Close())
 }
 
+// The word of a stream is not freed with it while other streams have work: the driver waits for that
+// work, which may wait for the goroutine that closes the stream.
+func TestWordsAreFreedWithTheDevice(t *testing.T) {
+	r := load(t, cudatest.Config{})
+	d := r.open(t, cuda.Config{Memory: 1 << 20})
+	var pulls []func()
+	var streams []tier.Stream
+	for range 2 {
+		s, err := d.NewStream()
+		must(t, err)
+		streams, pulls = append(streams, s), append(pulls, plug(t, d, s))
+	}
+	pulls[0]()
+	before := r.Calls("cuMemFreeHost")
+	must(t, streams[0].Close())
+	if n := r.Calls("cuMemFreeHost") - before; n != 0 {
+		t.Errorf("closing a stream freed %d pieces of pinned memory while another one waits", n)
+	}
+	pulls[1]()
+	must(t, errors.Join(streams[1].Close(), d.Close()))
+	if n := r.Calls("cuMemHostAlloc") - r.Calls("cuMemFreeHost"); n != 0 {
+		t.Errorf("%d pieces of pinned memory were not given back", n)
+	}
+}
+
 // Regions one of which is wrong are not copied, and leave no pinned memory in use.
 func TestStagingOfRefusedRegions(t *testing.T) {
 	const n = 12 << 20

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -39,9 +40,9 @@ type stream struct {
 	queued  int        // pieces of work put there since paced, or a little later
 	paced   tier.Event // the last event that makeRoom has recorded; nil if there is none
 	scratch cuda.Ptr   // granule bytes of the device's; 0 without
-	// The GPU waits for waits events of others. word is the address of pinned memory that counts
-	// those that have happened, 0 without; waited is closed when the last of them has.
-	word   uintptr
+	// The GPU waits for waits events of others. word is pinned memory that counts those that have
+	// happened, nil without; waited is closed when the last of them has.
+	word   []byte
 	waits  uint32
 	waited <-chan struct{}
 
@@ -220,11 +221,12 @@ func (s *stream) end() error {
 	delete(d.mu.streams, s)
 	failed := s.err != nil
 	d.mu.Unlock()
-	if s.word != 0 {
+	if s.word != nil {
 		if s.waited != nil {
 			<-s.waited // if the stream has failed the word may still be written
 		}
-		_ = d.dev.Surely(func(c *cuda.Calls) error { return c.FreeHost(s.word) }) // refused, it goes with the context
+		d.bounce.count(1)
+		d.bounce.put(s.word)
 	}
 	if failed {
 		return nil // a driver returns it again, at any call
@@ -494,14 +496,18 @@ func (d *gpu) WaitEvent(ts tier.Stream, e tier.Event) error {
 // that to the stream's word.
 func (s *stream) waitForeign(e tier.Event) error {
 	d, n := s.dev, s.waits+1
-	err := d.dev.Here(func(c *cuda.Calls) (err error) {
-		if s.word == 0 {
-			if s.word, err = c.AllocHost(4); err != nil {
-				return err
-			}
-			cuda.StoreWord(s.word, 0)
+	if s.word == nil {
+		word, err := d.bounce.get(4)
+		if err != nil {
+			return err
 		}
-		p, err := c.HostDevicePtr(s.word)
+		d.bounce.count(-1) // it stays until the stream ends
+		s.word = word
+		cuda.StoreWord(address.Of(word), 0)
+	}
+	at := address.Of(s.word)
+	err := d.dev.Here(func(c *cuda.Calls) error {
+		p, err := c.HostDevicePtr(at)
 		if err != nil {
 			return err
 		}
@@ -522,7 +528,7 @@ func (s *stream) waitForeign(e tier.Event) error {
 			<-before
 		}
 		<-e.Done()
-		cuda.StoreWord(s.word, n)
+		cuda.StoreWord(at, n)
 		close(now)
 	})
 	return nil
