@@ -177,7 +177,9 @@ func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err err
 		chosen = chosen[:min(n, len(chosen))]
 	}
 	for _, g := range all {
-		if !slices.ContainsFunc(chosen, func(c topology.GPU) bool { return c.Index == g.Index }) {
+		// A program's own topology may have only one of them.
+		is := func(c topology.GPU) bool { return c.Index == g.Index && idOf(c) == idOf(g) }
+		if !slices.ContainsFunc(chosen, is) {
 			continue
 		}
 		total := g.MemoryBytes

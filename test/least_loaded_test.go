@@ -225,11 +225,16 @@ func TestConfigureTheLeastUsed(t *testing.T) {
 			t.Errorf("of %d GPUs at most: %v, want %v", most, got, want)
 		}
 	}
+	unnamed, unnumbered := *top, *top
+	unnamed.GPUs, unnumbered.GPUs = slices.Clone(top.GPUs), slices.Clone(top.GPUs)
 	for i := range top.GPUs {
-		top.GPUs[i].UUID, top.GPUs[i].PCIAddress = "", ""
+		unnamed.GPUs[i].UUID, unnamed.GPUs[i].PCIAddress = "", ""
+		unnumbered.GPUs[i].Index = 0
 	}
-	cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: 1, Disks: []spillway.DiskConfig{}})
-	if err != nil || len(cfg.GPUs) != 1 {
-		t.Errorf("of one GPU at most, without names: %d, %v", len(cfg.GPUs), err)
+	for name, top := range map[string]*topology.Topology{"names": &unnamed, "numbers": &unnumbered} {
+		cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: 1, Disks: []spillway.DiskConfig{}})
+		if err != nil || len(cfg.GPUs) != 1 {
+			t.Errorf("of one GPU at most, without %s: %d, %v", name, len(cfg.GPUs), err)
+		}
 	}
 }

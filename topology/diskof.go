@@ -103,66 +103,72 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	return l, nil
 }
 
-// maxFollowed is how many overlays and loop devices may stand on each other.
-const maxFollowed = 8
-
-// disksUnder returns the disks that the files of m are on, and whether they are in memory. It
-// follows an overlay to the directory that it writes to, and a loop device to its file.
+// disksUnder returns the disks that the files of m are on, and whether some are in memory. It follows
+// an overlay to the directory that it writes to, and loop devices to their files. Each file system is
+// followed once: one may be on many loop devices, whose files may be on itself.
 func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 	disks = []Disk{}
-	for range maxFollowed {
-		var file, why string
-		switch {
-		case inMemory(m.FileSystem):
-			t.warnf(m.Point, "%s is memory, not a disk", m.FileSystem)
-			return disks, true
-		case m.FileSystem == "overlay":
-			for _, o := range m.Options {
-				if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
-					file, why = dir, "an overlay writes to it"
-				}
-			}
-			if file == "" {
-				t.warnf(m.Point, "an overlay that is not written to: its disk is not known")
-				return disks, false
-			}
-			if !t.isDir(file) {
-				t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known",
-					procfs.Quote(file))
-				return disks, false
-			}
-		default:
-			names := t.disksBelowMount(m)
-			if len(names) == 0 {
-				t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, procfs.Quote(m.Source))
-				return disks, false
-			}
-			file, _ = t.want("/sys/class/block", names[0], "loop/backing_file")
-			if file == "" {
-				all, _ := t.disks()
-				for _, name := range names {
-					i := slices.IndexFunc(all, func(d Disk) bool { return d.Name == name })
-					if i < 0 {
-						t.warnf(path.Join(blockDevices, name), "it is not a disk")
-						continue
-					}
-					disks = append(disks, all[i])
-				}
-				return disks, false
-			}
-			why = names[0] + " is a file"
-		}
+	todo, again := []procfs.Mount{m}, false
+	follow := func(file, why string) {
 		target, err := t.resolve(file)
 		on, ok := procfs.MountOf(t.mounts(), target)
 		if err != nil && !missing(err) || !ok {
 			t.warnf(file, "%s: it is not known on what disk", why)
-			return disks, false
+			return
 		}
 		t.warnf(target, "%s: taken to be on the disk of %s", why, on.Point)
-		m = on
+		if slices.ContainsFunc(todo, func(o procfs.Mount) bool { return o.Point == on.Point && o.Device == on.Device }) {
+			again = true
+		} else {
+			todo = append(todo, on)
+		}
 	}
-	t.warnf(m.Point, "the file system is stacked on itself, or on more than %d others", maxFollowed)
-	return disks, false
+	for i := 0; i < len(todo); i++ {
+		m := todo[i]
+		switch {
+		case inMemory(m.FileSystem):
+			t.warnf(m.Point, "%s is memory, not a disk", m.FileSystem)
+			memory = true
+			continue
+		case m.FileSystem == "overlay":
+			upper := ""
+			for _, o := range m.Options {
+				if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+					upper = dir
+				}
+			}
+			switch {
+			case upper == "":
+				t.warnf(m.Point, "an overlay that is not written to: its disk is not known")
+			case !t.isDir(upper):
+				t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known",
+					procfs.Quote(upper))
+			default:
+				follow(upper, "an overlay writes to it")
+			}
+			continue
+		}
+		names := t.disksBelowMount(m)
+		if len(names) == 0 {
+			t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, procfs.Quote(m.Source))
+			continue
+		}
+		all, _ := t.disks()
+		for _, name := range names {
+			if file, _ := t.want("/sys/class/block", name, "loop/backing_file"); file != "" {
+				follow(file, name+" is a file")
+			} else if i := slices.IndexFunc(all, func(d Disk) bool { return d.Name == name }); i >= 0 {
+				disks = append(disks, all[i])
+			} else {
+				t.warnf(path.Join(blockDevices, name), "it is not a disk")
+			}
+		}
+	}
+	if again && len(disks) == 0 && !memory {
+		t.warnf(m.Point, "the file system is stacked on itself")
+	}
+	slices.SortFunc(disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
+	return slices.CompactFunc(disks, func(a, b Disk) bool { return a.Name == b.Name }), memory
 }
 
 // commonNode returns the node of all the disks; Unknown if there are none, or on several nodes.

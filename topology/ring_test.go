@@ -112,3 +112,30 @@ func TestDeep(t *testing.T) {
 		}
 	}
 }
+
+// TestSeveralLoops: a file system on a disk and on files of several file systems is on all their disks,
+// and in memory if one of them is.
+func TestSeveralLoops(t *testing.T) {
+	text := strings.Replace(base, "-- sys/block/ --\n", "", 1) + "-- sys/dev/block/9:0 -> ../../devices/virtual/block/md0 --\n" +
+		"-- proc/self/mountinfo --\n1 0 9:0 / / rw - ext4 /dev/md0 rw\n2 1 8:0 / /a rw - ext4 /dev/sda rw\n" +
+		"3 1 0:9 / /m rw - tmpfs tmpfs rw\n4 1 8:16 / /b rw - ext4 /dev/sdb rw\n-- a/ --\n-- m/ --\n-- b/ --\n" +
+		"-- sys/devices/virtual/block/md0/slaves/sdc -> ../../../../sdc --\n"
+	for i, disk := range []string{"sda", "sdb", "sdc"} {
+		text += fmt.Sprintf("-- sys/devices/%s/size --\n8\n-- sys/block/%s -> ../devices/%s --\n"+
+			"-- sys/dev/block/8:%d -> ../../devices/%s --\n-- sys/class/block/%s -> ../../devices/%s --\n",
+			disk, disk, disk, 16*i, disk, disk, disk)
+	}
+	for i, file := range []string{"/a/1", "/m/2", "/b/3", "/a/4"} {
+		text += fmt.Sprintf("-- sys/devices/virtual/block/md0/slaves/loop%d -> ../../loop%d --\n"+
+			"-- sys/class/block/loop%d -> ../../devices/virtual/block/loop%d --\n"+
+			"-- sys/devices/virtual/block/loop%d/loop/backing_file --\n%s\n", i, i, i, i, i, file)
+	}
+	l, err := topology.DiskOf(t.Context(), "/x", topology.Options{Root: tree(t, text)})
+	var names []string
+	for _, d := range l.Disks {
+		names = append(names, d.Name)
+	}
+	if err != nil || strings.Join(names, " ") != "sda sdb sdc" || !l.InMemory() {
+		t.Errorf("on %q, in memory: %v, %v, %s", names, l.InMemory(), err, said(l.Warnings))
+	}
+}

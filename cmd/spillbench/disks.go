@@ -70,8 +70,14 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 			full = cmp.Or(full, err)
 			continue
 		}
-		free := e.freeFor(ctx, given, where)
-		capacity, err := f.capacity.Of(free) // 0: the engine's default
+		free, amount := where.FreeBytes, f.capacity // the engine divides what is free on a disk
+		if where.InMemory() {
+			if free = e.freeFor(ctx, given, where); free == 0 && amount.Share > 0 {
+				return fail.Environmentf("--disk %s=%s: the sizes of other directories take all %s that are free there "+
+					"(give them less, or name a directory elsewhere)", f.dir, amount, size.Approx(where.FreeBytes))
+			}
+		}
+		capacity, err := amount.Of(free) // 0: the engine's default
 		if err != nil {
 			return fail.Usagef("--disk %s: %w", f.dir, err)
 		}
@@ -93,13 +99,13 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 					"(name a directory on a disk with --disk DIR, or give the process more memory)",
 					f.dir, where.FileSystem, have, want, size.Approx(limits.MemoryBytes), limits.MemorySource)
 			}
-			memory += capacity
+			memory, amount = memory+capacity, spillway.Bytes(capacity)
 			if m.plan, err = headroom.Divide(limits, memory, buffers); err != nil {
 				return err
 			}
 		}
 		m.opened.Disks = append(m.opened.Disks, spillway.DiskConfig{
-			Dir: f.dir, Capacity: spillway.Bytes(capacity), Encrypt: e.config.Encrypt, FS: m.faults.Volume(),
+			Dir: f.dir, Capacity: amount, Encrypt: e.config.Encrypt, FS: m.faults.Volume(),
 		})
 		m.config.Disks = append(m.config.Disks, report.Disk{Dir: f.dir, CapacityGiven: !f.capacity.IsZero()})
 	}
@@ -109,7 +115,7 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 	return nil
 }
 
-// freeFor returns how many bytes a directory without a size in bytes may count as free. As in
+// freeFor returns how many bytes a directory in memory without a size in bytes may count as free. As in
 // spillway.DiskConfig, those on one file system divide what is free there, without the sizes of others.
 func (e *engineFlags) freeFor(ctx context.Context, given diskFlags, where topology.Location) int64 {
 	free, sharers := where.FreeBytes, int64(0)

@@ -131,6 +131,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 		"too large on a disk": {1024, 128, 4096, []string{"/disk=4000MiB"}, []int64{4000}, 0, ""},
 		"three of one mount":  {1024, 128, 600, []string{"/tmpfs", "/tmpfs/b", "/tmpfs/c"}, []int64{100, 100, 100}, 300, ""},
 		"shares of one mount": {1024, 128, 600, []string{"/tmpfs=100%", "/tmpfs/b=50%"}, []int64{300, 150}, 450, ""},
+		"a share of a disk":   {1024, 128, 600, []string{"/disk=50%"}, []int64{0}, 0, ""},
 		"beside a size":       {1024, 128, 600, []string{"/tmpfs=200MiB", "/tmpfs/b"}, []int64{200, 200}, 400, ""},
 		"half of the free":    {1024, 128, 512, []string{"/tmpfs"}, []int64{256}, 256, ""},
 		"what is left":        {1024, 128, 4096, []string{"/tmpfs"}, []int64{808}, 808, ""},
@@ -139,6 +140,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 		"just fits":           {1024, 128, 4096, []string{"/tmpfs=808MiB"}, []int64{808}, 808, ""},
 		"a page too large": {1024, 128, 4096, []string{"/tmpfs=847253504"}, nil, 0,
 			"the spill directory /tmpfs is in memory (tmpfs), of which 847249408 B are left, and not 847253504 B: the process may have 1.0 GiB (memory.max)"},
+		"a share of nothing": {1024, 128, 600, []string{"/tmpfs=600MiB", "/tmpfs/b=50%"}, nil, 0,
+			"--disk /tmpfs/b=50%: the sizes of other directories take all 600.0 MiB that are free there (give them less"},
 		"two do not fit": {1024, 128, 4096, []string{"/tmpfs=800MiB", "/tmpfs/b=9MiB"}, nil, 0,
 			"the spill directory /tmpfs/b is in memory (tmpfs), of which 8.0 MiB are left, and not 9.0 MiB"},
 		"nothing is left": {1024, 936, 4096, []string{"/tmpfs"}, nil, 0,
@@ -159,7 +162,7 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			err := e.addDisks(t.Context(), m, c.spaces*mib)
 			plan := m.plan
 			if c.says != "" {
-				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory on a disk") {
+				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory ") {
 					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)
 				}
 				return

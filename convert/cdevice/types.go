@@ -158,7 +158,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 		t = arrow.UnionOf(mode, children, codes)
 	}
 	// A parameter that is no number, or out of its range, was read as another one.
-	if back, _ := format(t); back != strings.TrimSuffix(f, ",128") {
+	if back, _ := format(t); back != f && (row.id != arrow.DECIMAL128 || back+",128" != f) {
 		return nil, p.Invalid("the format %q", f)
 	}
 	return t, nil

@@ -61,8 +61,9 @@ func TestFormats(t *testing.T) {
 func TestParameters(t *testing.T) {
 	field := arrow.Field{Name: "f", Type: arrow.PrimitiveTypes.Int8}
 	for text, want := range map[string]arrow.DataType{
-		"d:10,2":      &arrow.Decimal128Type{Precision: 10, Scale: 2},
-		"d:10,2,128":  &arrow.Decimal128Type{Precision: 10, Scale: 2},
+		"d:10,2":     &arrow.Decimal128Type{Precision: 10, Scale: 2},
+		"d:10,2,128": &arrow.Decimal128Type{Precision: 10, Scale: 2},
+		"d:10,128":   &arrow.Decimal128Type{Precision: 10, Scale: 128}, "w:0,128": nil,
 		"d:10,-2,256": &arrow.Decimal256Type{Precision: 10, Scale: -2}, "tss": &arrow.TimestampType{},
 		"w:x": nil, "w:": nil, "w": nil, "w:-4": nil, "w:4,128": nil, "w:99999999999": nil, "w:4x": nil,
 		"d:3": nil, "d:1,2,128,4": nil, "d:1,2,128,128": nil, "d:1,2x": nil, "d:1,2,32x": nil, "d:39,1": nil,
