@@ -322,7 +322,8 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 
 const (
 	// A list of moves is short, because waiters and changes are seen only between two lists: at
-	// most listBytes for each of the moves at once, and no move begins later than listTime.
+	// most listBytes for each of the moves at once, and no move begins later than listTime, except one
+	// after a write of several batches that failed.
 	listBytes = 4 << 20
 	listTime  = 2 * time.Millisecond
 	// fewVictims is how many victims of a space are looked at first, besides as many as seem to be needed.
@@ -574,7 +575,7 @@ func (j *job) work(ctx context.Context) {
 		// The ends of the moves.
 		var again []Victim // alone
 		var freed int64
-		isOver, isRetry, isLogged := time.Now().After(j.until), false, false
+		isOver, isRetry, isLogged := false, false, false
 		for i, err := range errs {
 			v := list[i]
 			// The error itself is not looked at, because a file system may return context.Canceled for
@@ -602,7 +603,9 @@ func (j *job) work(ctx context.Context) {
 			isOver = isOver || kind != moved && kind != busy && kind != unmovable
 		}
 		if list = list[len(errs):]; len(again) > 0 {
-			list = append(again, list...)
+			list = append(again, list...) // also when time is up: the next job would begin with the same write
+		} else {
+			isOver = isOver || time.Now().After(j.until)
 		}
 		j.mu.Lock()
 		if len(all) > 1 && len(errs) == 1 { // they cannot be moved together: all goroutines move them one by one

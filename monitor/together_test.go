@@ -222,6 +222,37 @@ func TestFailedTogether(t *testing.T) {
 	}
 }
 
+// TestSlowFailureTogether: a write together that fails after the time for a list has passed is followed by
+// a move of one batch, so that the next list does not begin with the same write and nothing else.
+func TestSlowFailureTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mover := &joiningMover{most: 100}
+		w := newWorld(t, sizes{host0: 40 * 4 * kib, disk0: 1024 * kib}, func(cfg *Config, w *world) {
+			mover.slowMover, cfg.Mover, cfg.MovesPerEdge = w.mover, mover, 1
+		})
+		w.joinSmall()
+		mover.fail = func(*batch.Batch) error {
+			<-time.After(2 * listTime)
+			return errors.New("injected")
+		}
+		var all []*batch.Batch
+		for i := range 20 {
+			all = append(all, w.put(host0, 4*kib, seq(i)))
+		}
+		w.start()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r, err := w.res.Reserve(ctx, specific(host0), 30*4*kib)
+		if err != nil {
+			t.Fatalf("%v; %d groups have failed, and %d batches were moved alone", err, len(mover.groups), len(mover.alone))
+		}
+		if err := r.Release(); err != nil {
+			t.Error(err)
+		}
+		w.end(all...)
+	})
+}
+
 // fewMover claims to have moved so many batches of each list.
 type fewMover int
 
