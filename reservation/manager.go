@@ -362,6 +362,9 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 				release()
 			}
 		}()
+		if bytes < 0 {
+			return false, fmt.Errorf("reservation: cannot reserve %d bytes in %s", bytes, space.ID())
+		}
 		if need := charge(space, bytes); need != c.need && space.Lost() == nil {
 			m.mu.Lock()
 			if c.need, c.asked = need, bytes; w.waits { // it may never fit there now, or fit again

@@ -363,6 +363,17 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 		if !waits.over() || !errors.Is(waits.err, reservation.ErrExceeded) || pins.Load() != 0 {
 			t.Errorf("a request that is too large now: %v, with %d pins", waits.err, pins.Load())
 		}
+
+		held = mustTry(t, m, onGPU0, 900)
+		need.Store(200)
+		waits = begin()
+		waits.waiting(t)
+		need.Store(-1)
+		release(t, held)
+		synctest.Wait()
+		if !waits.over() || waits.err == nil || pins.Load() != 0 {
+			t.Errorf("a size below 0: %v, with %d pins", waits.err, pins.Load())
+		}
 	})
 }
 
