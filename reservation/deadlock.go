@@ -175,7 +175,10 @@ func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[
 	for i := range one.candidates {
 		c := &one.candidates[i]
 		now := c.line.space.State()
-		if !one.fits(c, now.Room) { // it can never be served there
+		m.mu.Lock() // the need of a request with a size of its own changes
+		need, spared, fits := c.need, c.spared(&now), one.fits(c, now.Room)
+		m.mu.Unlock()
+		if !fits { // it can never be served there
 			continue
 		}
 		at := lines[c.line]
@@ -208,15 +211,13 @@ func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[
 			one.full, after = false, 0
 		case owners > 0 || ownerless > 0 || !engine:
 			one.full, one.ownerless = false, true
-			if engine && c.need <= now.Available+at.rest { // others may consume what is at rest
+			if engine && need <= now.Available+at.rest { // others may consume what is at rest
 				return false
 			}
 		default:
-			least := c.need // before long it leaves no headroom
+			least := need // before long it leaves no headroom
 			if at.eviction.Broken && after > grace {
-				m.mu.Lock()
-				after, least = grace, c.need+c.spared(&now)
-				m.mu.Unlock()
+				after, least = grace, need+spared
 			}
 			if least <= now.Available {
 				return false
@@ -300,7 +301,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	c := &victim.candidates[0]
 	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID(), Requested: c.need, Available: l.space.Available(), Owner: victim.owner.Name(),
+		Space: l.space.ID(), Available: l.space.Available(), Owner: victim.owner.Name(),
 		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint(), Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
@@ -315,7 +316,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	if slices.ContainsFunc(stuck, func(one stuckRequest) bool { return !one.unchangedLocked(lines) }) {
 		return
 	}
-	e.Passed = victim.passedLocked()
+	e.Requested, e.Passed = c.need, victim.passedLocked()
 	others := make(chan struct{})
 	goOn := sync.OnceFunc(func() { close(others) })
 	for _, w := range stuck {

@@ -243,6 +243,27 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 	})
 }
 
+// TestHeadroomOfReserveUpTo: what is taken beyond the least leaves the headroom free, too.
+func TestHeadroomOfReserveUpTo(t *testing.T) {
+	m := withHeadroom(t, 30)
+	for _, c := range []struct {
+		origin         reservation.Option
+		want, arriving int64
+	}{{reservation.Incoming(), 70, 70}, {reservation.Early(), 50, 50}, {reservation.Consuming(), 100, 0}} {
+		r, err := m.ReserveUpTo(t.Context(), onGPU0, 10, 100, c.origin)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := m.Arriving(gpu0); r.Bytes() != c.want || n != c.arriving {
+			t.Errorf("%d bytes, of which %d are counted as arriving; want %d and %d", r.Bytes(), n, c.want, c.arriving)
+		}
+		release(t, r)
+		if n := m.Arriving(gpu0); n != 0 {
+			t.Errorf("%d bytes are counted as arriving after the release", n)
+		}
+	}
+}
+
 // TestHeadroomIsReconsideredAtOnce: while a waiter looks for room, its headroom changes.
 func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 	m := withHeadroom(t, 30)

@@ -199,15 +199,22 @@ func (m *Manager) ReserveUpTo(
 			"less, and the request must not have a size of its own", s, least, most)
 	}
 	r, err := m.reserve(ctx, least > 0, s, min(max(1, least), most), opts)
-	if least == 0 && errors.Is(err, tier.ErrNoSpace) {
+	if least == 0 && (errors.Is(err, tier.ErrNoSpace) || errors.Is(err, ErrExceeded)) {
 		r, err = m.reserve(ctx, false, s, 0, opts)
 	}
 	if err != nil {
 		return Reservation{}, err
 	}
 	space, has := r.Space(), r.Bytes()
-	if all := size.Largest(space.Charge, has, most, has+space.Available()); all > has {
+	c := candidate{line: r.state.line, need: has, keeps: r.state.arriving > 0}
+	w := request{opens: r.state, candidates: []candidate{c}}
+	m.setHeadroom(&w)
+	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-w.candidates[0].spare)); all > has {
 		_ = r.TryGrow(all - has) // others may have been faster
+	}
+	if grown := r.Bytes() - has; c.keeps {
+		r.state.arriving += grown
+		c.line.arriving.Add(grown)
 	}
 	return r, nil
 }
@@ -355,6 +362,9 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 				release()
 			}
 		}()
+		if bytes < 0 {
+			return false, fmt.Errorf("reservation: cannot reserve %d bytes in %s", bytes, space.ID())
+		}
 		if need := charge(space, bytes); need != c.need && space.Lost() == nil {
 			m.mu.Lock()
 			if c.need, c.asked = need, bytes; w.waits { // it may never fit there now, or fit again

@@ -230,6 +230,17 @@ func TestReserveUpToChoosesASpace(t *testing.T) {
 		release(t, r)
 	}
 	release(t, held, full)
+
+	tiny := spaceAt(t, "gpu:0", 64, 16, 0)
+	small := managerOf(t, reservation.Config{Spaces: []*tier.Space{tiny}})
+	if err := tiny.SetLimit(8); err != nil { // less than any byte takes
+		t.Fatal(err)
+	}
+	r, err := small.ReserveUpTo(t.Context(), onGPU0, 0, 50)
+	if err != nil || r.Bytes() != 0 {
+		t.Errorf("where not even a byte fits: %d bytes: %v", r.Bytes(), err)
+	}
+	release(t, r)
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {

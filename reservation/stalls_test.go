@@ -649,10 +649,10 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 		}
 		defer m.OnReclaim(reclaimer("other", other, func() {}))()
 		defer m.OnReclaim(reclaimer("work", work, func() {
+			release(t, batch) // as if it had been evicted; first, or the request might ask the other meanwhile
 			if err := work.Shrink(50); err != nil {
 				t.Error(err)
 			}
-			release(t, batch) // as if it had been evicted
 		}))()
 		c := startReserve(t.Context(), m, onGPU0, 30)
 		time.Sleep(time.Second)

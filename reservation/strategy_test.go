@@ -1,6 +1,7 @@
 package reservation_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -362,6 +363,17 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 		if !waits.over() || !errors.Is(waits.err, reservation.ErrExceeded) || pins.Load() != 0 {
 			t.Errorf("a request that is too large now: %v, with %d pins", waits.err, pins.Load())
 		}
+
+		held = mustTry(t, m, onGPU0, 900)
+		need.Store(200)
+		waits = begin()
+		waits.waiting(t)
+		need.Store(-1)
+		release(t, held)
+		synctest.Wait()
+		if !waits.over() || waits.err == nil || pins.Load() != 0 {
+			t.Errorf("a size below 0: %v, with %d pins", waits.err, pins.Load())
+		}
 	})
 }
 
@@ -399,4 +411,43 @@ func TestSizedRequestLeavesALine(t *testing.T) {
 		}
 		release(t, ahead.served(t), r, first, second)
 	})
+}
+
+// TestSizesChangeDuringALookForDeadlocks: the oldest waiter looks at all waits, also at those whose
+// sizes change meanwhile. The race detector reports what it reads without the lock.
+func TestSizesChangeDuringALookForDeadlocks(t *testing.T) {
+	m := managerOf(t, reservation.Config{
+		Spaces:       []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0), spaceAt(t, "gpu:1", 1000, 1, 1)},
+		StallTimeout: 300 * time.Millisecond,
+	})
+	first, second := mustTry(t, m, onGPU0, 900), mustTry(t, m, reservation.Specific(gpu1), 900)
+	defer release(t, first, second)
+	ctx, cancel := context.WithCancel(t.Context())
+	const all = 200 // so that a look takes its time
+	ended := make(chan error, all)
+	begin := func(s reservation.Strategy, opts ...reservation.Option) {
+		before := m.Waits().Waiting
+		go func() {
+			_, err := m.Reserve(ctx, s, 200, opts...)
+			ended <- err
+		}()
+		for m.Waits().Waiting == before {
+			m.Wake(gpu0)
+		}
+	}
+	var need atomic.Int64
+	begin(onGPU0)
+	begin(reservation.Specific(gpu1), reservation.Sized(func(*tier.Space) (int64, func()) {
+		return 200 + need.Add(1)%100, nil // each change makes the request look again
+	}))
+	for range all - 2 {
+		begin(onGPU0)
+	}
+	if err := <-ended; !errors.Is(err, reservation.ErrDeadlock) {
+		t.Errorf("the first wait ended with %v", err)
+	}
+	cancel()
+	for range all - 1 {
+		<-ended
+	}
 }

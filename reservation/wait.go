@@ -49,11 +49,12 @@ type request struct {
 type candidate struct {
 	request *request // set when it waits
 	line    *line
-	need    int64 // bytes that the space charges
-	asked   int64 // bytes asked for here
-	upward  bool  // it may use headroom, and goes ahead of those that leave it free
+	upward  bool // it may use headroom, and goes ahead of those that leave it free
 
-	// Guarded by Manager.mu while the request waits. Only its goroutine changes keeps and spare.
+	// Guarded by Manager.mu while the request waits. Only its goroutine changes need, asked, keeps and
+	// spare.
+	need   int64 // bytes that the space charges; they change if the request is Sized
+	asked  int64 // bytes asked for here
 	keeps  bool  // it leaves headroom free
 	spare  int64 // bytes of headroom that it leaves free
 	woken  bool  // the line has woken it, and it must wake the next one if it is not served
