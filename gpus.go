@@ -41,8 +41,8 @@ type driver struct {
 	err  error          // why there is none
 }
 
-// loadDriver loads the driver, once. What the topology has of a GPU is added: its node, and the
-// bytes that are in use there.
+// loadDriver loads the driver, once. It adds the node of each GPU and its bytes in use, from the
+// topology.
 func (e *Engine) loadDriver() *driver {
 	if e.driver != nil {
 		return e.driver

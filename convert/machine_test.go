@@ -120,7 +120,9 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	if files == nil {
 		files = m.files
 	}
-	volume, err := volumes.Open(volumes.Config{Dir: dir, Capacity: size(cfg.disk, 16<<20), FS: files, Encrypt: cfg.encrypt})
+	volume, err := volumes.Open(volumes.Config{
+		Dir: dir, Capacity: size(cfg.disk, 16<<20), FS: files, Encrypt: cfg.encrypt,
+	})
 	check(err)
 	for _, c := range []tier.SpaceConfig{
 		{ID: tier.ID{Kind: tier.GPU}, Capacity: size(cfg.gpu, 4<<20), Pool: gpuPool, Backend: cfg.gpus.backend()},
@@ -202,7 +204,8 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			}
 		}
 		if d := &builtin.Dicts; d.Names() != 0 || len(d.Mu.Made) != 0 || len(d.Mu.Last) != 0 {
-			t.Errorf("%d names of %d dictionaries in %d families are known at the end", d.Names(), len(d.Mu.Made), len(d.Mu.Last))
+			t.Errorf("%d names of %d dictionaries in %d families are known at the end",
+				d.Names(), len(d.Mu.Made), len(d.Mu.Last))
 		}
 		if n := m.files.Open(); n != 0 {
 			t.Errorf("%d files are open at the end", n)

@@ -69,7 +69,8 @@ func (m *Mover) open(
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
 	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind() == tier.Host
-	inPart := ok && !inPlace && want != nil && img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU
+	inPart := ok && !inPlace && want != nil &&
+		img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU
 	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err

@@ -53,7 +53,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		}
 		remove()
 		if least.Load() < transfer.BlockSize || most.Load() > transfer.MinBlocks*transfer.BlockSize {
-			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec, least.Load(), most.Load(), transfer.BlockSize, transfer.MinBlocks*transfer.BlockSize)
+			t.Errorf("%s: between %d and %d bytes were in the ledger, want %d to %d", codec,
+				least.Load(), most.Load(), transfer.BlockSize, transfer.MinBlocks*transfer.BlockSize)
 		}
 		m.whole(t, b, tier.GPU)
 		// Laying out takes a run more.

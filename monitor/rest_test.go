@@ -89,12 +89,14 @@ func TestRoomFreedByOthersIsNoFailure(t *testing.T) {
 		w.start()
 		settle(time.Millisecond)
 		if policy.release != nil || w.moved() > 0 {
-			t.Fatalf("victims were chosen: %t; %d bytes moved: want a choice and no move", policy.release == nil, w.moved())
+			t.Fatalf("victims were chosen: %t; %d bytes moved: want a choice and no move",
+				policy.release == nil, w.moved())
 		}
 		r = take()
 		settle(w.mon.cfg.Period * 2)
 		if w.moved() == 0 || len(w.stuck) > 0 {
-			t.Errorf("%d bytes moved at the trigger, %d times reported as stuck: want a move and no report", w.moved(), len(w.stuck))
+			t.Errorf("%d bytes moved at the trigger, %d times reported as stuck: want a move and no report",
+				w.moved(), len(w.stuck))
 		}
 		r.Release()
 		w.end(all...)

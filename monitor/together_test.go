@@ -189,7 +189,8 @@ func TestFailedTogether(t *testing.T) {
 			})
 			w.joinSmall()
 			var all []*batch.Batch
-			j := &job{m: w.mon, from: w.mon.spaces[0], to: w.mon.spaces[1], until: time.Now().Add(time.Hour), joins: true}
+			from, to := w.mon.spaces[0], w.mon.spaces[1]
+			j := &job{m: w.mon, from: from, to: to, until: time.Now().Add(time.Hour), joins: true}
 			for i := range 6 {
 				b := w.put(host0, 4*kib, seq(i))
 				all = append(all, b)
@@ -244,7 +245,8 @@ func TestSlowFailureTogether(t *testing.T) {
 		defer cancel()
 		r, err := w.res.Reserve(ctx, specific(host0), 30*4*kib)
 		if err != nil {
-			t.Fatalf("%v; %d groups have failed, and %d batches were moved alone", err, len(mover.groups), len(mover.alone))
+			t.Fatalf("%v; %d groups have failed, and %d batches were moved alone",
+				err, len(mover.groups), len(mover.alone))
 		}
 		if err := r.Release(); err != nil {
 			t.Error(err)

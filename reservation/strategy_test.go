@@ -308,9 +308,9 @@ func TestSizedRequest(t *testing.T) {
 	})
 }
 
-// TestSizeChangesDuringTheWait: a request waits for as many bytes as it needs when it last looked for
-// room. What its size depends on is given up with each look that fails, and with the reservation. A
-// request that has become too large fails, and keeps nobody behind it waiting.
+// TestSizeChangesDuringTheWait: a request waits for the bytes that it needed when it last looked for
+// room. Each look that fails calls release, and so does the release of the reservation. A request
+// that has become too large fails, and does not block the requests behind it.
 func TestSizeChangesDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := machine(t)

@@ -43,7 +43,8 @@ func TestSmallBatchesSpill(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := testfs.MemoryDir(t)
-			l := &life{t: t, dir: dir, ctx: t.Context(), files: faultfs.New(testfs.DiskFS(dir, disk.OS()), 1), seal: c.encrypt}
+			files := faultfs.New(testfs.DiskFS(dir, disk.OS()), 1)
+			l := &life{t: t, dir: dir, ctx: t.Context(), files: files, seal: c.encrypt}
 			var err error
 			var log bytes.Buffer // the handler writes one line at a time
 			l.eng, err = spillway.Open(t.Context(), spillway.Config{

@@ -39,11 +39,11 @@ func inMemory(fileSystem string) bool {
 	return fileSystem == "tmpfs" || fileSystem == "ramfs" || fileSystem == "devtmpfs"
 }
 
-// DiskOf returns what the directory dir is on. It need not exist: what is missing is taken to be
-// made in what exists. DiskOf follows partitions, LUKS, LVM, RAID and loop devices, and overlays as
-// far as the directory that they write to is visible, which it is not in a container. What is a
-// guess is a warning. A relative dir is one of the working directory, and makes sense only with a
-// Root of "/".
+// DiskOf returns the file system and the disks of the directory dir. If dir does not exist, DiskOf
+// looks at its nearest parent that does. It follows partitions, LUKS, LVM, RAID and loop devices, and
+// overlays if the directory that they write to is visible, which it is not in a container. It
+// reports guesses as warnings. A relative dir is below the working directory, and makes sense only
+// with a Root of "/".
 //
 // The error is for options that make no sense and for a context that ended.
 func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
@@ -117,7 +117,9 @@ func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 			return
 		}
 		t.warnf(target, "%s: taken to be on the disk of %s", why, on.Point)
-		if slices.ContainsFunc(todo, func(o procfs.Mount) bool { return o.Point == on.Point && o.Device == on.Device }) {
+		if slices.ContainsFunc(todo, func(o procfs.Mount) bool {
+			return o.Point == on.Point && o.Device == on.Device
+		}) {
 			again = true
 		} else {
 			todo = append(todo, on)

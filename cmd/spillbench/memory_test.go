@@ -162,7 +162,8 @@ func TestSpillDirectoriesInMemory(t *testing.T) {
 			err := e.addDisks(t.Context(), m, c.spaces*mib)
 			plan := m.plan
 			if c.says != "" {
-				if line := fail.Line(err); fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory ") {
+				line := fail.Line(err)
+				if fail.Status(err) != 3 || !strings.Contains(line, c.says) || !strings.Contains(line, "name a directory ") {
 					t.Errorf("status %d: %s, want %q", fail.Status(err), line, c.says)
 				}
 				return

@@ -5,9 +5,9 @@
 //	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
 //	batch.Payload ◀──Import── DeviceArray, Schema ◀── C
 //
-// The structs are where the caller wants them. What those of an export point to is memory of Go's
-// that is pinned until the release, or the device's. Pointers in structs are numbers to Go. No C
-// compiler is needed, to build or to run.
+// The caller provides the memory of the outermost structs. Those of an export point to Go memory,
+// which is pinned until the release, or to device memory. Go code treats the pointers in structs as
+// numbers. The package needs no C compiler, neither to build nor to run.
 //
 // # Ownership
 //

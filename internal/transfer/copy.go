@@ -110,8 +110,8 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// It goes in pieces, of which several lanes move one each. What a piece passes through depends on the
-// memories and on the encodings of the two sides:
+// Several lanes move one piece each at a time. The memories and encodings of the source and the sink
+// decide how large a piece is and which memory a lane copies it through:
 //
 //	source → sink                  a piece is            lanes  it passes through
 //	layout → host                  the body              1      nothing (Layout.WriteTo)

@@ -292,7 +292,9 @@ func TestRoomIsBackWithoutTakingSome(t *testing.T) {
 	} {
 		h, room := new(heard), &freeRoom{FS: disk.OS(), free: 1 << 40}
 		files := faultfs.New(room, 1)
-		v := open(t, volumes.Config{Dir: testfs.MemoryDir(t), Capacity: 256 * mib, Reserve: c.reserve, FS: files, Events: h.add})
+		v := open(t, volumes.Config{
+			Dir: testfs.MemoryDir(t), Capacity: 256 * mib, Reserve: c.reserve, FS: files, Events: h.add,
+		})
 		m, err := v.Alloc(64*mib, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 // it waited, or because the context was lost. No copies are put on it then. Frees, events and Close
 // work as before, so that memory comes back.
 //
-// What the host has to do behind work of the GPU is collected in due, and done by the next event.
+// due collects the host's work that must follow the GPU's work so far. The next event does it.
 type stream struct {
 	dev     *gpu
 	handle  cuda.Stream
