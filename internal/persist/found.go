@@ -284,7 +284,10 @@ func (f *Found) Close() (err error) {
 	f.closed = true
 	f.mu.Unlock()
 	f.busy.Wait()
-	for _, b := range f.all {
+	f.mu.Lock()
+	all := slices.Clone(f.all) // List, which works still, moves its elements
+	f.mu.Unlock()
+	for _, b := range all {
 		if b.gone {
 			continue
 		}
