@@ -285,10 +285,10 @@ func (e *Engine) openHost() error {
 // paired reports whether b is a host space that is set apart for the GPU space a, or the
 // other way round.
 func (e *Engine) paired(a, b tier.ID) bool {
-	if a.Kind == tier.Host {
+	if a.Kind.IsMemory() {
 		a, b = b, a
 	}
-	return a.Kind == tier.GPU && b.Kind == tier.Host && slices.Contains(e.cfg.Hosts[b.Ordinal].GPUs, a.Ordinal)
+	return a.Kind.IsDevice() && b.Kind.IsMemory() && slices.Contains(e.cfg.Hosts[b.Ordinal].GPUs, a.Ordinal)
 }
 
 // nodeOr returns the node that is configured, or the other if none is.

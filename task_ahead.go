@@ -73,7 +73,7 @@ func (a *aheadOfTasks) run() {
 		next := slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 		a.mu.Unlock()
 		fetched := false
-		var full [tier.Disk + 1]bool // tiers without room
+		var full [tier.KindCount]bool // tiers without room
 		for _, in := range next {
 			for _, b := range in.batches[:in.ahead] {
 				if slices.Contains(in.skipped, b) {
@@ -100,7 +100,7 @@ func (a *aheadOfTasks) run() {
 // bring fetches a batch to where the task may run, if it is clear which GPU that will be, or else to
 // host memory, and reports whether it moved the batch. Errors other than a lack of room are left to
 // the task.
-func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch, full *[tier.Disk + 1]bool) bool {
+func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch, full *[tier.KindCount]bool) bool {
 	for _, to := range []reservation.Strategy{in.to, reservation.AnyInTier(tier.Host)} {
 		now := b.Info()
 		if now.State != batch.Idle && now.State != batch.TaskCreated {
@@ -108,7 +108,7 @@ func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch
 		}
 		spaces := to.Candidates(a.e.reservations.Spaces(), nil)
 		spaces = slices.DeleteFunc(spaces, func(s *tier.Space) bool { return s.Lost() != nil })
-		if len(spaces) == 0 || spaces[0].Kind() == tier.GPU && len(spaces) > 1 {
+		if len(spaces) == 0 || spaces[0].Kind().IsDevice() && len(spaces) > 1 {
 			continue
 		}
 		kind := spaces[0].Kind()

@@ -1002,7 +1002,7 @@ func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 		return nil
 	}
 	in, shares := p.Space().Kind(), len(img.Shared()) > 0
-	if in <= above || shares && in != tier.Disk {
+	if in <= above || shares && !in.IsStorage() {
 		return nil
 	}
 	made := func() { changed(events.CopyMade) }

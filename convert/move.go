@@ -126,7 +126,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		again, err := q.end(err)
 		switch {
 		case !errors.Is(err, errViaHost):
-		case mv.prefetches && now.Space.Kind < tier.Host:
+		case mv.prefetches && now.Space.Kind.IsDevice():
 			return nil, fmt.Errorf("moving batch %d ahead from %s by way of host memory, which is slower: %w",
 				now.ID, now.Space, tier.ErrNotSupported)
 		default:
@@ -195,7 +195,7 @@ func (m *Mover) attempt(
 	}
 	form, viaHost := m.route(src, to, mv.as)
 	switch {
-	case viaHost && to.Kind() == tier.Host:
+	case viaHost && to.Kind().IsMemory():
 		mv.as = form.Type // the image there is not the end of the way
 		return nil, errViaHost
 	case viaHost && !slices.Contains(mv.b.Copies(), to.ID()):
@@ -209,7 +209,7 @@ func (m *Mover) attempt(
 	m.emitMove(ctx, events.MoveBegun, moved, body)
 	start := time.Now()
 	clean := form.Type
-	if mv.as == "" && to.Kind() == tier.Disk {
+	if mv.as == "" && to.Kind().IsStorage() {
 		clean = "" // any type will do, because none is opened in place there
 	}
 	out := b.Promote(clean, r)

@@ -32,7 +32,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	defer end()
 	now := b.Info()
-	onDisk := func(in tier.ID) bool { return in.Kind == tier.Disk }
+	onDisk := func(in tier.ID) bool { return in.Kind.IsStorage() }
 	img, ok := now.Payload.(*batch.Image) // the memory of others may be a program's
 	if !ok || img.Parts().Encoding == payload.Scattered || now.Leased || img.Space().Lost() != nil ||
 		now.State != batch.Idle && now.State != batch.TaskCreated ||

@@ -68,9 +68,9 @@ func (m *Mover) open(
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind() == tier.Host
+	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind().IsMemory()
 	inPart := ok && !inPlace && want != nil &&
-		img.Parts().Encoding != payload.Scattered && img.Space().Kind() != tier.GPU
+		img.Parts().Encoding != payload.Scattered && !img.Space().Kind().IsDevice()
 	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err

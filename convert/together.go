@@ -42,7 +42,7 @@ func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reaso
 func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
 	img, ok := p.(*batch.Image)
 	if !ok || img.Parts().Encoding != payload.Plain || from != nil && img.Space() != from ||
-		img.Space().Kind() == tier.Disk || img.Space().Lost() != nil {
+		img.Space().Kind().IsStorage() || img.Space().Lost() != nil {
 		return nil
 	}
 	desc := img.Descriptor()
@@ -60,7 +60,7 @@ func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *ba
 // than two, evictTogether returns nil and has changed nothing.
 func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) (errs []error) {
 	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
-	if !ok || to.Kind != tier.Disk || m.cfg.Persists != nil && m.cfg.Persists(to) {
+	if !ok || !to.Kind.IsStorage() || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return nil
 	}
 	first := slices.IndexFunc(all, func(b *batch.Batch) bool { return m.joins(b, b.Cut().Payload, nil, disk) != nil })

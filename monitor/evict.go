@@ -190,7 +190,7 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 			if kind := m.spaces[i].Kind(); isCause && (fails && !hasFailed || fails == hasFailed && kind >= of) {
 				why, hasFailed, of = way.why, fails, kind
 			}
-			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || !fails) {
+			if from == s && m.spaces[i].Kind().IsStorage() && (way.failures < giveUp || !fails) {
 				disks++
 			}
 		}
@@ -241,7 +241,7 @@ func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
 	s := m.spaces[i]
 	defer m.give(s)
 	// Batches may come as fast as others leave. Each that stays may have failed once for each tier.
-	rounds := m.index.summary(i).count * int(tier.Disk)
+	rounds := m.index.summary(i).count * (tier.KindCount - 1)
 	for moves := true; moves && !enough() && rounds > 0 && ctx.Err() == nil; rounds-- {
 		moved, retry := m.evict(ctx, s, 1, decide.Demand)
 		moves = moved > 0 || retry
@@ -431,7 +431,7 @@ func (m *Monitor) victims(
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
 			return float64(known)
-		case to.Kind() == tier.Disk || from.Kind() == tier.Disk:
+		case to.Kind().IsStorage() || from.Kind().IsStorage():
 			return storageSpeed
 		}
 		return memorySpeed
@@ -511,7 +511,7 @@ func (j *job) run(ctx context.Context) {
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1
 	} else {
-		j.joins = j.to.Kind() == tier.Disk
+		j.joins = j.to.Kind().IsStorage()
 	}
 	j.m.index.mu.Unlock()
 	var others sync.WaitGroup
@@ -533,7 +533,7 @@ func (j *job) work(ctx context.Context) {
 	var all []*batch.Batch
 	for {
 		var room int64
-		if len(list) == 0 && j.to.Kind() == tier.Disk {
+		if len(list) == 0 && j.to.Kind().IsStorage() {
 			room = j.to.Together()
 		}
 		j.mu.Lock()

@@ -68,7 +68,7 @@ type standing struct {
 }
 
 // byKind has a number of bytes for each tier.
-type byKind [tier.Disk + 1]int64
+type byKind [tier.KindCount]int64
 
 // spaceIndex is the part of an index that belongs to one space.
 type spaceIndex struct {

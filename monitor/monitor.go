@@ -343,7 +343,7 @@ func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
 // most half of its bytes: 0 for a disk, where consumers fetch nothing. spare is how many bytes would be
 // free in s without the batches at rest, and without those that are being put.
 func (m *Monitor) headroom(s *space) (n, spare int64) {
-	if s.Kind() == tier.Disk {
+	if s.Kind().IsStorage() {
 		return 0, 0
 	}
 	var largest int64

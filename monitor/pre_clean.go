@@ -60,7 +60,7 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		now := s.State()
 		seen := coverage{changes: m.index.summary(s.place).changes, above: now.Pressure - now.Stop}
 		for _, to := range s.below(m) {
-			if u := to.State(); to.Kind() == tier.Disk {
+			if u := to.State(); to.Kind().IsStorage() {
 				seen.room += u.Stop + u.Limit - u.Used() - u.Cached
 			}
 		}
@@ -99,7 +99,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 				break
 			}
 			after, passed = v, passed+v.Bytes
-			onDisk := func(in tier.ID) bool { return in.Kind == tier.Disk }
+			onDisk := func(in tier.ID) bool { return in.Kind.IsStorage() }
 			if v.not.Has(tier.Disk) || slices.ContainsFunc(v.Batch.Copies(), onDisk) {
 				continue
 			}

@@ -109,7 +109,7 @@ type Repository struct {
 		schema      *arrow.Schema
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
-		bytes       [tier.Disk + 1]int64 // charged for the batches, by tier
+		bytes       [tier.KindCount]int64 // charged for the batches, by tier
 		place       batch.Place          // of each batch, without its partition and seq
 		inputClosed bool
 		closed      bool

@@ -14,7 +14,7 @@ import (
 // changes and is safe for concurrent use.
 type Spaces struct {
 	all   []*tier.Space
-	kinds [tier.Disk + 1][]*tier.Space
+	kinds [tier.KindCount][]*tier.Space
 	// distance is how far apart two spaces are: their nodes, and 0 if they are paired, else 1.
 	distance map[[2]tier.ID][2]int
 }

@@ -16,13 +16,12 @@ type Fractions struct {
 }
 
 // In returns f with its zero fields set to the defaults of a tier. The limit is above the trigger,
-// so that the monitor acts before reservations are refused. A disk has nowhere to move to and is
-// filled further.
+// so that the monitor acts before reservations are refused.
 func (f Fractions) In(k Kind) Fractions {
-	other := Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
-	if k == Disk {
-		other = Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}
+	if !k.Valid() {
+		k = GPU
 	}
+	other := kinds[k].marks
 	return Fractions{cmp.Or(f.Limit, other.Limit), cmp.Or(f.Trigger, other.Trigger), cmp.Or(f.Stop, other.Stop)}
 }
 

@@ -93,7 +93,8 @@ import (
 )
 
 // Kind is a kind of memory. The order is the order of speed; the zero value is
-// invalid.
+// invalid. What the engine knows of each is a row of kinds: no code outside this package
+// compares a Kind with a constant.
 type Kind uint8
 
 // The tiers, fastest first.
@@ -103,27 +104,61 @@ const (
 	Disk                 // spill files
 )
 
+// kinds has a row for each tier.
+var kinds = [...]struct {
+	name   string
+	access access
+	marks  Fractions // the defaults
+}{
+	GPU:  {"gpu", device, Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
+	Host: {"host", memory, Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
+	Disk: {"disk", storage, Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}}, // it has nowhere to move to
+}
+
+// access is how bytes of a tier are reached.
+type access uint8
+
+const (
+	device  access = iota // by copies of a Device
+	memory                // by the processor: arrays are opened in place
+	storage               // by requests that need a permit; images may be compressed there
+)
+
+// KindCount is one more than the largest Kind: the length of an array that is indexed by Kind.
+const KindCount = len(kinds)
+
+// IsDevice reports whether only a Device reaches the tier's bytes.
+func (k Kind) IsDevice() bool { return k.Valid() && kinds[k].access == device }
+
+// IsMemory reports whether the processor reaches the tier's bytes, so that arrays are opened in place.
+func (k Kind) IsMemory() bool { return k.Valid() && kinds[k].access == memory }
+
+// IsStorage reports whether the tier's bytes are read and written by requests. These need a permit,
+// and images may be compressed there.
+func (k Kind) IsStorage() bool { return k.Valid() && kinds[k].access == storage }
+
 // Page is the alignment, in bytes, of bodies, of the places where a body may be
 // split, and of direct I/O: no disk of today asks for more.
 const Page = 4096
 
 // Kinds lists the tiers, fastest first.
-func Kinds() [3]Kind { return [...]Kind{GPU, Host, Disk} }
+func Kinds() []Kind {
+	var all []Kind
+	for k := range KindCount - 1 {
+		all = append(all, Kind(k+1))
+	}
+	return all
+}
 
 // Valid reports whether k is one of the tiers.
-func (k Kind) Valid() bool { return k >= GPU && k <= Disk }
+func (k Kind) Valid() bool { return k > 0 && int(k) < KindCount }
 
 // String returns "gpu", "host" or "disk".
 func (k Kind) String() string {
-	switch k {
-	case GPU:
-		return "gpu"
-	case Host:
-		return "host"
-	case Disk:
-		return "disk"
+	if !k.Valid() {
+		return "invalid"
 	}
-	return "invalid"
+	return kinds[k].name
 }
 
 // ParseKind parses what Kind.String prints.

@@ -16,6 +16,7 @@ var rules = map[string]func([]source) []string{
 	"docs":     docRule,
 	"unsafe":   unsafeRule,
 	"labels":   labelRule,
+	"kinds":    kindRule,
 	"go-nvml":  goNVMLRule,
 	"embedded": embeddedRule,
 }
@@ -116,6 +117,13 @@ func TestRulesCanFail(t *testing.T) {
 		"one of a timer without":      {"labels", "tier/a.go", file("tier") + "\nfunc f() { time.AfterFunc(d, g) }\n", true},
 		"one of a test":               {"labels", "tier/a_test.go", file("tier") + "\nfunc f() { go g() }\n", false},
 		"one of a command":            {"labels", "cmd/x/a.go", file("x") + "\nfunc f() { go g() }\n", false},
+
+		"a kind that is asked":  {"kinds", "batch/a.go", file("batch") + "\nvar x = k.IsStorage()\n", false},
+		"a kind that is named":  {"kinds", "batch/a.go", file("batch") + "\nvar x = f(tier.Disk)\n", false},
+		"a kind that is equal":  {"kinds", "batch/a.go", file("batch") + "\nvar x = k == tier.Disk\n", true},
+		"a kind that is slower": {"kinds", "batch/a.go", file("batch") + "\nvar x = tier.Host < k\n", true},
+		"a kind in a switch":    {"kinds", "batch/a.go", file("batch") + "\nfunc f() { switch k { case tier.Host: } }\n", true},
+		"a kind in a command":   {"kinds", "cmd/x/a.go", file("x") + "\nvar x = k == tier.Disk\n", false},
 
 		"go-nvml in its adapter": {"go-nvml", "topology/gonvml/a.go", file("gonvml", `"`+goNVML+`pkg/nvml"`), false},
 		"go-nvml in a test":      {"go-nvml", "topology/a_test.go", file("topology", `"`+goNVML+`pkg/nvml"`), false},

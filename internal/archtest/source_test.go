@@ -29,6 +29,13 @@ type source struct {
 
 func (s source) dir() string { return path.Dir(s.path) }
 
+// inEngine reports whether the file is part of what a program embeds: no test, no rig of tests, no command.
+func (s source) inEngine() bool {
+	top, _, _ := strings.Cut(s.path, "/")
+	return !s.test && top != "cmd" && top != "examples" && top != "scripts" &&
+		!strings.HasSuffix(s.dir(), "test") && !slices.Contains(testOnly, s.dir())
+}
+
 // moduleRoot returns the directory of go.mod above the working directory.
 func moduleRoot(t *testing.T) string {
 	t.Helper()
@@ -259,8 +266,7 @@ func unsafeRule(files []source) []string {
 func labelRule(files []source) []string {
 	var broken []string
 	for _, f := range files {
-		top, _, _ := strings.Cut(f.path, "/")
-		if f.test || top == "cmd" || top == "examples" || top == "scripts" || strings.HasSuffix(f.dir(), "test") || slices.Contains(testOnly, f.dir()) {
+		if !f.inEngine() {
 			continue
 		}
 		set := token.NewFileSet()
@@ -282,6 +288,45 @@ func labelRule(files []source) []string {
 			}
 			if begins != nil && !setsLabel(begins) {
 				broken = append(broken, fmt.Sprintf("%s: the goroutine does not begin with labels.….Set()", set.Position(n.Pos())))
+			}
+			return true
+		})
+	}
+	return broken
+}
+
+// kindRule wants that only package tier compares a Kind with a constant, so that another tier is a row
+// of its table.
+func kindRule(files []source) []string {
+	var broken []string
+	isConstant := func(e ast.Expr) bool {
+		s, ok := e.(*ast.SelectorExpr)
+		if !ok {
+			return false
+		}
+		from, ok := s.X.(*ast.Ident)
+		return ok && from.Name == "tier" && slices.Contains([]string{"GPU", "Host", "Disk"}, s.Sel.Name)
+	}
+	for _, f := range files {
+		if !f.inEngine() {
+			continue
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, f.path, f.text, parser.SkipObjectResolution)
+		if err != nil {
+			broken = append(broken, fmt.Sprintf("%s: %v", f.path, err))
+			continue
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			compares := false
+			switch n := n.(type) {
+			case *ast.BinaryExpr:
+				compares = isConstant(n.X) || isConstant(n.Y)
+			case *ast.CaseClause:
+				compares = slices.ContainsFunc(n.List, isConstant)
+			}
+			if compares {
+				broken = append(broken, fmt.Sprintf("%s: a Kind is compared with a constant: ask it, as IsStorage", set.Position(n.Pos())))
 			}
 			return true
 		})

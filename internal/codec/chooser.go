@@ -184,7 +184,7 @@ func (c *Chooser) busyLocked(d *Disk) float64 {
 // by. configured is what the program asks for.
 func (c *Chooser) Packs(configured Codec, body int64, to tier.ID, laid bool) bool {
 	switch {
-	case to.Kind != tier.Disk || body == 0 || configured == None:
+	case !to.Kind.IsStorage() || body == 0 || configured == None:
 		return false
 	case configured != Auto:
 		return true
@@ -282,7 +282,7 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 func (c *Chooser) Timed(
 	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
 ) (err error) {
-	if configured != Auto || space.Kind != tier.Disk || k >= codecs {
+	if configured != Auto || !space.Kind.IsStorage() || k >= codecs {
 		return f()
 	}
 	d := c.Disk(space)

@@ -171,7 +171,7 @@ func (p plan) target(v *Victim) (to int, unsure bool) {
 				continue
 			}
 			isBehind := cmp.Or(t.Pace.Compare(p[to].Pace), cmp.Compare(t.moves, p[to].moves)) < 0
-			if t.ID.Kind == tier.Disk && to != copied && isBehind {
+			if t.ID.Kind.IsStorage() && to != copied && isBehind {
 				to = end
 			}
 		}

@@ -35,11 +35,15 @@ type Form struct {
 
 // Forms returns the forms that images have: only those on a device are scattered, and none there is
 // compressed.
-func Forms() []Form {
-	return []Form{
-		{tier.GPU, Plain}, {tier.GPU, Scattered}, {tier.Host, Plain}, {tier.Host, Compressed},
-		{tier.Disk, Plain}, {tier.Disk, Compressed},
+func Forms() (all []Form) {
+	for _, k := range tier.Kinds() {
+		other := Compressed
+		if k.IsDevice() {
+			other = Scattered
+		}
+		all = append(all, Form{k, Plain}, Form{k, other})
 	}
+	return all
 }
 
 const (
@@ -169,11 +173,11 @@ func New(p Parts) *Image {
 		panic(bug + "is in several buffers")
 	case p.Encoding == Plain && size < d.Body:
 		panic(bug + "has a buffer shorter than its body")
-	case p.Encoding == Compressed && p.Space.Kind() != tier.Host && p.Space.Kind() != tier.Disk:
+	case p.Encoding == Compressed && p.Space.Kind().IsDevice():
 		panic(bug + "is compressed on a device")
 	case p.Encoding == Compressed && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
 		panic(bug + "does not have a run for each part of its body")
-	case p.Encoding == Scattered && p.Space.Kind() != tier.GPU:
+	case p.Encoding == Scattered && !p.Space.Kind().IsDevice():
 		panic(bug + "is scattered outside a GPU")
 	case p.Encoding == Scattered && len(p.Ranges) != len(d.Buffers):
 		panic(bug + "does not have a range for each of its buffers")

@@ -67,7 +67,7 @@ func (b *Builtin) Open() error {
 func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || to.Kind() != tier.Disk || from.Parts().Encoding == payload.Plain && from.Space().Kind() == tier.Disk:
+	case !ok || !to.Kind().IsStorage() || from.Parts().Encoding == payload.Plain && from.Space().Kind().IsStorage():
 		return payload.Plain
 	case from.Parts().Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return payload.Compressed
@@ -140,7 +140,7 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	}
 	buf, err := r.AllocCuts(body, cuts)
 	var full *tier.NoSpaceError
-	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind() == tier.Disk {
+	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind().IsStorage() {
 		buf, err = r.AllocCuts(body, pages(body))
 	}
 	if err != nil || buf == nil {
@@ -392,7 +392,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 // checksums.
 func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 	img, ok := p.(*batch.Image)
-	if !ok || img.Space().Kind() != tier.Disk {
+	if !ok || !img.Space().Kind().IsStorage() {
 		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	return b.OnDisk(ctx, DiskUnderWay, false, func(ctx context.Context) error {

@@ -230,7 +230,7 @@ func (b *Builtin) readRanges(
 ) error {
 	w := &lanes{b: b, node: src.space.Node()}
 	if chunks || src.runs != nil {
-		if w.blocks = src.space.Kind() != tier.GPU; !w.blocks {
+		if w.blocks = !src.space.Kind().IsDevice(); !w.blocks {
 			var err error
 			if w.chunks, err = b.Staging(w.node); err != nil {
 				return err

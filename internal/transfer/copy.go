@@ -169,7 +169,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	}
 	w := &lanes{b: b, node: -1, blocks: coded}
 	for _, s := range [...]*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
-		if s != nil && (w.node < 0 || s.Kind() == tier.GPU) {
+		if s != nil && (w.node < 0 || s.Kind().IsDevice()) {
 			w.node = s.Node()
 		}
 	}
@@ -265,7 +265,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 		loop = func() error { return c.plain(ctx, l, off, n) }
 	}
 	space, writes := c.dst.space, true
-	if space == nil || space.Kind() != tier.Disk {
+	if space == nil || !space.Kind().IsStorage() {
 		space, writes = cmp.Or(c.src.space, space), false
 	}
 	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, n, loop)

@@ -141,7 +141,7 @@ func underWay(d *batch.Descriptor, shared []batch.Shared) int64 {
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {
-	is := func(s *tier.Space) bool { return s != nil && s.Kind() == tier.Disk }
+	is := func(s *tier.Space) bool { return s != nil && s.Kind().IsStorage() }
 	guarded := func(ctx context.Context) error { return safely(func() error { return f(ctx) }) }
 	if bytes == 0 || !is(dst) && !is(src) {
 		return guarded(ctx)

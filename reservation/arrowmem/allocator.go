@@ -94,7 +94,7 @@ func New(r reservation.Reservation) (*Allocator, error) {
 func newAllocator(r reservation.Reservation, heap *HeapCounter) *Allocator {
 	a := &Allocator{r: r, heap: heap}
 	a.mu.blocks = make(map[*byte]*block)
-	if s := r.Space(); s.Kind() != tier.Host {
+	if s := r.Space(); !s.Kind().IsMemory() {
 		a.unsupported = fmt.Errorf("arrowmem: %s: %w: only host memory has addresses for arrays",
 			s.ID(), tier.ErrNotSupported)
 	}

@@ -41,7 +41,7 @@ func New(m *reservation.Manager, id tier.ID) (*Streams, error) {
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("reservation: streams of %s: %w", id, reservation.ErrNoCandidate)
-	case id.Kind != tier.GPU:
+	case !id.Kind.IsDevice():
 		return nil, fmt.Errorf("reservation: %s has no streams: %w", id, tier.ErrNotSupported)
 	}
 	s := &Streams{manager: m, space: space}

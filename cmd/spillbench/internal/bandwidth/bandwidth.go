@@ -157,19 +157,19 @@ func (c *Config) edges() (links []link) {
 	for i, from := range spaces {
 		for _, to := range spaces[i+1:] {
 			kinds := [2]tier.Kind{from.Kind(), to.Kind()}
-			if !c.includes(from) || !c.includes(to) || kinds[0] == tier.Disk || c.OneOfEach && seen[kinds] {
+			if !c.includes(from) || !c.includes(to) || kinds[0].IsStorage() || c.OneOfEach && seen[kinds] {
 				continue
 			}
 			seen[kinds] = true
 			k := link{from, to, memmove, true}
 			switch {
-			case kinds[1] == tier.Disk:
+			case kinds[1].IsStorage():
 				k.limit, k.inSpaces = diskIO, false
-			case kinds[1] == tier.GPU:
+			case kinds[1].IsDevice():
 				k.limit = peerCopy
-			case kinds[0] == tier.GPU && deviceOf(from).Info().Backend != "sim":
+			case kinds[0].IsDevice() && deviceOf(from).Info().Backend != "sim":
 				k.limit = driverCopy
-			case kinds[0] == tier.GPU:
+			case kinds[0].IsDevice():
 				k.inSpaces = false
 			}
 			links = append(links, k)

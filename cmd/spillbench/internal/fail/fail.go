@@ -127,7 +127,7 @@ func fix(err error) string {
 			"or give --disk a directory whose file system takes larger files"
 	case errors.Is(err, tier.ErrOutOfBudget):
 		return "raise SPILLWAY_GPU_MEMORY_LIMIT, or wait until the holders that spillbench quota lists hold less"
-	case errors.As(err, &full) && full.Space.Kind != tier.Disk:
+	case errors.As(err, &full) && !full.Space.Kind.IsStorage():
 		// Batches would have made room if they could have gone anywhere.
 		return "give --disk DIR=SIZE more room, or " + larger(full.Space.Kind)
 	case errors.Is(err, tier.ErrNoSpace):

@@ -149,7 +149,7 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, er
 			h.Space().ID(), got.Hash, it.digest.Hash)), nil
 	}
 	// A batch without bytes needs no device.
-	if h.Space().Kind() == tier.GPU && !onDevice && h.Batch().Info().Descriptor.Body > 0 {
+	if h.Space().Kind().IsDevice() && !onDevice && h.Batch().Info().Descriptor.Body > 0 {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.res.OnHost = true

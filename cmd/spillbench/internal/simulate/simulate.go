@@ -167,7 +167,7 @@ func (s *simulation) duration(from, to int, bytes int64) time.Duration {
 	e := Edge{s.spaces[from].ID, s.spaces[to].ID}
 	speed := s.bandwidth[e]
 	if speed == 0 {
-		if speed = memoryBandwidth; max(e.From.Kind, e.To.Kind) == tier.Disk {
+		if speed = memoryBandwidth; max(e.From.Kind, e.To.Kind).IsStorage() {
 			speed = diskBandwidth
 		}
 	}
