@@ -110,7 +110,7 @@ type Repository struct {
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
 		bytes       [tier.KindCount]int64 // charged for the batches, by tier
-		place       batch.Place          // of each batch, without its partition and seq
+		place       batch.Place           // of each batch, without its partition and seq
 		inputClosed bool
 		closed      bool
 	}
