@@ -297,15 +297,15 @@ func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 	return e.staging[nearest], nil
 }
 
-// Reserve waits for a promise of bytes in a space of the strategy. The caller
-// must Release it.
+// Reserve waits for a promise of bytes in a space of the strategy, with the options that o lists; nil
+// means none. The caller must Release it.
 func (e *Engine) Reserve(
 	ctx context.Context,
 	s reservation.Strategy,
 	bytes int64,
-	opts ...reservation.Option,
-) (reservation.Reservation, error) {
-	return e.reservations.Reserve(ctx, s, bytes, opts...)
+	o *reservation.Options,
+) (*reservation.Reservation, error) {
+	return e.reservations.Reserve(ctx, s, bytes, o)
 }
 
 // Reservations returns the manager of all promises.

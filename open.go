@@ -385,10 +385,10 @@ func (e *Engine) openStaging() error {
 		if e.staging[s.Node()] != nil {
 			continue // of several spaces on a node one has the chunks for all
 		}
-		share := s.Limit() / stagingMaxShare
+		share := s.State().Limit / stagingMaxShare
 		chunk := max(tier.Page, min(int64(stagingChunk), share/2/tier.Page*tier.Page))
 		count := max(1, min(int64(stagingChunks), share/chunk))
-		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count)
+		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count, nil)
 		if err != nil {
 			return err
 		}

@@ -1055,7 +1055,7 @@ func (b *Batch) EachClean(f func(Payload)) {
 // there copies no bytes. b must be in transit. The clean image must have the given form, unless
 // that is "". The caller must commit or release the payload. Promote returns nil if there is none,
 // or if r does not have the room.
-func (b *Batch) Promote(form PayloadType, r reservation.Reservation) Payload {
+func (b *Batch) Promote(form PayloadType, r *reservation.Reservation) Payload {
 	b.mu.Lock()
 	all := b.mu.clean
 	b.mu.Unlock()

@@ -80,7 +80,7 @@ func TestResidents(t *testing.T) {
 			if err != nil {
 				return // another goroutine moves it
 			}
-			r, err := room.TryReserve(reservation.Specific(to.ID()), body)
+			r, err := room.TryReserve(reservation.Specific(to.ID()), body, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -144,7 +144,7 @@ func TestResidents(t *testing.T) {
 				t.Fatalf("seed %d: the images are in %v", seed, tiers)
 			}
 			for _, s := range spaces {
-				if u := s.Usage(); u.Live != live[s.ID()] || u.Cached != cached[s.ID()] || u.Reserved != 0 {
+				if u := s.State().Usage; u.Live != live[s.ID()] || u.Cached != cached[s.ID()] || u.Reserved != 0 {
 					t.Fatalf("seed %d: %s holds %+v, want %d live, %d cached",
 						seed, s.ID(), u, live[s.ID()], cached[s.ID()])
 				}
@@ -154,7 +154,7 @@ func TestResidents(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range spaces {
-			if u := s.Usage(); u.Used()+u.Cached != 0 {
+			if u := s.State().Usage; u.Used()+u.Cached != 0 {
 				t.Errorf("seed %d: after the drop %s holds %+v", seed, s.ID(), u)
 			}
 		}
@@ -229,7 +229,7 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	}
 	add(disk, last)
 	for _, s := range []*tier.Space{host, disk, other} {
-		if u := s.Usage(); u.Used()+u.Cached != 0 {
+		if u := s.State().Usage; u.Used()+u.Cached != 0 {
 			t.Errorf("%s holds %+v", s.ID(), u)
 		}
 	}
@@ -263,7 +263,7 @@ func TestLastMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []*tier.Space{gpu, host, other, disk} {
-		if u := s.Usage(); u.Used()+u.Cached != 0 {
+		if u := s.State().Usage; u.Used()+u.Cached != 0 {
 			t.Errorf("%s holds %+v", s.ID(), u)
 		}
 	}
@@ -317,15 +317,15 @@ func TestEndsOfAhead(t *testing.T) {
 			Ahead:    func(k events.Kind) { got = append(got, k) },
 			Retained: func(k events.Kind) { clean = append(clean, k) },
 		})
-		r, err := room.TryReserve(reservation.Specific(disk.ID()), tier.Page-1)
+		r, err := room.TryReserve(reservation.Specific(disk.ID()), tier.Page-1, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Shrink(r.Unused()); err != nil {
 			t.Fatal(err)
 		}
-		if p := b.Promote("", r); p != nil || disk.Usage().Cached != 0 {
-			t.Errorf("%s: promoted %v without room: %+v", name, p, disk.Usage())
+		if p := b.Promote("", r); p != nil || disk.State().Usage.Cached != 0 {
+			t.Errorf("%s: promoted %v without room: %+v", name, p, disk.State().Usage)
 		}
 		if want := []events.Kind{events.CopyMade, events.CopyDropped}; !slices.Equal(clean, want) {
 			t.Errorf("%s: the clean image's events are %v, want %v", name, clean, want)

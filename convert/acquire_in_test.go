@@ -26,7 +26,7 @@ func TestAcquireIn(t *testing.T) {
 			}
 			_, missing = m.mover.Charges(gpu, one, two)
 			const more = 1 << 20
-			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing+more)
+			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing+more, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +77,7 @@ func TestReadIn(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.make(t, codedBy(words(1), 1, 5000), tier.Host)
 	_, missing := m.mover.Charges(m.spaces[tier.GPU], b)
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), missing, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestAcquireInTooLittle(t *testing.T) {
 			gpu := m.spaces[tier.GPU]
 			_, missing := m.mover.Charges(gpu, b)
 			for _, n := range []int64{0, 1, missing - 1} {
-				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), n)
+				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), n, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -182,7 +182,7 @@ func TestAcquireInDoesNotClear(t *testing.T) {
 	b := m.put(t, numbered(1, 10_000), tier.Host)
 	gpu := m.spaces[tier.GPU]
 	need := gpu.Charge(b.Info().Descriptor.Body)
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Room())
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Room, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

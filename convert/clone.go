@@ -60,10 +60,11 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		}
 	}
 	q := &request{
-		m: m, to: to, what: m.footprint(now.Descriptor, now.Bytes), origin: reservation.Incoming(), waits: true,
+		m: m, to: to, what: m.footprint(now.Descriptor, now.Bytes), waits: true,
+		room: reservation.Options{Purpose: reservation.Incoming},
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
-	err = q.inRoom(ctx, func(r reservation.Reservation) error {
+	err = q.inRoom(ctx, func(r *reservation.Reservation) error {
 		h, err := b.Read(ctx, tier.ID{})
 		if err != nil {
 			return err

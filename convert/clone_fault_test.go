@@ -21,32 +21,32 @@ func (p failsOnRelease) Release() error { return errors.Join(p.strange.Release()
 // error and no byte is lost, which the machine looks at when it ends.
 func TestCloneFails(t *testing.T) {
 	own := func(s strange) batch.Payload { return s }
-	copied := func(_ *machine, _ *batch.Batch, r reservation.Reservation) (batch.Payload, error) {
+	copied := func(_ *machine, _ *batch.Batch, r *reservation.Reservation) (batch.Payload, error) {
 		buf, err := r.Alloc(8192)
 		return strange{buf}, err
 	}
-	dropped := func(m *machine, b *batch.Batch, r reservation.Reservation) (batch.Payload, error) {
+	dropped := func(m *machine, b *batch.Batch, r *reservation.Reservation) (batch.Payload, error) {
 		p, err := copied(m, b, r)
 		return p, errors.Join(err, b.Drop())
 	}
 	for name, tt := range map[string]struct {
 		payload func(strange) batch.Payload
-		convert func(*machine, *batch.Batch, reservation.Reservation) (batch.Payload, error)
+		convert func(*machine, *batch.Batch, *reservation.Reservation) (batch.Payload, error)
 		want    error // nil: any
 	}{
 		"dropped, and its release fails":  {func(s strange) batch.Payload { return failsOnRelease{s} }, dropped, errRelease},
 		"dropped, and its release panics": {func(s strange) batch.Payload { return panicsOnRelease{s} }, dropped, nil},
-		"the payload itself": {own, func(_ *machine, b *batch.Batch, _ reservation.Reservation) (batch.Payload, error) {
+		"the payload itself": {own, func(_ *machine, b *batch.Batch, _ *reservation.Reservation) (batch.Payload, error) {
 			return b.Info().Payload, nil
 		}, batch.ErrUnmovable},
-		"elsewhere": {own, func(m *machine, _ *batch.Batch, _ reservation.Reservation) (batch.Payload, error) {
+		"elsewhere": {own, func(m *machine, _ *batch.Batch, _ *reservation.Reservation) (batch.Payload, error) {
 			return strange{m.draw(t, tier.Disk, 8192)}, nil
 		}, batch.ErrUnmovable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{})
 			var b *batch.Batch
-			err := m.registry.Register(Form{"strange", tier.Host}, Form{"strange", tier.Host}, func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err := m.registry.Register(Form{"strange", tier.Host}, Form{"strange", tier.Host}, func(_ context.Context, _ batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				return tt.convert(m, b, r)
 			})
 			if err != nil {

@@ -94,7 +94,7 @@ func leavesWhileCloned(t *testing.T, tt leaving) {
 		t.Fatal(err)
 	}
 	gpu := m.spaces[tier.GPU]
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page)
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,9 +111,9 @@ func leavesWhileCloned(t *testing.T, tt leaving) {
 	before, stop := context.WithCancel(ctx)
 	defer stop()
 	size := b.Info().Bytes
-	first := make(chan reservation.Reservation, 1)
+	first := make(chan *reservation.Reservation, 1)
 	go func() {
-		r, _ := m.reservations.Reserve(before, reservation.AnyInTier(tier.GPU), size)
+		r, _ := m.reservations.Reserve(before, reservation.AnyInTier(tier.GPU), size, nil)
 		first <- r
 	}()
 	<-waiting

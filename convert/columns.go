@@ -56,9 +56,9 @@ func (m *Mover) readColumns(
 	}
 	q := &request{
 		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(p.Memory, 0),
-		origin: reservation.Consuming(), waits: true,
+		room: reservation.Options{Purpose: reservation.Consuming}, waits: true,
 	}
-	err = q.inRoom(ctx, func(r reservation.Reservation) (err error) {
+	err = q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
 		rec, err = b.ReadColumns(ctx, p, img, r, by.enter)
 		return err
 	})

@@ -202,7 +202,7 @@ func TestColumnsWaitForRoom(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(3, mixedRows), tier.Disk)
 	s := columns.Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func TestDownOntoACopyMovesNoBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 			for k, s := range m.spaces {
-				if u := s.Usage(); u.Cached != 0 || k == tier.Disk && u.Used() != 0 {
+				if u := s.State().Usage; u.Cached != 0 || k == tier.Disk && u.Used() != 0 {
 					t.Errorf("%s holds %+v after the batch was dropped", k, u)
 				}
 			}
@@ -112,7 +112,7 @@ func TestCopyGoes(t *testing.T) {
 	if err := m.mover.MoveAs(t.Context(), b, packed, batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
-	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].Usage().Cached != 0 {
+	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].State().Usage.Cached != 0 {
 		t.Errorf("an image for a packed form: %+v, copies in %v", ev, b.Copies())
 	}
 	if err := m.same(t.Context(), b); err != nil {
@@ -125,7 +125,7 @@ func TestCopyGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for k, s := range m.spaces {
-		if n := s.Usage().Cached; n != 0 {
+		if n := s.State().Usage.Cached; n != 0 {
 			t.Errorf("%s holds %d bytes of a copy of what is consumed", k, n)
 		}
 	}
@@ -145,7 +145,7 @@ func TestLeasedMemoryIsNoCopy(t *testing.T) {
 		t.Errorf("copies in %v", got)
 	}
 	end()
-	if u := m.spaces[tier.Host].Usage(); u.Live != m.base || u.Cached != 0 {
+	if u := m.spaces[tier.Host].State().Usage; u.Live != m.base || u.Cached != 0 {
 		t.Errorf("%+v", u)
 	}
 }
@@ -264,7 +264,7 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 		b.EachClean(func(p batch.Payload) { cached[p.Space().Kind()] += p.Bytes() })
 	}
 	for k, s := range m.spaces {
-		if u := s.Usage(); u.Live != live[k] || u.Cached != cached[k] || u.Retired != 0 || u.Reserved != 0 || u.Live+u.Cached > s.Capacity() {
+		if u := s.State().Usage; u.Live != live[k] || u.Cached != cached[k] || u.Retired != 0 || u.Reserved != 0 || u.Live+u.Cached > s.Capacity() {
 			t.Fatalf("%s holds %+v, want %d live and %d of copies", k, u, live[k], cached[k])
 		}
 	}
@@ -314,7 +314,7 @@ func TestProgramsPayloadIsNoCopy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.registry.Register(Form{"wrapper", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	if err := m.registry.Register(Form{"wrapper", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		return m.builtIn(t, tier.Host, tier.GPU)(ctx, src.(wrapper).Image, r)
 	}); err != nil {
 		t.Fatal(err)

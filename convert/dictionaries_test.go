@@ -76,7 +76,7 @@ func (m *machine) holds(t *testing.T, k tier.Kind, dicts int64, batches ...*batc
 		want += b.Info().Bytes
 	}
 	s := m.spaces[k]
-	if u := s.Usage(); u.Live != want || u.Retired != 0 || u.Reserved != 0 {
+	if u := s.State().Usage; u.Live != want || u.Retired != 0 || u.Reserved != 0 {
 		t.Errorf("%s holds %+v, want %d live", k, u, want)
 	}
 	if n := m.mover.DictionaryBytes(s.ID()); n != dicts {
@@ -479,7 +479,7 @@ func TestOneMakesTheCopy(t *testing.T) {
 		go func() {
 			c, err := store.Acquire(t.Context(), dict, space, func(parts *payload.Parts) error {
 				makers.Add(1)
-				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.Body)
+				r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), dict.Body, nil)
 				if err != nil {
 					return err
 				}
@@ -531,7 +531,7 @@ func TestDictionaryLeavesWhileRoomIsWaitedFor(t *testing.T) {
 	dict := words(7)
 	there, b := m.make(t, codedBy(dict, 1, 10_000), tier.GPU), m.put(t, codedBy(dict, 2, 10_000), tier.Host)
 	gpu := m.spaces[tier.GPU]
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available())
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

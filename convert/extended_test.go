@@ -232,8 +232,8 @@ func TestFullHostOpensExtensions(t *testing.T) {
 	if err := equal.Records(m.records[all[5].ID()], rec); err != nil {
 		t.Error(err)
 	}
-	if host.Used() <= host.Limit() {
-		t.Errorf("%d bytes are charged, of which %d may be", host.Used(), host.Limit())
+	if host.Used() <= host.State().Limit {
+		t.Errorf("%d bytes are charged, of which %d may be", host.Used(), host.State().Limit)
 	}
 	rec.Release()
 	drop(t, all[1:]...)
@@ -244,7 +244,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 	if err := errors.Join(host.SetLimit(host.Capacity()), m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
 		t.Fatal(err)
 	}
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available())
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func (m *machine) scrambled(t *testing.T, rec arrow.RecordBatch, k tier.Kind, te
 	t.Helper()
 	d, body := imagetest.LaidOut(t, rec)
 	scramble(body)
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), d.Body)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), d.Body, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func (m *machine) scrambled(t *testing.T, rec arrow.RecordBatch, k tier.Kind, te
 
 // unscramble is the converter to an image in host memory or on disk, and counts its calls.
 func unscramble(calls *atomic.Int64) Func {
-	return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		calls.Add(1)
 		s, ok := src.(*scrambled)
 		if !ok {
@@ -92,7 +92,7 @@ func unscramble(calls *atomic.Int64) Func {
 			return nil, err
 		}
 		scramble(body)
-		buf, err := r.AllocCuts(s.desc.Body, s.desc.Cuts())
+		buf, err := r.Alloc(s.desc.Body, s.desc.Cuts()...)
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +181,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				}
 				cloned(batch.PlainImage, k)
 			}
-			again := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			again := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				img, err := unscramble(&itself)(ctx, src, r)
 				if err != nil {
 					return nil, err
@@ -202,7 +202,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 func TestOwnFormThatIsNoImage(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.scrambled(t, numbered(3, 500), tier.Disk, false)
-	err := m.registry.Register(Form{inMind, tier.Disk}, ImageIn(tier.Host), func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	err := m.registry.Register(Form{inMind, tier.Disk}, ImageIn(tier.Host), func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		buf, err := r.Alloc(src.(*scrambled).desc.Body)
 		return &scrambled{src.(*scrambled).desc, buf}, err
 	})
@@ -212,7 +212,7 @@ func TestOwnFormThatIsNoImage(t *testing.T) {
 	if err := m.same(t.Context(), b); err == nil || !strings.Contains(err.Error(), string(inMind)) {
 		t.Errorf("got %v", err)
 	}
-	if u := m.spaces[tier.Host].Usage(); u.Live != m.base || u.Reserved != 0 {
+	if u := m.spaces[tier.Host].State().Usage; u.Live != m.base || u.Reserved != 0 {
 		t.Errorf("host memory holds %+v", u)
 	}
 }
@@ -223,7 +223,7 @@ func TestWrapABuiltInConverter(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	var seen atomic.Int64
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.Disk), func(inner Func) Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			seen.Add(1)
 			return inner(ctx, src, r)
 		}
@@ -285,7 +285,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 	m := newMachine(t, machineConfig{copies: true})
 	var down, up atomic.Int64
 	toImage := unscramble(&down)
-	toOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	toOwn := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		up.Add(1)
 		out, err := m.builtIn(t, tier.Host, tier.GPU)(ctx, src, r)
 		if err != nil {
@@ -293,7 +293,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 		}
 		return onGPU{out.(*batch.Image)}, nil
 	}
-	fromOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	fromOwn := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		down.Add(1)
 		return m.builtIn(t, tier.GPU, tier.Host)(ctx, src.(onGPU).Image, r)
 	}
@@ -360,7 +360,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 		t.Errorf("%d conversions to an image, %d from one", down.Load(), up.Load())
 	}
 	host := m.spaces[tier.Host]
-	full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available()/tier.Page*tier.Page)
+	full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available()/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

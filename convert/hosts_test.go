@@ -96,7 +96,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 	h.reservations, err = reservation.NewManager(reservation.Config{Spaces: h.spaces[:]})
 	check(err)
 	const chunk = 64 << 10
-	r, err := h.reservations.TryReserve(h.at[0], 4*chunk)
+	r, err := h.reservations.TryReserve(h.at[0], 4*chunk, nil)
 	check(err)
 	buf, err := r.Alloc(4 * chunk)
 	check(errors.Join(err, r.Release()))
@@ -121,7 +121,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 			}
 			err = errors.Join(err, s.Close())
 			if s.Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if err != nil {
@@ -167,7 +167,7 @@ func (h *hosts) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, form b
 				want += s.Charge(d.Body)
 			}
 		}
-		if u := s.Usage(); u.Live != want || u.Reserved != 0 {
+		if u := s.State().Usage; u.Live != want || u.Reserved != 0 {
 			t.Fatalf("%s holds %+v, want %d", s.ID(), u, want)
 		}
 	}
@@ -284,7 +284,7 @@ func TestPiecesBetweenHostSpaces(t *testing.T) {
 	h := newHosts(t, CodecNone, [2]int64{64 << 20, 64 << 20})
 	rec := long(9 << 20)
 	for i, gap := range []int64{2 << 20, 3 << 20} { // no piece is longer than that
-		r, err := h.reservations.TryReserve(h.at[i], h.spaces[i].Available())
+		r, err := h.reservations.TryReserve(h.at[i], h.spaces[i].Available(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				h.pools[1].asked.Store(nil)
 				h.says(t, b, rec, from, 0)
 
-				all, err := h.reservations.TryReserve(h.at[1], h.spaces[1].Available())
+				all, err := h.reservations.TryReserve(h.at[1], h.spaces[1].Available(), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

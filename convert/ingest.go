@@ -64,7 +64,10 @@ func (m *Mover) ingest(
 	if byRows {
 		l.ByRows()
 	}
-	q := &request{m: m, to: to, what: footprint{body: l.Size()}, origin: reservation.Incoming(), waits: waits}
+	q := &request{
+		m: m, to: to, what: footprint{body: l.Size()}, waits: waits,
+		room: reservation.Options{Purpose: reservation.Incoming},
+	}
 	var layouts [][]*image.Layout // of q.what.dicts
 	letGo := func() {}
 	defer func() { letGo() }()

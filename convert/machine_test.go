@@ -150,7 +150,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 	streams, err := devpool.NewStreams(wrapped, 4)
 	check(err)
 	chunk := size(cfg.chunk, 16<<10)
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 8*chunk)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 8*chunk, nil)
 	check(err)
 	buf, err := r.Alloc(8 * chunk)
 	check(err)
@@ -197,7 +197,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		}
 		for k, s := range m.spaces {
 			if s.Used() != 0 {
-				t.Errorf("%s ends with %+v", k, s.Usage())
+				t.Errorf("%s ends with %+v", k, s.State().Usage)
 			}
 			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
@@ -279,7 +279,7 @@ func (m *machine) rests(t *testing.T, b *batch.Batch, k tier.Kind) {
 				want += s.Charge(d.Body)
 			}
 		}
-		if u := s.Usage(); u.Live != want || u.Retired != 0 || u.Reserved != 0 {
+		if u := s.State().Usage; u.Live != want || u.Retired != 0 || u.Reserved != 0 {
 			t.Fatalf("%s holds %+v, want %d live", kind, u, want)
 		}
 	}
@@ -369,7 +369,7 @@ func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
 // device refused is tried again with the next allocation.
 func (m *machine) settle() {
 	s := m.spaces[tier.GPU]
-	if s.Usage().Retired == 0 {
+	if s.State().Usage.Retired == 0 {
 		return
 	}
 	changed := make(chan struct{}, 1)
@@ -382,7 +382,7 @@ func (m *machine) settle() {
 	if mem, err := s.Pool().Alloc(1, nil); err == nil {
 		s.Pool().Free(mem, func() {})
 	}
-	for s.Usage().Retired != 0 {
+	for s.State().Usage.Retired != 0 {
 		<-changed
 	}
 }

@@ -25,12 +25,12 @@ type move struct {
 	as     batch.PayloadType // the type to make; "" means the best one for the space, see Mover.route
 	reason string            // for Moved
 
-	evicts       bool                    // for the monitor: waits neither for room nor for the batch
-	prefetches   bool                    // waits for nothing, and takes no room that others need
-	given        reservation.Reservation // the caller's, to draw from, in place of a strategy
-	opens        bool                    // opens a handle on arrival
-	last         bool                    // drops the batch in the same step
-	keepsPending bool                    // leaves pending tasks to their callers
+	evicts       bool                     // for the monitor: waits neither for room nor for the batch
+	prefetches   bool                     // waits for nothing, and takes no room that others need
+	given        *reservation.Reservation // the caller's, to draw from, in place of a strategy
+	opens        bool                     // opens a handle on arrival
+	last         bool                     // drops the batch in the same step
+	keepsPending bool                     // leaves pending tasks to their callers
 
 	spaces []*tier.Space // the candidates of the strategy, as run has found them
 }
@@ -57,7 +57,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 	if mv.evicts {
 		ctx = transfer.ForMonitor(ctx)
 	}
-	if !mv.given.IsZero() {
+	if mv.given != nil {
 		mv.to = reservation.Specific(mv.given.Space().ID())
 		if o := mv.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
 			ctx = o.Context(ctx)
@@ -100,9 +100,9 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			ctx = events.With(ctx, originOf(ctx, now.Place))
 		}
 		q.what, q.source = m.footprint(now.Descriptor, now.Bytes), now.Payload.Space()
-		q.origin = reservation.MovedFrom(now.Space.Kind)
+		q.room = reservation.Options{From: now.Space.Kind}
 		if mv.opens {
-			q.origin = reservation.Consuming()
+			q.room = reservation.Options{Purpose: reservation.Consuming}
 		}
 		if mv.prefetches {
 			if err := q.ahead(mv.to, now); err != nil {
@@ -117,7 +117,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		}
 
 		r, err := mv.given, error(nil)
-		if r.IsZero() {
+		if r == nil {
 			r, err = q.reserve(ctx)
 		}
 		if err == nil {
@@ -175,7 +175,7 @@ func (mv *move) arrived(now batch.Info) bool {
 // makes. After an error the batch is whole where it was. attempt emits MoveBegun and MoveEnded while
 // the batch is in transit.
 func (m *Mover) attempt(
-	ctx context.Context, mv *move, q *request, now batch.Info, r reservation.Reservation,
+	ctx context.Context, mv *move, q *request, now batch.Info, r *reservation.Reservation,
 ) (h *batch.Handle, err error) {
 	b, to, body := mv.b, r.Space(), q.what.body
 	var transit *batch.Transit
@@ -305,7 +305,7 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 // convert makes a payload of a form out of src, drawn from r. An image remembers the type of the
 // program's payload that it was made of.
 func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form Form, r reservation.Reservation,
+	ctx context.Context, src batch.Payload, form Form, r *reservation.Reservation,
 ) (batch.Payload, error) {
 	from := Form{src.Type(), src.Space().Kind()}
 	e := m.cfg.Registry.lookup(from, form)
@@ -337,7 +337,7 @@ func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
 		return fmt.Errorf(
 			"moving batch %d ahead from %s, where it persists: %w", now.ID, now.Space, tier.ErrNotSupported)
 	}
-	q.origin = reservation.Early() // it is not the next to consume
+	q.room = reservation.Options{Purpose: reservation.Early} // it is not the next to consume
 	if needed := q.m.needed(to, &q.what); len(needed) > 0 {
 		s := needed[0]
 		q.without = append(q.without, needed...)

@@ -121,9 +121,9 @@ func TestMoveOfABatchThatAnotherBrings(t *testing.T) {
 	need := gpu.Charge(b.Info().Descriptor.Body)
 	other := make(chan error, 1)
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			go func() { other <- m.mover.Move(t.Context(), b, toGPU) }()
-			for gpu.Usage().Reserved < 2*need {
+			for gpu.State().Usage.Reserved < 2*need {
 				runtime.Gosched()
 			}
 			return inner(ctx, src, r)
@@ -148,10 +148,10 @@ func TestMoveToAFormThatDoesNotFit(t *testing.T) {
 	m := newMachine(t, machineConfig{events: on(events.MoveEnded, func(e events.Event) { ended <- e })})
 	b := m.put(t, numbered(1, 1000), tier.Host)
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(Func) Func {
-		return func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
 			d.Rows--
-			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			buf, err := r.Alloc(d.Body, d.Cuts()...)
 			return batch.NewImage(&d, buf, r.Space()), err
 		}
 	})
@@ -175,7 +175,7 @@ func TestEvictionForAWaitThatHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	tries := 0
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.Disk), func(inner Func) Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			if tries++; tries > 1 {
 				return nil, errors.New("it tries again")
 			}

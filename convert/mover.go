@@ -200,7 +200,7 @@ func (m *Mover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Stra
 // waits for room, as a request of r's owner does: a *reservation.DeadlockError ends the wait if nobody
 // can free any. r must stay unreleased until AcquireIn returns. If ctx names no owner, the handle is
 // that of r's owner.
-func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+func (m *Mover) AcquireIn(ctx context.Context, b *batch.Batch, r *reservation.Reservation) (*batch.Handle, error) {
 	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true})
 }
 
@@ -248,7 +248,7 @@ func (m *Mover) OnDisk(ctx context.Context, pinned int64, writes bool, f func(co
 // there: a reference to each, which is the caller's. Those that are not there yet are copied, into
 // memory drawn from r. It is what a converter between images, other than the built-in ones, needs
 // for dictionaries. Between memory and disk it takes a permit, unless it is called within OnDisk.
-func (m *Mover) Share(ctx context.Context, src *batch.Image, r reservation.Reservation) ([]batch.Shared, error) {
+func (m *Mover) Share(ctx context.Context, src *batch.Image, r *reservation.Reservation) ([]batch.Shared, error) {
 	if src == nil {
 		return nil, errors.New("convert: sharing dictionaries: the image is nil")
 	}
@@ -283,7 +283,7 @@ func (m *Mover) Ahead(ctx context.Context, b *batch.Batch, to reservation.Strate
 }
 
 // ReadIn is AcquireIn, but leaves pending tasks to their callers.
-func (m *Mover) ReadIn(ctx context.Context, b *batch.Batch, r reservation.Reservation) (*batch.Handle, error) {
+func (m *Mover) ReadIn(ctx context.Context, b *batch.Batch, r *reservation.Reservation) (*batch.Handle, error) {
 	return m.run(ctx, &move{b: b, given: r, reason: ReasonWork, opens: true, keepsPending: true})
 }
 

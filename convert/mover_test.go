@@ -107,7 +107,7 @@ func TestOversizedGoesToTheFirstTierWhereItFits(t *testing.T) {
 func TestMonitorMovesDoNotWait(t *testing.T) {
 	m := newMachine(t, machineConfig{host: 512 << 10})
 	b := m.put(t, numbered(1, 10_000), tier.GPU)
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available())
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,15 +443,15 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
 	for name, f := range map[string]Func{
-		"another batch": func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		"another batch": func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
 			d.Rows--
-			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			buf, err := r.Alloc(d.Body, d.Cuts()...)
 			return batch.NewImage(&d, buf, r.Space()), err
 		},
-		"another space": func(_ context.Context, src batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
+		"another space": func(_ context.Context, src batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
 			d := src.(*batch.Image).Descriptor()
-			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), d.Body)
+			r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Disk), d.Body, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -467,7 +467,7 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 		}
 		m.rests(t, b, tier.GPU)
 	}
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 4096)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 4096, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -468,7 +468,7 @@ func TestEveryWriteOfAnIngestFailsOnce(t *testing.T) {
 				if k == tier.Host {
 					want = m.base
 				}
-				if u := s.Usage(); u.Live != want || u.Reserved != 0 {
+				if u := s.State().Usage; u.Live != want || u.Reserved != 0 {
 					t.Fatalf("write %d: %s holds %+v", n/2, k, u)
 				}
 			}

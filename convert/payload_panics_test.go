@@ -41,7 +41,7 @@ func TestReleasePanics(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = m.registry.Register(Form{"strange", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err = m.registry.Register(Form{"strange", tier.Host}, ImageIn(tier.GPU), func(ctx context.Context, _ batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				return m.builtIn(t, tier.Host, tier.GPU)(ctx, img, r)
 			})
 			if err != nil {
@@ -68,7 +68,7 @@ func TestReleasePanics(t *testing.T) {
 			if err := img.Release(); err != nil {
 				t.Error(err)
 			}
-			if u := m.spaces[tier.GPU].Usage(); u.Used() != 0 {
+			if u := m.spaces[tier.GPU].State().Usage; u.Used() != 0 {
 				t.Errorf("the GPU has %+v", u)
 			}
 		})
@@ -120,7 +120,7 @@ func TestNewFormPanics(t *testing.T) {
 			t.Run(name+" "+method, func(t *testing.T) {
 				m := newMachine(t, machineConfig{})
 				for _, to := range []Form{{"moody", tier.GPU}, {"strange", tier.Host}, ImageIn(tier.Host)} {
-					register(t, m, Form{"strange", tier.Host}, to, func(r reservation.Reservation) (batch.Payload, error) {
+					register(t, m, Form{"strange", tier.Host}, to, func(r *reservation.Reservation) (batch.Payload, error) {
 						buf, err := r.Alloc(8192)
 						return moody{strange{buf}, method}, err
 					})
@@ -152,9 +152,9 @@ func dropOf(b *batch.Batch) error {
 }
 
 // register registers a converter that makes something whatever it is given.
-func register(t *testing.T, m *machine, from, to Form, make func(reservation.Reservation) (batch.Payload, error)) {
+func register(t *testing.T, m *machine, from, to Form, make func(*reservation.Reservation) (batch.Payload, error)) {
 	t.Helper()
-	if err := m.registry.Register(from, to, func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	if err := m.registry.Register(from, to, func(_ context.Context, _ batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		return make(r)
 	}); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func register(t *testing.T, m *machine, from, to Form, make func(reservation.Res
 // draw returns memory of n bytes.
 func (m *machine) draw(t *testing.T, k tier.Kind, n int64) *tier.Buffer {
 	t.Helper()
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), n)
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(k), n, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestConverterFailsWithAStateError(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	other := &batch.StateError{Batch: 77, State: batch.Processing, Op: "transit", Status: batch.InvalidState}
-	register(t, m, Form{"strange", tier.Host}, ImageIn(tier.GPU), func(reservation.Reservation) (batch.Payload, error) { return nil, other })
+	register(t, m, Form{"strange", tier.Host}, ImageIn(tier.GPU), func(*reservation.Reservation) (batch.Payload, error) { return nil, other })
 	b, err := batch.New(batch.Options{ID: m.ids.Next(), Payload: strange{m.draw(t, tier.Host, 8192)}})
 	if err != nil {
 		t.Fatal(err)

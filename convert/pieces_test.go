@@ -30,7 +30,7 @@ func inPieces(t *testing.T, cfg machineConfig) *pieces {
 	p := &pieces{machine: m, b: m.put(t, numbered(1, 10_000), tier.Host), begun: make(chan int64, 16)}
 	gpu := m.spaces[tier.GPU]
 	half := gpu.Charge(p.b.Info().Descriptor.Body) / 2
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Room())
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Room, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 	gpu := p.spaces[tier.GPU]
 	need := gpu.Charge(p.b.Info().Descriptor.Body)
 	err := p.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			if r.Bytes() != need {
 				t.Errorf("%d bytes are reserved for %d", r.Bytes(), need)
 			}
@@ -171,7 +171,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 		}
 		break
 	}
-	if n := gpu.Usage().Reserved; n != 0 {
+	if n := gpu.State().Usage.Reserved; n != 0 {
 		t.Errorf("%d bytes are reserved at the end", n)
 	}
 	p.end(t, tier.GPU)
@@ -201,7 +201,7 @@ func TestMoveSeesWhatWasFreedMeanwhile(t *testing.T) {
 func (m *machine) filter(t *testing.T, f func(error) error) {
 	t.Helper()
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			out, err := inner(ctx, src, r)
 			if err = f(err); err != nil && out != nil {
 				return nil, errors.Join(err, out.Release())
@@ -269,7 +269,7 @@ func TestMoveInASpaceThatShrinks(t *testing.T) {
 	waits := 0
 	defer m.onWait(func(context.Context, tier.ID, int64) {
 		waits++
-		if err := errors.Join(gpu.SetLimit(gpu.Limit()/2), held.Release()); err != nil {
+		if err := errors.Join(gpu.SetLimit(gpu.State().Limit/2), held.Release()); err != nil {
 			t.Error(err)
 		}
 	})()

@@ -59,12 +59,13 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	left := without{disks, m.needed(disks, &what)}
 	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
-		if u := s.Usage(); persists || u.Used()+u.Cached+what.in(s) > s.Limit() {
+		if now := s.State(); persists || now.Used()+now.Cached+what.in(s) > now.Limit {
 			left.spaces = append(left.spaces, s)
 		}
 	}
-	r, err := m.cfg.Reservations.TryReserve(left, what.body, reservation.Sized(what.pin),
-		reservation.Moving(), reservation.WithoutClearing(), reservation.Incoming())
+	r, err := m.cfg.Reservations.TryReserve(left, what.body, &reservation.Options{
+		Sized: what.pin, Moving: true, NoClearing: true, Purpose: reservation.Incoming,
+	})
 	if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrNoCandidate) {
 		return 0, nil
 	}

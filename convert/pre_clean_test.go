@@ -81,7 +81,7 @@ func TestWrittenAhead(t *testing.T) {
 			if err := b.Drop(); err != nil {
 				t.Fatal(err)
 			}
-			if u := m.spaces[tier.Disk].Usage(); u.Used() != 0 || u.Cached != 0 {
+			if u := m.spaces[tier.Disk].State().Usage; u.Used() != 0 || u.Cached != 0 {
 				t.Errorf("the disk holds %+v", u)
 			}
 			m.wantAhead(t, 2*body, body, body)
@@ -168,7 +168,8 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		}
 		r, err := m.reservations.TryReserve(
 			reservation.Specific(disk.ID()),
-			disk.Capacity()-2*disk.Usage().Cached+tier.Page,
+			disk.Capacity()-2*disk.State().Usage.Cached+tier.Page,
+			nil,
 		)
 		if err != nil {
 			t.Fatal(err)

@@ -109,10 +109,10 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	}
 	q := &request{
 		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(descriptorOf(src), src.Bytes()),
-		origin: reservation.Consuming(), waits: true, source: src.Space(),
+		room: reservation.Options{Purpose: reservation.Consuming}, waits: true, source: src.Space(),
 	}
 	var out batch.Payload
-	err := q.inRoom(ctx, func(r reservation.Reservation) (err error) {
+	err := q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
 		out, err = m.convert(ctx, src, ImageIn(tier.Host), r)
 		return err
 	})

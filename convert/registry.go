@@ -23,7 +23,7 @@ import (
 // from r, and takes nothing else; src stays as it is, whatever happens, and the
 // new payload belongs to the caller. It acts on ctx within one chunk. On an error it
 // has released all that it drew, and no device or disk works on it any more.
-type Func func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error)
+type Func func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error)
 
 // Form is what converters are registered for: a type of payload in a tier.
 type Form struct {
@@ -89,7 +89,7 @@ func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
 	for _, from := range payload.Forms() {
 		for _, to := range payload.Forms() {
 			e := Edge{Form{from.Encoding.Type(), from.Kind}, Form{to.Encoding.Type(), to.Kind}}
-			f := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			f := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				return b.Convert(ctx, src, to.Encoding, r)
 			}
 			if err := g.replace(e, nil, &entry{convert: e.guarded(f, true), builtin: true}); err != nil {
@@ -194,7 +194,7 @@ func missing(from, to Form) error { return &batch.UnmovableError{Err: &NoConvert
 // *batch.UnmovableError.
 func (e Edge) guarded(f Func, builtin bool) Func {
 	what := fmt.Sprintf("convert: the converter from %s to %s", e.From, e.To)
-	return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (out batch.Payload, err error) {
+	return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (out batch.Payload, err error) {
 		lockrank.AssertNone("a converter runs")
 		var from *tier.Space
 		defer func() {

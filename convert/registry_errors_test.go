@@ -18,7 +18,7 @@ import (
 // a volume or a device says is not, for other batches meet it as well.
 func TestWhoseFailure(t *testing.T) {
 	fails := func(err error) Func {
-		return func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { return nil, err }
+		return func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) { return nil, err }
 	}
 	for _, tt := range []struct {
 		name string
@@ -29,11 +29,11 @@ func TestWhoseFailure(t *testing.T) {
 		{"it returns an error", fails(errors.New("I do not like it")), true},
 		{"it returns nothing", fails(nil), true},
 		{"corrupt bytes", fails(&image.CorruptError{}), true},
-		{"it panics", func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }, true},
-		{"a batch of other rows", func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		{"it panics", func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) { panic("no") }, true},
+		{"a batch of other rows", func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			d := *src.(*batch.Image).Descriptor()
 			d.Rows--
-			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			buf, err := r.Alloc(d.Body, d.Cuts()...)
 			return batch.NewImage(&d, buf, r.Space()), err
 		}, true},
 		{"no room", fails(&tier.NoSpaceError{Space: tier.ID{Kind: tier.Host}}), false},
@@ -75,7 +75,7 @@ func TestPanicOfAWrapper(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
 	err := m.registry.Wrap(ImageIn(tier.GPU), ImageIn(tier.Host), func(Func) Func {
-		return func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("no") }
+		return func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) { panic("no") }
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func nothing(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+func nothing(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
 	return nil, nil
 }
 
@@ -66,10 +66,10 @@ func TestConverterFailuresLeaveTheSource(t *testing.T) {
 		f    Func
 		want string
 	}{
-		"error": {func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+		"error": {func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
 			return nil, ours
 		}, "ours"},
-		"panic": {func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) { panic("boom") }, "boom"},
+		"panic": {func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) { panic("boom") }, "boom"},
 		"nil":   {nothing, "returned nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {

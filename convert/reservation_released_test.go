@@ -23,7 +23,7 @@ func TestConverterReleasesTheReservation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{})
-			err := m.registry.Register(Form{"strange", tier.Host}, ImageIn(tier.GPU), func(_ context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err := m.registry.Register(Form{"strange", tier.Host}, ImageIn(tier.GPU), func(_ context.Context, _ batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				buf, err := r.Alloc(8192)
 				return strange{buf}, errors.Join(err, r.Release())
 			})

@@ -77,11 +77,11 @@ func (w without) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier.
 // A space may refuse the memory that it has promised (see refuses); end documents what follows. One
 // goroutine uses a request. It must defer end, for the case of a panic.
 type request struct {
-	m      *Mover
-	to     reservation.Strategy
-	what   footprint          // how much room
-	origin reservation.Option // leaves headroom free, or may use it: Incoming, Consuming, …
-	waits  bool               // for room
+	m     *Mover
+	to    reservation.Strategy
+	what  footprint           // how much room
+	room  reservation.Options // whether it leaves headroom free, or may use it
+	waits bool                // for room
 
 	// A wait ends with errStale when source is lost, b is dropped, or useless returns true for b. See
 	// watch.
@@ -90,11 +90,11 @@ type request struct {
 	useless func(now batch.Info) bool
 
 	// Of the present attempt.
-	r    reservation.Reservation // zero between attempts
-	need int64                   // bytes of r for the footprint
-	free int64                   // in its space when the attempt began, r included
-	seen uint64                  // tier.Space.CopyChanges then
-	stop func() bool             // of one that waits: ends the watch for the end of the context
+	r    *reservation.Reservation // zero between attempts
+	need int64                    // bytes of r for the footprint
+	free int64                    // in its space when the attempt began, r included
+	seen uint64                   // tier.Space.CopyChanges then
+	stop func() bool              // of one that waits: ends the watch for the end of the context
 
 	attempts
 }
@@ -107,14 +107,14 @@ type attempts struct {
 	dropped int64                 // how many bytes of clean images were last dropped for the request
 }
 
-// size is for reservation.Sized. Where the room was in pieces the request asks for more bytes than
+// size is for reservation.Options.Sized. Where the room was in pieces the request asks for more bytes than
 // were free then, or for all, so that memory must have been freed before it is served. While it waits
 // for that, the monitor evicts more batches.
 func (q *request) size(s *tier.Space) (bytes int64, unpin func()) {
 	bytes, unpin = q.what.pin(s)
 	q.need = s.Charge(bytes)
 	if free, ok := q.pieces[s]; ok {
-		bytes = max(bytes, min(free+tier.Page, wholePages(s.Room())))
+		bytes = max(bytes, min(free+tier.Page, wholePages(s.State().Room)))
 	}
 	return bytes, unpin
 }
@@ -127,7 +127,7 @@ func wholePages(n int64) int64 { return n / tier.Page * tier.Page }
 //
 // Only allocations of requests that wait may evict batches for contiguous room. The others are
 // for moves that make room, or that take only room that nobody needs.
-func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err error) {
+func (q *request) reserve(ctx context.Context) (r *reservation.Reservation, err error) {
 	if q.waits && ctx.Err() != nil {
 		return r, context.Cause(ctx)
 	}
@@ -135,31 +135,29 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 	if len(q.without) > 0 {
 		to = without{to, q.without}
 	}
-	options := append(make([]reservation.Option, 0, 4), reservation.Moving(), q.origin)
+	options := q.room
+	options.Moving, options.NoClearing = true, !q.waits
 	if len(q.what.dicts) > 0 || len(q.pieces) > 0 { // else as many bytes in every space
-		options = append(options, reservation.Sized(q.size))
+		options.Sized = q.size
 	}
-	if !q.waits {
-		options = append(options, reservation.WithoutClearing())
-	}
-	r, err = manager.TryReserve(to, q.what.body, options...)
+	r, err = manager.TryReserve(to, q.what.body, &options)
 	switch full := errors.Is(err, tier.ErrNoSpace); {
 	case full && q.waits:
 		ctx, done := watch(ctx, q.source, q.b, q.useless)
 		defer done()
-		r, err = manager.Reserve(ctx, to, q.what.body, options...)
+		r, err = manager.Reserve(ctx, to, q.what.body, &options)
 	case full:
 		for _, s := range to.Candidates(manager.Spaces(), nil) {
 			before, need := s.Used(), q.what.in(s)
 			if s.DropSharing(need - s.Available()); s.Used() < before && s.Available() >= need {
-				r, err = manager.TryReserve(to, q.what.body, options...)
+				r, err = manager.TryReserve(to, q.what.body, &options)
 				break
 			}
 		}
 	}
 	switch {
 	case err == nil:
-		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().CopyChanges()
+		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().State().CleanChanges
 		if len(q.pieces) > 0 {
 			_ = r.Shrink(r.Bytes() - q.need) // nobody else has it
 		}
@@ -192,7 +190,7 @@ func (q *request) reserve(ctx context.Context) (r reservation.Reservation, err e
 //	    or a budget or a file system is full          another attempt, never again in this space
 //	any other error                                   the request fails
 func (q *request) end(err error) (again bool, _ error) {
-	if q.r.IsZero() { // reserve has failed, or the room is the caller's
+	if q.r == nil { // reserve has failed, or the room is the caller's
 		return false, err
 	}
 	s, reserved := q.r.Space(), q.r.Bytes()
@@ -200,7 +198,7 @@ func (q *request) end(err error) (again bool, _ error) {
 		q.stop()
 	}
 	_ = q.r.Release() // it fails only if a converter has released it
-	q.r = reservation.Reservation{}
+	q.r = nil
 	switch {
 	case err == nil:
 		return false, nil
@@ -217,7 +215,7 @@ func (q *request) end(err error) (again bool, _ error) {
 		return true, err
 	}
 	full, _ := errors.AsType[*tier.NoSpaceError](err)
-	if q.waits && full != nil && full.Largest > 0 && q.free < wholePages(s.Room()) {
+	if q.waits && full != nil && full.Largest > 0 && q.free < wholePages(s.State().Room) {
 		if q.pieces == nil {
 			q.pieces = make(map[*tier.Space]int64)
 		}
@@ -229,7 +227,7 @@ func (q *request) end(err error) (again bool, _ error) {
 }
 
 // inRoom makes the attempts of a request. do draws from the reservation, which inRoom releases.
-func (q *request) inRoom(ctx context.Context, do func(reservation.Reservation) error) error {
+func (q *request) inRoom(ctx context.Context, do func(*reservation.Reservation) error) error {
 	defer q.end(nil) // after a panic
 	for {
 		r, err := q.reserve(ctx)

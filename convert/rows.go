@@ -68,10 +68,10 @@ func (m *Mover) ReadRows(
 // shareIn sets rows.Shared to the dictionaries of img in space.
 func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space) error {
 	q := &request{
-		m: m, to: reservation.Specific(space.ID()), origin: reservation.Consuming(), waits: true,
+		m: m, to: reservation.Specific(space.ID()), room: reservation.Options{Purpose: reservation.Consuming}, waits: true,
 		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}
-	return q.inRoom(ctx, func(r reservation.Reservation) (err error) {
+	return q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
 		rows.Shared, err = m.cfg.Builtin.Share(ctx, img, r)
 		return err
 	})

@@ -39,7 +39,7 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		var most, least atomic.Int64
 		least.Store(1 << 40)
 		remove := m.watched(func() {
-			live := host.Usage().Live - m.base
+			live := host.State().Usage.Live - m.base
 			for n := most.Load(); live > n && !most.CompareAndSwap(n, live); n = most.Load() {
 			}
 			for n := least.Load(); live < n && !least.CompareAndSwap(n, live); n = least.Load() {
@@ -84,10 +84,10 @@ func TestScratchIsBounded(t *testing.T) {
 		for _, rec := range recs {
 			batches = append(batches, m.put(t, rec, tier.GPU))
 		}
-		var all reservation.Reservation
+		var all *reservation.Reservation
 		if full {
 			var err error
-			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available()); err != nil {
+			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}

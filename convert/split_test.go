@@ -18,7 +18,7 @@ func TestSplitChunksOfABatchAreVerified(t *testing.T) {
 	b := m.put(t, numbered(1, 130000), tier.Disk) // 3 MiB of 4
 	var held []*tier.Buffer
 	for {
-		r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 64*tier.Page)
+		r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), 64*tier.Page, nil)
 		if err != nil {
 			break
 		}

@@ -260,7 +260,7 @@ func adoptTableRefusesNonsense(t *testing.T, g gpus) {
 			t.Errorf("%d columns of 2^62 bytes: adopted as %v, %v", n, p, err)
 		}
 	}
-	if u := gpu.Usage(); u.Live != 0 || u.Reserved != 0 {
+	if u := gpu.State().Usage; u.Live != 0 || u.Reserved != 0 {
 		t.Errorf("the books hold %+v", u)
 	}
 }
@@ -419,7 +419,7 @@ func adoptTableFaults(t *testing.T, g gpus) {
 			if !errors.Is(err, injected) {
 				t.Fatalf("the fault at %d: %v", skip, err)
 			}
-			if u := m.spaces[tier.GPU].Usage(); f.released != 0 || u.Live != 0 || u.Reserved != 0 {
+			if u := m.spaces[tier.GPU].State().Usage; f.released != 0 || u.Live != 0 || u.Reserved != 0 {
 				t.Fatalf("the fault at %d: released %d times, the books hold %+v", skip, f.released, u)
 			}
 			f.release()

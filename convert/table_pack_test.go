@@ -145,7 +145,7 @@ func TestEveryFailureOfPackingATable(t *testing.T) {
 				}
 				for _, k := range []tier.Kind{tier.Host, tier.Disk} {
 					want := map[tier.Kind]int64{tier.Host: m.base}[k]
-					if u := m.spaces[k].Usage(); u.Live != want || u.Reserved != 0 {
+					if u := m.spaces[k].State().Usage; u.Live != want || u.Reserved != 0 {
 						t.Fatalf("failure %d: %s holds %+v, want %d", failed, k, u, want)
 					}
 				}

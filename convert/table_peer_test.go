@@ -59,7 +59,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	check(err)
 	m.reservations, err = reservation.NewManager(reservation.Config{Spaces: append(spaces, h)})
 	check(err)
-	r, err := m.reservations.TryReserve(toHost, 4*chunk)
+	r, err := m.reservations.TryReserve(toHost, 4*chunk, nil)
 	check(err)
 	buf, err := r.Alloc(4 * chunk)
 	check(err)
@@ -83,7 +83,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 			}
 			err = errors.Join(err, s.Close())
 			if s.Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if err := errors.Join(err, devs[0].Close(), devs[1].Close()); err != nil {

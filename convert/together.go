@@ -129,8 +129,9 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	}
 
 	start := time.Now()
-	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), bytes, reservation.Moving(),
-		reservation.MovedFrom(tier.Host)) // as from any faster tier
+	r, err := m.cfg.Reservations.TryReserve(reservation.Specific(to), bytes, &reservation.Options{
+		Moving: true, From: tier.Host, // as from any faster tier
+	})
 	if err != nil {
 		for k := range list {
 			errs[list[k].i] = err

@@ -21,11 +21,11 @@ func (m *machine) remembering(t *testing.T, k tier.Kind) *batch.Batch {
 	t.Helper()
 	err := errors.Join(
 		m.registry.Register(Form{inMind, tier.GPU}, ImageIn(tier.Host),
-			func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				return m.builtIn(t, tier.GPU, tier.Host)(ctx, src.(onGPU).Image, r)
 			}),
 		m.registry.Register(ImageIn(tier.Host), Form{inMind, tier.GPU},
-			func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				out, err := m.builtIn(t, tier.Host, tier.GPU)(ctx, src, r)
 				if err != nil {
 					return nil, err
@@ -41,10 +41,10 @@ func (m *machine) remembering(t *testing.T, k tier.Kind) *batch.Batch {
 }
 
 // fill reserves all that is available in host memory.
-func (m *machine) fill(t *testing.T, o *reservation.Owner) reservation.Reservation {
+func (m *machine) fill(t *testing.T, o *reservation.Owner) *reservation.Reservation {
 	t.Helper()
 	free := m.spaces[tier.Host].Available() / tier.Page * tier.Page
-	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), free, reservation.WithOwner(o))
+	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), free, &reservation.Options{Owner: o})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestByWayOfHostInADeadlock(t *testing.T) {
 	b := m.remembering(t, tier.Disk)
 	one, two := reservation.NewOwner("one"), reservation.NewOwner("two")
 	r, err := m.reservations.TryReserve(
-		reservation.AnyInTier(tier.GPU), m.spaces[tier.GPU].Capacity(), reservation.WithOwner(one))
+		reservation.AnyInTier(tier.GPU), m.spaces[tier.GPU].Capacity(), &reservation.Options{Owner: one})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestByWayOfHostInADeadlock(t *testing.T) {
 	other := make(chan error)
 	go func() {
 		more, err := m.reservations.Reserve(
-			t.Context(), reservation.AnyInTier(tier.GPU), tier.Page, reservation.WithOwner(two))
+			t.Context(), reservation.AnyInTier(tier.GPU), tier.Page, &reservation.Options{Owner: two})
 		other <- errors.Join(err, full.Release(), more.Release())
 	}()
 	h, err := m.mover.AcquireIn(t.Context(), b, r)
@@ -174,7 +174,7 @@ func TestPlainWithoutAConverterToCompressed(t *testing.T) {
 func TestOwnTypeInHostAgain(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	var calls atomic.Int64
-	toOwn := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	toOwn := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		d := src.(*batch.Image).Descriptor()
 		buf, err := r.Alloc(d.Body)
 		if err != nil {

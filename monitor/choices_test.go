@@ -19,12 +19,12 @@ var gpu1 = tier.ID{Kind: tier.GPU, Ordinal: 1}
 // the others.
 func TestChoiceIsServed(t *testing.T) {
 	// serve asks for room, and gives it back.
-	serve := func(t *testing.T, w *world, bytes int64, opts ...reservation.Option) {
+	serve := func(t *testing.T, w *world, bytes int64, opts *reservation.Options) {
 		t.Helper()
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
-		r, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), bytes, opts...)
+		r, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), bytes, opts)
 		if took := time.Since(begin); err != nil || took > time.Second {
 			t.Errorf("it took %v: %v; %d bytes moved, %d failures, stuck %+v",
 				took, err, w.moved(), w.failures(), w.stuck)
@@ -42,7 +42,7 @@ func TestChoiceIsServed(t *testing.T) {
 		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
 		all = append(all, w.fillSpace(host0, 35, 2*kib)...)
 		w.start()
-		serve(t, w, 30*kib)
+		serve(t, w, 30*kib, nil)
 		w.end(all...)
 	})
 	// Its owner, as a task does, holds some of the GPU from which nothing can leave: that is no
@@ -54,11 +54,11 @@ func TestChoiceIsServed(t *testing.T) {
 		all = append(all, w.fillSpace(host0, 35, 2*kib)...)
 		w.start()
 		o := reservation.NewOwner("task")
-		held, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 2*kib, reservation.WithOwner(o))
+		held, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 2*kib, &reservation.Options{Owner: o})
 		if err != nil {
 			t.Fatal(err)
 		}
-		serve(t, w, 30*kib, reservation.WithOwner(o))
+		serve(t, w, 30*kib, &reservation.Options{Owner: o})
 		if err := held.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestChoiceIsServed(t *testing.T) {
 		all := w.fillSpace(gpu0, 39, 2*kib)
 		all = append(all, w.fillSpace(gpu1, 39, 2*kib)...)
 		w.start()
-		serve(t, w, 30*kib)
+		serve(t, w, 30*kib, nil)
 		w.end(all...)
 	})
 	bubble(t, "a device that works on for a minute", func(t *testing.T) {
@@ -89,18 +89,18 @@ func TestChoiceIsServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.start()
-		serve(t, w, 30*kib)
+		serve(t, w, 30*kib, nil)
 		w.end(all...)
 	})
 	bubble(t, "more small batches than a shortlist has", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 4000 * kib, gpu1: 4000 * kib, host0: 100_000 * kib}, nil)
 		all := w.fillSpace(gpu0, 3100, kib)
-		used, err := w.res.TryReserve(reservation.Specific(gpu1), 3000*kib) // a task's
+		used, err := w.res.TryReserve(reservation.Specific(gpu1), 3000*kib, nil) // a task's
 		if err != nil {
 			t.Fatal(err)
 		}
 		w.start()
-		serve(t, w, 2000*kib)
+		serve(t, w, 2000*kib, nil)
 		if err := used.Release(); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestChoicesShareWhatLeaves(t *testing.T) {
 			}
 			got := eightWait(t, w) // all wait when the monitor looks
 			w.start()
-			var rs []reservation.Reservation
+			var rs []*reservation.Reservation
 			for range 8 {
 				rs = append(rs, <-got)
 			}
@@ -145,11 +145,11 @@ func TestChoicesShareWhatLeaves(t *testing.T) {
 		})
 	}
 }
-func eightWait(t *testing.T, w *world) chan reservation.Reservation {
-	got := make(chan reservation.Reservation, 8)
+func eightWait(t *testing.T, w *world) chan *reservation.Reservation {
+	got := make(chan *reservation.Reservation, 8)
 	for range 8 {
 		go func() {
-			r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib)
+			r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 8*kib, nil)
 			if err != nil {
 				t.Error(err)
 			}

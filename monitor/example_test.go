@@ -37,7 +37,7 @@ func Example() {
 	ended := make(chan error)
 	go func() { ended <- m.Run(ctx) }()
 
-	r, err := res.Reserve(ctx, reservation.AnyInTier(tier.GPU), 60)
+	r, err := res.Reserve(ctx, reservation.AnyInTier(tier.GPU), 60, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -45,7 +45,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	second, err := res.Reserve(ctx, reservation.AnyInTier(tier.GPU), 50)
+	second, err := res.Reserve(ctx, reservation.AnyInTier(tier.GPU), 50, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -63,7 +63,7 @@ func Example() {
 }
 
 // image draws a body from r, which it releases.
-func image(r reservation.Reservation, size int64) *batch.Image {
+func image(r *reservation.Reservation, size int64) *batch.Image {
 	buf, err := r.Alloc(size)
 	if err != nil {
 		panic(err)
@@ -96,7 +96,7 @@ func (m mover) move(b *batch.Batch, to tier.ID) error {
 		return err
 	}
 	defer t.Abort()
-	r, err := m.res.TryReserve(reservation.Specific(to), t.Payload().Bytes())
+	r, err := m.res.TryReserve(reservation.Specific(to), t.Payload().Bytes(), nil)
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func TestListEnds(t *testing.T) {
 			c.MovesPerEdge = 1
 		})
 		all := w.fillSpace(gpu0, 6, 10*kib)
-		r, err := w.res.TryReserve(specific(gpu0), 40*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 40*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestReleaseEndsTheSearch(t *testing.T) {
 			}
 		})
 		all := w.fillSpace(gpu0, 60, kib)
-		r, err := w.res.TryReserve(specific(gpu0), 40*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 40*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,7 +42,7 @@ func TestMonitorHeadroom(t *testing.T) {
 		drop(c)
 		d := w.put(disk0, 32*kib, seq(3))
 		want(gpu0, kib, 32*kib)
-		r, err := w.res.TryReserve(specific(gpu0), 50*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 50*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 	bubble(t, "two tiers", func(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 64 * kib}, nil)
 		all := []*batch.Batch{w.put(disk0, 10*kib, seq(0))}
-		var puts []reservation.Reservation
+		var puts []*reservation.Reservation
 		for i := range 8 {
 			n := w.mon.Headroom(host0, 7*kib)
 			if n != 10*kib {
@@ -109,7 +109,7 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 			if w.spaces[host0].Available() < 7*kib+n {
 				break
 			}
-			r, err := w.res.TryReserve(specific(host0), 7*kib, reservation.Incoming())
+			r, err := w.res.TryReserve(specific(host0), 7*kib, &reservation.Options{Purpose: reservation.Incoming})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,7 +26,7 @@ func TestSmallVictimsBesideHeadroom(t *testing.T) {
 		w.start()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		r, err := w.res.Reserve(ctx, specific(gpu0), 2*kib)
+		r, err := w.res.Reserve(ctx, specific(gpu0), 2*kib, nil)
 		if err != nil {
 			t.Errorf("with 25 KiB free in host, of which 20 are headroom, a batch of 4 KiB does not leave for it: %v", err)
 		} else {
@@ -82,7 +82,7 @@ func TestHeadroomUnderQuota(t *testing.T) {
 		if n := w.mon.Headroom(host0, 15*kib); n > 5*kib {
 			t.Errorf("a request for 15 KiB of the 20 that are left is to leave %d", n)
 		}
-		r, err := w.res.Reserve(t.Context(), specific(host0), 15*kib, reservation.Incoming())
+		r, err := w.res.Reserve(t.Context(), specific(host0), 15*kib, &reservation.Options{Purpose: reservation.Incoming})
 		if err != nil {
 			t.Errorf("in an empty host with 20 KiB of its quota left, 15 KiB: %v", err)
 		} else {
@@ -115,7 +115,7 @@ func TestBrokenDiskRefuses(t *testing.T) {
 			begin := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
-			_, err := w.res.Reserve(ctx, specific(host0), 4*kib)
+			_, err := w.res.Reserve(ctx, specific(host0), 4*kib, nil)
 			if d := time.Since(begin); d > time.Minute || !errors.Is(err, tier.ErrNoSpace) {
 				t.Errorf("after %v and %d failures: %v", d, w.failures(), err)
 			} else {
@@ -139,7 +139,7 @@ func TestBrokenDiskKeepsHeadroom(t *testing.T) {
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		r, err := w.res.Reserve(ctx, specific(host0), 4*kib, reservation.Incoming())
+		r, err := w.res.Reserve(ctx, specific(host0), 4*kib, &reservation.Options{Purpose: reservation.Incoming})
 		var full *tier.NoSpaceError
 		if d := time.Since(begin); d > 10*time.Second || !errors.As(err, &full) || full.Available != 8*kib || full.Cause == nil {
 			t.Errorf("after %v and %d failures: %v", d, w.failures(), err)
@@ -147,7 +147,7 @@ func TestBrokenDiskKeepsHeadroom(t *testing.T) {
 		if err == nil {
 			r.Release()
 		}
-		if r, err = w.res.Reserve(ctx, specific(host0), 8*kib, reservation.Consuming()); err != nil {
+		if r, err = w.res.Reserve(ctx, specific(host0), 8*kib, &reservation.Options{Purpose: reservation.Consuming}); err != nil {
 			t.Errorf("a consumer: %v", err)
 		} else {
 			r.Release()

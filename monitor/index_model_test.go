@@ -184,7 +184,7 @@ func (w *world) image(id tier.ID, n int64) *batch.Image {
 	if n == 0 {
 		return batch.NewImage(d, nil, w.spaces[id])
 	}
-	r, err := w.res.TryReserve(specific(id), n)
+	r, err := w.res.TryReserve(specific(id), n, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func TestIndexFollowsABatch(t *testing.T) {
 	tr, err := b.TryTransit()
 	must(err)
 	victim("in transit", false, 10)
-	r, err := w.res.TryReserve(specific(disk0), 20*kib)
+	r, err := w.res.TryReserve(specific(disk0), 20*kib, nil)
 	must(err)
 	buf, err := r.Alloc(20 * kib)
 	must(err)
@@ -136,7 +136,7 @@ func (p *asking) Leased() int             { p.asked(); return p.Image.Leased() }
 func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
 	x, asked := w.mon.index, 0
-	r, err := w.res.TryReserve(specific(gpu0), kib)
+	r, err := w.res.TryReserve(specific(gpu0), kib, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
 	first := w.put(gpu0, 10*kib, seq(1))
 	same := func(o batch.Observer) (*batch.Batch, error) {
-		r, err := w.res.TryReserve(specific(gpu0), 10*kib)
+		r, err := w.res.TryReserve(specific(gpu0), 10*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,14 +19,14 @@ import (
 
 // outcomeOf is how a Reserve ended.
 type outcomeOf struct {
-	r   reservation.Reservation
+	r   *reservation.Reservation
 	err error
 }
 
 func (w *world) reserve(ctx context.Context, id tier.ID, n int64) <-chan outcomeOf {
 	out := make(chan outcomeOf, 1)
 	go func() {
-		r, err := w.res.Reserve(ctx, specific(id), n)
+		r, err := w.res.Reserve(ctx, specific(id), n, nil)
 		out <- outcomeOf{r, err}
 	}()
 	return out
@@ -228,7 +228,7 @@ func TestDemand(t *testing.T) {
 			}
 			w.start()
 			for range 2 { // the second finds the room of the first
-				r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 22*kib+30*kib)
+				r, err := w.res.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 22*kib+30*kib, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -251,7 +251,7 @@ func TestDemand(t *testing.T) {
 		w.start()
 		all := w.fillSpace(gpu0, 70, kib)
 		var outs []<-chan outcomeOf
-		var rs []reservation.Reservation
+		var rs []*reservation.Reservation
 		for range 5 {
 			outs = append(outs, w.reserve(t.Context(), gpu0, 10*kib))
 		}
@@ -302,7 +302,7 @@ func TestDemand(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
 		w.start()
 		b := w.put(gpu0, 70*kib, seq(1))
-		r, err := w.res.TryReserve(specific(host0), 79*kib)
+		r, err := w.res.TryReserve(specific(host0), 79*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -338,7 +338,7 @@ func TestTaskQueue(t *testing.T) {
 		}
 		rest := w.put(gpu0, 5*kib, seq(0))
 		w.start()
-		r, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 59*kib) // and then the pressure is above the trigger
+		r, err := w.res.Reserve(t.Context(), reservation.Specific(gpu0), 59*kib, nil) // and then the pressure is above the trigger
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -597,7 +597,7 @@ func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
 		w.start()
-		r, err := w.res.Reserve(t.Context(), specific(gpu0), 70*kib)
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 70*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -625,7 +625,7 @@ func TestMonitorBesideAnUnmovableBatchSleeps(t *testing.T) {
 		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error { return &batch.UnmovableError{Batch: b.ID()} }
 		w.start()
 		b := w.put(gpu0, 10*kib, batch.Place{})
-		r, err := w.res.Reserve(t.Context(), specific(gpu0), 75*kib)
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 75*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

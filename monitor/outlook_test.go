@@ -17,9 +17,9 @@ type owned struct {
 
 func (w *world) task(name string) owned { return owned{w, reservation.NewOwner(name)} }
 
-func (k owned) hold(id tier.ID, n int64) reservation.Reservation {
+func (k owned) hold(id tier.ID, n int64) *reservation.Reservation {
 	k.w.t.Helper()
-	r, err := k.w.res.TryReserve(specific(id), n, reservation.WithOwner(k.o))
+	r, err := k.w.res.TryReserve(specific(id), n, &reservation.Options{Owner: k.o})
 	if err != nil {
 		k.w.t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		a, b := w.task("a"), w.task("b")
 		ra, rb := a.hold(gpu0, 12*kib), b.hold(gpu0, 12*kib)
 		oa, ob := got(t, a.ask(gpu0, 20*kib), nil), got(t, b.ask(gpu0, 20*kib), nil)
-		for _, r := range []reservation.Reservation{ra, rb, oa.r, ob.r} {
+		for _, r := range []*reservation.Reservation{ra, rb, oa.r, ob.r} {
 			r.Release()
 		}
 		w.end(all...)
@@ -81,7 +81,7 @@ func TestOwnersAndTheMonitor(t *testing.T) {
 		waits(t, out2)
 		settle(7 * time.Minute) // one evicts after the other
 		oa, ob := got(t, out, nil), got(t, out2, nil)
-		for _, r := range []reservation.Reservation{ra, rb, oa.r, ob.r} {
+		for _, r := range []*reservation.Reservation{ra, rb, oa.r, ob.r} {
 			r.Release()
 		}
 		w.mover.bytesA = 0

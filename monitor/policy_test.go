@@ -267,7 +267,7 @@ func TestStaleBelowMakesRoom(t *testing.T) {
 			}
 			w.start()
 			settle(time.Second)
-			r, err := w.res.Reserve(t.Context(), specific(gpu0), 40*kib)
+			r, err := w.res.Reserve(t.Context(), specific(gpu0), 40*kib, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

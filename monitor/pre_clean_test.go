@@ -114,7 +114,7 @@ func TestWrittenWhenPutBack(t *testing.T) {
 		all := w.fillSpace(gpu0, 70, kib) // between the marks
 		inUse = w.firstVictim().ID()
 		w.start()
-		r, err := w.res.Reserve(t.Context(), specific(gpu0), 31*kib)
+		r, err := w.res.Reserve(t.Context(), specific(gpu0), 31*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,19 +174,19 @@ func TestWrittenWhenNoLongerLeased(t *testing.T) {
 func TestWrittenAfterLessPressure(t *testing.T) {
 	bubble(t, "falls", func(t *testing.T) {
 		var all []*batch.Batch
-		var r reservation.Reservation
+		var r *reservation.Reservation
 		seen := make(map[batch.ID]int)
 		var w *world
 		w = aheadWorld(t, func(b *batch.Batch) int64 {
 			if len(seen) == 0 {
 				_ = r.Release()
-				time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib) })
+				time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib, nil) })
 			}
 			seen[b.ID()]++
 			return 0
 		})
 		all = w.fillSpace(gpu0, 57, kib)
-		r, _ = w.res.TryReserve(specific(gpu0), 5*kib)
+		r, _ = w.res.TryReserve(specific(gpu0), 5*kib, nil)
 		w.start()
 		settle(time.Minute)
 		if len(seen) < 2 {

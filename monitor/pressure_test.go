@@ -97,7 +97,7 @@ func (w *world) pipeline(seed uint64, n int) error {
 		producers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(100+g)))
 			for i := range n / side {
-				res, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), (1+r.Int64N(12))*kib)
+				res, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), (1+r.Int64N(12))*kib, nil)
 				if err != nil {
 					fail(fmt.Errorf("producing: %w", err))
 					return
@@ -171,7 +171,7 @@ func (w *world) acquire(ctx context.Context, b *batch.Batch) (*batch.Handle, err
 }
 
 func (w *world) up(ctx context.Context, b *batch.Batch, n int64) error {
-	res, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), n)
+	res, err := w.res.Reserve(ctx, reservation.AnyInTier(tier.GPU), n, nil)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func TestRefuse(t *testing.T) {
 				t.Errorf("%s: refused after %v", id, d)
 			}
 		}
-		_, err := w.res.Reserve(t.Context(), reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), kib)
+		_, err := w.res.Reserve(t.Context(), reservation.AnyInTiers(tier.GPU, tier.Host, tier.Disk), kib, nil)
 		if !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("all tiers: the outcome is %v", err)
 		}

@@ -77,8 +77,8 @@ func TestRoomFreedByOthersIsNoFailure(t *testing.T) {
 		policy := &releasingPolicy{Policy: PlanOrder()}
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, func(c *Config, _ *world) { c.Policy = policy })
 		all := w.fillSpace(gpu0, 7, 10*kib)
-		take := func() reservation.Reservation {
-			r, err := w.res.TryReserve(specific(gpu0), 12*kib)
+		take := func() *reservation.Reservation {
+			r, err := w.res.TryReserve(specific(gpu0), 12*kib, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -97,7 +97,7 @@ func TestMovesTogether(t *testing.T) {
 				}
 				w.start()
 				synctest.Wait()
-				r, err := w.res.Reserve(t.Context(), specific(gpu0), count*c.size)
+				r, err := w.res.Reserve(t.Context(), specific(gpu0), count*c.size, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -243,7 +243,7 @@ func TestSlowFailureTogether(t *testing.T) {
 		w.start()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		r, err := w.res.Reserve(ctx, specific(host0), 30*4*kib)
+		r, err := w.res.Reserve(ctx, specific(host0), 30*4*kib, nil)
 		if err != nil {
 			t.Fatalf("%v; %d groups have failed, and %d batches were moved alone",
 				err, len(mover.groups), len(mover.alone))

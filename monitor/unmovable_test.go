@@ -134,7 +134,7 @@ func TestUnmovable(t *testing.T) {
 		settle(time.Minute)
 		w.mover.heal()
 		tries := w.failures()
-		r, err := w.res.TryReserve(specific(host0), 2*kib)
+		r, err := w.res.TryReserve(specific(host0), 2*kib, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

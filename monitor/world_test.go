@@ -155,7 +155,7 @@ func (m *slowMover) relieve(ctx context.Context, b *batch.Batch, to tier.ID, rea
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}
 	info := b.Info()
-	r, err := m.w.res.TryReserve(specific(to), info.Bytes, reservation.Moving())
+	r, err := m.w.res.TryReserve(specific(to), info.Bytes, &reservation.Options{Moving: true})
 	if err != nil {
 		return err
 	}
@@ -318,7 +318,7 @@ func (w *world) end(batches ...*batch.Batch) {
 		if err := s.Close(); err != nil {
 			w.t.Error(err)
 		}
-		if u := s.Usage(); u.Used() != 0 {
+		if u := s.State().Usage; u.Used() != 0 {
 			w.t.Errorf("%s has %+v in the end", id, u)
 		}
 	}
@@ -337,7 +337,7 @@ func (w *world) end(batches ...*batch.Batch) {
 // put makes a batch of n bytes in a space, which must have room.
 func (w *world) put(id tier.ID, n int64, place batch.Place) *batch.Batch {
 	w.t.Helper()
-	r, err := w.res.TryReserve(reservation.Specific(id), n)
+	r, err := w.res.TryReserve(reservation.Specific(id), n, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func (w *world) use(b *batch.Batch) {
 }
 
 // fill makes a batch out of all that r promises, and releases r.
-func (w *world) fill(r reservation.Reservation, place batch.Place) *batch.Batch {
+func (w *world) fill(r *reservation.Reservation, place batch.Place) *batch.Batch {
 	w.t.Helper()
 	n := r.Bytes()
 	buf, err := r.Alloc(n)

@@ -312,7 +312,7 @@ func TestClaimAllBesideDrains(t *testing.T) {
 		r := ensure(t, newPlan(t, m), "join")
 		fill(t, r, 3)
 		r.CloseInput()
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		drain := func() <-chan error {
 			ended := make(chan error, 1)

@@ -45,7 +45,7 @@ func TestClaimAll(t *testing.T) {
 		r := ensure(t, newPlan(t, m), "join")
 		fill(t, r, 10)
 		r.CloseInput()
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		ctx, cancel := context.WithCancel(background)
 		drained := make(chan error, 1)
@@ -205,7 +205,7 @@ func TestClaimEndsWhenOthersHaveTheRest(t *testing.T) {
 			fill(t, r, 2)
 			mustClaim(t, r, 1)
 			r.CloseInput()
-			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 			check(t, err)
 			drained := make(chan error, 1)
 			go func() {

@@ -42,7 +42,7 @@ type Cursor struct {
 // cursorMemory is the memory of the Cursors of one call. Each has a use of it, and so has each record
 // that was not released.
 type cursorMemory struct {
-	reservation reservation.Reservation
+	reservation *reservation.Reservation
 	buffer      *tier.Buffer
 	uses        atomic.Int64
 }
@@ -110,7 +110,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	inner, done := within(ctx, r.life)
 	defer done()
 	held, err := r.m.cfg.Reservations.Reserve(inner, reservation.AnyInTier(tier.Host), n*share,
-		reservation.WithOwner(reservation.OwnerOf(ctx)), reservation.WithName("cursors of "+r.key.String()))
+		&reservation.Options{Owner: reservation.OwnerOf(ctx), Name: "cursors of " + r.key.String()})
 	if err != nil {
 		return nil, fmt.Errorf("repository %s: cursors: %w", r.key, err)
 	}
@@ -118,7 +118,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	for at := share; at < n*share; at += share {
 		cuts = append(cuts, at)
 	}
-	buffer, err := held.AllocCuts(n*share, cuts)
+	buffer, err := held.Alloc(n*share, cuts...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("repository %s: cursors: %w", r.key, err), held.Release())
 	}

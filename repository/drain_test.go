@@ -254,7 +254,7 @@ func TestSecondDrainerEnds(t *testing.T) {
 		m := newMover(t, 1, 10, 10)
 		r := ensure(t, newPlan(t, m), "join")
 		fill(t, r, 1)
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		ends := make(chan int, 2)
 		for range 2 {
@@ -437,7 +437,7 @@ func TestCloseEndsDrain(t *testing.T) {
 		m := newMover(t, 1, 10, 10)
 		r := ensure(t, newPlan(t, m), "join")
 		fill(t, r, 2)
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		drained := make(chan error, 2)
 		go func() {

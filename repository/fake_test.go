@@ -73,7 +73,7 @@ func newMover(t testing.TB, gpu, host, disk int64) *fakeMover {
 	}
 	t.Cleanup(func() {
 		for _, s := range spaces {
-			if u := s.Usage(); u.Used() != 0 {
+			if u := s.State().Usage; u.Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), u)
 			}
 		}
@@ -104,7 +104,7 @@ func (m *fakeMover) begin(op string) error {
 
 // image takes memory for an image.
 func (m *fakeMover) image(ctx context.Context, d *batch.Descriptor, to reservation.Strategy) (_ *batch.Image, err error) {
-	r, err := m.reservations.Reserve(ctx, to, d.Body)
+	r, err := m.reservations.Reserve(ctx, to, d.Body, nil)
 	if err != nil {
 		return nil, err
 	}

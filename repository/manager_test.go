@@ -377,7 +377,7 @@ func TestFailedFanOutLeavesConsumers(t *testing.T) {
 			check(t, err)
 			all = append(all, r)
 		}
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		take := taken(func() (*batch.Batch, error) { return all[0].Take(background, 0, batch.Idle) })
 		drained := make(chan error, 1)

@@ -295,7 +295,7 @@ func TestEndOfInputWaitsForWhatIsOnItsWay(t *testing.T) {
 		m := newMover(t, 1, 10, 10)
 		r := ensure(t, newPlan(t, m), "join")
 		check(t, r.Put(background, 0, record(1), WithPlacement(reservation.AnyInTier(tier.Host))))
-		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize)
+		full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), bodySize, nil)
 		check(t, err)
 		r.CloseInput()
 		ctx, cancel := context.WithCancelCause(background)

@@ -29,7 +29,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 			m, _ := one(b, 1000, 0)
 			b.ReportAllocs()
 			for b.Loop() {
-				r, err := m.Reserve(ctx, bench.strategy, bench.bytes)
+				r, err := m.Reserve(ctx, bench.strategy, bench.bytes, nil)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -59,14 +59,14 @@ func BenchmarkBooks(b *testing.B) {
 // BenchmarkTryReserveFull is a refusal.
 func BenchmarkTryReserveFull(b *testing.B) {
 	m, _ := one(b, 1000, 0)
-	all, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1000)
+	all, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1000, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer all.Release()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1); err == nil {
+		if _, err := m.TryReserve(reservation.AnyInTier(tier.GPU), 1, nil); err == nil {
 			b.Fatal("a full space had room")
 		}
 	}
@@ -86,7 +86,7 @@ func BenchmarkContended(b *testing.B) {
 			m, _ := one(b, int64(c.slots)*slot, 0)
 			gpu := reservation.Specific(tier.ID{Kind: tier.GPU})
 			contend(b, c.goroutines, func() {
-				r, err := m.Reserve(ctx, gpu, slot)
+				r, err := m.Reserve(ctx, gpu, slot, nil)
 				if err != nil {
 					b.Error(err)
 					return
@@ -132,7 +132,7 @@ func BenchmarkServeAmongWaiters(b *testing.B) {
 	for _, waiters := range []int{10, 1000, 100_000} {
 		b.Run(fmt.Sprint(waiters), func(b *testing.B) {
 			m, _ := one(b, slot, 0)
-			serveAmong(b, m, waiters)
+			serveAmong(b, m, waiters, nil)
 		})
 	}
 }
@@ -146,22 +146,22 @@ func BenchmarkServeAmongIncoming(b *testing.B) {
 				Spaces:   []*tier.Space{spaceOf(b, "gpu:0", 10*slot)},
 				Headroom: func(tier.ID, int64) int64 { return slot },
 			})
-			serveAmong(b, m, waiters, reservation.Incoming())
+			serveAmong(b, m, waiters, &reservation.Options{Purpose: reservation.Incoming})
 		})
 	}
 }
 
 // serveAmong serves one of so many waiters, again and again.
-func serveAmong(b *testing.B, m *reservation.Manager, waiters int, opts ...reservation.Option) {
+func serveAmong(b *testing.B, m *reservation.Manager, waiters int, opts *reservation.Options) {
 	all := m.Spaces().All()[0].Capacity()
 	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan reservation.Reservation)
-	held := mustTry(b, m, onGPU0, all)
+	served := make(chan *reservation.Reservation)
+	held := mustTry(b, m, onGPU0, all, nil)
 	var wg sync.WaitGroup
 	for range waiters {
 		wg.Go(func() {
 			for {
-				r, err := m.Reserve(ctx, onGPU0, slot, opts...)
+				r, err := m.Reserve(ctx, onGPU0, slot, opts)
 				if err != nil {
 					return
 				}

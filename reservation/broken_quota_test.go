@@ -63,9 +63,9 @@ func brokenSpace(t *testing.T) (*reservation.Manager, *brokenQuota) {
 // error has the reason.
 func TestBrokenQuotaRefuses(t *testing.T) {
 	m, q := brokenSpace(t)
-	r := mustTry(t, m, onGPU0, 20, reservation.WithPolicy(reservation.Increase(2)))
+	r := mustTry(t, m, onGPU0, 20, &reservation.Options{Policy: reservation.Increase(2)})
 	q.broken = true
-	if _, err := m.TryReserve(onGPU0, 10); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := m.TryReserve(onGPU0, 10, nil); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("TryReserve: %v", err)
 	}
 	if err := r.TryGrow(10); !errors.Is(err, tier.ErrNoSpace) {
@@ -74,10 +74,10 @@ func TestBrokenQuotaRefuses(t *testing.T) {
 	if _, err := r.Alloc(30); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("Alloc: %v", err)
 	}
-	if _, err := m.Reserve(t.Context(), onGPU0, 10); !errors.Is(err, errLedger) {
+	if _, err := m.Reserve(t.Context(), onGPU0, 10, nil); !errors.Is(err, errLedger) {
 		t.Errorf("Reserve: %v", err)
 	}
-	if _, err := m.ReserveUpTo(t.Context(), onGPU0, 1, 50); !errors.Is(err, errLedger) {
+	if _, err := m.ReserveUpTo(t.Context(), onGPU0, 1, 50, nil); !errors.Is(err, errLedger) {
 		t.Errorf("ReserveUpTo: %v", err)
 	}
 	if err := r.Grow(t.Context(), 10); !errors.Is(err, errLedger) {
@@ -85,7 +85,7 @@ func TestBrokenQuotaRefuses(t *testing.T) {
 	}
 	wantReservation(t, r, 20, 20)
 	q.broken = false
-	release(t, mustTry(t, m, onGPU0, 10), r)
+	release(t, mustTry(t, m, onGPU0, 10, nil), r)
 }
 
 // If the quota breaks during a wait, the waiter gets the error at the next release, and the release
@@ -93,7 +93,7 @@ func TestBrokenQuotaRefuses(t *testing.T) {
 func TestBrokenQuotaEndsWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, q := brokenSpace(t)
-		all := mustTry(t, m, onGPU0, 100)
+		all := mustTry(t, m, onGPU0, 100, nil)
 		first := startReserve(t.Context(), m, onGPU0, 60)
 		first.waiting(t)
 		second := startReserve(t.Context(), m, onGPU0, 70)
@@ -109,7 +109,7 @@ func TestBrokenQuotaEndsWaits(t *testing.T) {
 func TestPanickingQuotaKeepsNoPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, q := brokenSpace(t)
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		large := startReserve(t.Context(), m, onGPU0, 60)
 		large.waiting(t)
 		q.panics = true
@@ -120,7 +120,7 @@ func TestPanickingQuotaKeepsNoPass(t *testing.T) {
 						t.Errorf("the panic is %v", p)
 					}
 				}()
-				m.TryReserve(onGPU0, 10)
+				m.TryReserve(onGPU0, 10, nil)
 			}()
 		}
 		q.panics = false

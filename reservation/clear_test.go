@@ -48,14 +48,14 @@ func newClearer(t *testing.T, need int) *clearer {
 // TestClear: promised bytes in pieces are allocated after other batches have been moved out of the
 // way, and not tried after that. Other refusals, and WithoutClearing, move nothing.
 func TestClear(t *testing.T) {
-	draw := func(c *clearer, opts ...reservation.Option) (reservation.Reservation, *tier.Buffer, error) {
-		r := mustTry(t, c.Manager, onGPU0, 100, opts...)
+	draw := func(c *clearer, opts *reservation.Options) (*reservation.Reservation, *tier.Buffer, error) {
+		r := mustTry(t, c.Manager, onGPU0, 100, opts)
 		b, err := r.Alloc(100)
 		return r, b, err
 	}
 	for _, need := range []int{1, 3} {
 		c := newClearer(t, need)
-		r, b, err := draw(c)
+		r, b, err := draw(c, nil)
 		if err != nil || c.calls != 1 || c.tries != need {
 			t.Fatalf("cleared %d times, %d tries: %v", c.calls, c.tries, err)
 		}
@@ -64,7 +64,7 @@ func TestClear(t *testing.T) {
 	}
 
 	c := newClearer(t, -1)
-	r, _, err := draw(c)
+	r, _, err := draw(c, nil)
 	if !errors.Is(err, inPieces) || c.tries != 5 {
 		t.Errorf("%d tries: %v", c.tries, err)
 	}
@@ -91,7 +91,7 @@ func TestClear(t *testing.T) {
 	release(t, r)
 
 	c = newClearer(t, 1)
-	r, _, err = draw(c, reservation.WithoutClearing())
+	r, _, err = draw(c, &reservation.Options{NoClearing: true})
 	if !errors.Is(err, inPieces) || c.calls != 0 {
 		t.Errorf("cleared %d times though it was not wanted: %v", c.calls, err)
 	}
@@ -100,11 +100,11 @@ func TestClear(t *testing.T) {
 	// The program's hook is called when that has not helped.
 	c = newClearer(t, -1)
 	var told []int
-	r, b, err := draw(c, reservation.WithOutOfMemory(func(reservation.Reservation, int64, error) bool {
+	r, b, err := draw(c, &reservation.Options{OutOfMemory: func(*reservation.Reservation, int64, error) bool {
 		told = append(told, c.tries)
 		c.pool.failWith(nil)
 		return true
-	}))
+	}})
 	if err != nil || len(told) != 1 || told[0] != 5 {
 		t.Errorf("the hook was asked after %d tries: %v", told, err)
 	}
@@ -115,14 +115,14 @@ func TestClear(t *testing.T) {
 // comes after it has room cleared again.
 func TestStopClearing(t *testing.T) {
 	c := newClearer(t, 1)
-	r := mustTry(t, c.Manager, onGPU0, 100)
+	r := mustTry(t, c.Manager, onGPU0, 100, nil)
 	r.StopClearing()
 	if _, err := r.Alloc(100); !errors.Is(err, tier.ErrNoSpace) || c.calls != 0 {
 		t.Errorf("cleared %d times: %v", c.calls, err)
 	}
 	release(t, r)
 	r.StopClearing()
-	r = mustTry(t, c.Manager, onGPU0, 100)
+	r = mustTry(t, c.Manager, onGPU0, 100, nil)
 	b, err := r.Alloc(100)
 	if err != nil || c.calls != 1 {
 		t.Errorf("afterwards cleared %d times: %v", c.calls, err)

@@ -73,7 +73,7 @@ func (c *crowd) wrong() []string {
 	now := int(c.epoch.Load())
 	var want []reservation.Demand
 	for i, s := range c.f.spaces {
-		limit, room := s.Limit(), s.Available()
+		limit, room := s.State().Limit, s.Available()
 		d := reservation.Demand{Space: s.ID()}
 		oldest := now // a waiter of a later epoch is not the head
 		for _, a := range waiting {
@@ -109,7 +109,7 @@ func (c *crowd) wrong() []string {
 		}
 		stands := false
 		for i, s := range c.f.spaces {
-			_, ok := a.in(i, s.Limit())
+			_, ok := a.in(i, s.State().Limit)
 			stands = stands || ok
 		}
 		if !stands {
@@ -134,7 +134,7 @@ func (c *crowd) wrongBooks() (bad []string) {
 		w.mu.Unlock()
 	}
 	for i, s := range c.f.spaces {
-		u, p := s.Usage(), c.f.pools[i]
+		u, p := s.State().Usage, c.f.pools[i]
 		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] || s.Used() != u.Used() {
 			bad = append(bad, fmt.Sprintf("%s: %+v, %d used; want live %d, retired %d, reserved %d",
 				s.ID(), u, s.Used(), p.live.Load(), p.retired.Load(), reserved[i]))
@@ -164,7 +164,7 @@ func (c *crowd) watch(probe bool) (bad []string) {
 
 func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	l, s := &c.lines[i], c.f.spaces[i]
-	limit, room := s.Limit(), s.Available()
+	limit, room := s.State().Limit, s.Available()
 	var head *asked
 	var standing, fitting int
 	oldest := math.MaxInt
@@ -202,7 +202,7 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	if room < c.f.pools[i].granule || standing > 0 && fitting == 0 && !probe {
 		return bad
 	}
-	r, err := c.f.m.TryReserve(reservation.Specific(s.ID()), 1)
+	r, err := c.f.m.TryReserve(reservation.Specific(s.ID()), 1, nil)
 	if err == nil {
 		if err := r.Release(); err != nil {
 			bad = append(bad, err.Error())

@@ -114,7 +114,7 @@ func (p *tallyPool) Close() error { return nil }
 
 // entry is a reservation in the second ledger.
 type entry struct {
-	r        reservation.Reservation
+	r        *reservation.Reservation
 	space    int
 	policy   reservation.LimitPolicy
 	promised int64        // changed by its owner
@@ -209,7 +209,7 @@ func (f *field) meddle(i int, calls uint64) {
 // observe checks what must be so at every moment.
 func (f *field) observe(i int) {
 	s := f.spaces[i]
-	u, used := s.Usage(), s.Used()
+	u, used := s.State().Usage, s.Used()
 	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Used() > s.Capacity() || used < 0 || used > s.Capacity() || u.Peak > s.Capacity() {
 		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity(), u, used)
 	}
@@ -265,7 +265,7 @@ func (f *field) close() {
 	}
 	for i, p := range f.pools {
 		p.reap(1 << 30)
-		if u := f.spaces[i].Usage(); u.Used() != 0 || f.spaces[i].Used() != 0 {
+		if u := f.spaces[i].State().Usage; u.Used() != 0 || f.spaces[i].Used() != 0 {
 			f.fail("%s is not empty at the end: %+v", f.spaces[i].ID(), u)
 		}
 	}

@@ -150,13 +150,13 @@ func (w *crowdWorker) call(slots []askedSlot, f func(context.Context) error) err
 func (w *crowdWorker) reserve(least, most int64) {
 	c := choices[w.rng.IntN(len(choices))]
 	policy := policies[w.rng.IntN(len(policies))]
-	var r reservation.Reservation
+	var r *reservation.Reservation
 	slots := w.f.slots(c, least)
 	err := w.call(slots, func(ctx context.Context) (err error) {
 		if least == most {
-			r, err = w.f.m.Reserve(ctx, c.strategy, most, reservation.WithPolicy(policy))
+			r, err = w.f.m.Reserve(ctx, c.strategy, most, &reservation.Options{Policy: policy})
 		} else {
-			r, err = w.f.m.ReserveUpTo(ctx, c.strategy, least, most, reservation.WithPolicy(policy))
+			r, err = w.f.m.ReserveUpTo(ctx, c.strategy, least, most, &reservation.Options{Policy: policy})
 		}
 		return err
 	})
@@ -197,7 +197,7 @@ func (f *field) judge(err error, slots []askedSlot, expected ...error) {
 func (w *crowdWorker) try(bytes int64) {
 	c := choices[w.rng.IntN(len(choices))]
 	policy := policies[w.rng.IntN(len(policies))]
-	r, err := w.f.m.TryReserve(c.strategy, bytes, reservation.WithPolicy(policy))
+	r, err := w.f.m.TryReserve(c.strategy, bytes, &reservation.Options{Policy: policy})
 	if err != nil {
 		w.f.judge(err, w.f.slots(c, bytes), tier.ErrNoSpace)
 		return
@@ -206,7 +206,7 @@ func (w *crowdWorker) try(bytes int64) {
 }
 
 // add writes down what was reserved.
-func (w *crowdWorker) add(r reservation.Reservation, policy reservation.LimitPolicy, c choice, least, most int64) {
+func (w *crowdWorker) add(r *reservation.Reservation, policy reservation.LimitPolicy, c choice, least, most int64) {
 	e := &entry{r: r, space: w.f.index(r.Space()), policy: policy, promised: r.Bytes()}
 	if !slices.Contains(c.spaces, e.space) {
 		w.f.fail("%v gave bytes of %s", c.strategy, r.Space().ID())

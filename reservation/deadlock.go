@@ -3,6 +3,7 @@ package reservation
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/tier"
 )
 
 // lookShare bounds what looking for deadlocks costs: one part in lookShare of a processor.
@@ -253,7 +255,9 @@ func (m *Manager) endFull(full []stuckRequest, lines map[*line]*holders) {
 	for _, w := range full {
 		in = append(in, w.lines...)
 		err := w.noRoom()
-		err.Hint = cmp.Or(hints[w.candidates[0].line], err.Hint) + notGiven(w.passedLocked())
+		if full, ok := errors.AsType[*tier.NoSpaceError](err); ok {
+			full.Hint = cmp.Or(hints[w.candidates[0].line], full.Hint) + notGiven(w.passedLocked())
+		}
 		m.failLocked(w.request, err)
 	}
 	m.mu.Unlock()
@@ -305,8 +309,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint(), Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
-		v, _ := victim.grows.promise.View()
-		e.Held = v.Promised
+		e.Held = victim.grows.Bytes()
 	}
 	if slices.ContainsFunc(stuck, func(w stuckRequest) bool { return w.ownerless }) {
 		e.Still = lines[l].still

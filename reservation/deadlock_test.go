@@ -28,23 +28,23 @@ func newTask(t *testing.T, m *reservation.Manager, name string) task {
 	return task{t, m, reservation.NewOwner(name)}
 }
 
-func (k task) hold(id tier.ID, n int64) reservation.Reservation {
+func (k task) hold(id tier.ID, n int64) *reservation.Reservation {
 	k.t.Helper()
-	return mustTry(k.t, k.m, reservation.Specific(id), n, reservation.WithOwner(k.o))
+	return mustTry(k.t, k.m, reservation.Specific(id), n, &reservation.Options{Owner: k.o})
 }
 
 // ask begins to wait for n bytes; later calls are younger.
 func (k task) ask(s reservation.Strategy, n int64) *call {
 	k.t.Helper()
-	c := start(func() (reservation.Reservation, error) {
-		return k.m.Reserve(context.Background(), s, n, reservation.WithOwner(k.o))
+	c := start(func() (*reservation.Reservation, error) {
+		return k.m.Reserve(context.Background(), s, n, &reservation.Options{Owner: k.o})
 	})
 	synctest.Wait()
 	return c
 }
 
-func grow(t *testing.T, r reservation.Reservation, n int64) *call {
-	c := start(func() (reservation.Reservation, error) { return r, r.Grow(context.Background(), n) })
+func grow(t *testing.T, r *reservation.Reservation, n int64) *call {
+	c := start(func() (*reservation.Reservation, error) { return r, r.Grow(context.Background(), n) })
 	synctest.Wait()
 	return c
 }
@@ -89,12 +89,12 @@ func twoSpaces(t *testing.T) *reservation.Manager {
 // Two owners hold half each and want the rest. The youngest gets the error and rolls back, the
 // other goes on, and then the first succeeds.
 func TestDeadlockOfTwo(t *testing.T) {
-	for name, more := range map[string]func(k task, r reservation.Reservation) *call{
-		"grow":    func(k task, r reservation.Reservation) *call { return grow(k.t, r, 50) },
-		"reserve": func(k task, r reservation.Reservation) *call { return k.ask(onGPU0, 50) },
-		"up to": func(k task, r reservation.Reservation) *call {
-			c := start(func() (reservation.Reservation, error) {
-				return k.m.ReserveUpTo(context.Background(), onGPU0, 50, 60, reservation.WithOwner(k.o))
+	for name, more := range map[string]func(k task, r *reservation.Reservation) *call{
+		"grow":    func(k task, r *reservation.Reservation) *call { return grow(k.t, r, 50) },
+		"reserve": func(k task, r *reservation.Reservation) *call { return k.ask(onGPU0, 50) },
+		"up to": func(k task, r *reservation.Reservation) *call {
+			c := start(func() (*reservation.Reservation, error) {
+				return k.m.ReserveUpTo(context.Background(), onGPU0, 50, 60, &reservation.Options{Owner: k.o})
 			})
 			synctest.Wait()
 			return c
@@ -122,8 +122,8 @@ func TestDeadlockOfTwo(t *testing.T) {
 				}
 				ca.left(t) // b runs now
 				wantReservation(t, rb, 50, 50)
-				others := start(func() (reservation.Reservation, error) {
-					return reservation.Reservation{}, e.Wait(context.Background())
+				others := start(func() (*reservation.Reservation, error) {
+					return nil, e.Wait(context.Background())
 				})
 				others.left(t)
 				ctx, cancel := context.WithCancel(context.Background())
@@ -150,7 +150,7 @@ func TestDeadlockOfTwo(t *testing.T) {
 func TestDeadlockWithoutOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		ra, rb := mustTry(t, m, onGPU0, 50), mustTry(t, m, onGPU0, 50)
+		ra, rb := mustTry(t, m, onGPU0, 50, nil), mustTry(t, m, onGPU0, 50, nil)
 		ca := grow(t, ra, 50)
 		cb := grow(t, rb, 50)
 		e := cb.stalled(t)
@@ -170,7 +170,7 @@ func TestDeadlockWithoutOwners(t *testing.T) {
 func TestDeadlockWithoutOwnersIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, StallTimeout: -1})
-		r := mustTry(t, m, onGPU0, 100)
+		r := mustTry(t, m, onGPU0, 100, nil)
 		c := startReserve(t.Context(), m, onGPU0, 50)
 		c.left(t)
 		release(t, r)
@@ -185,7 +185,7 @@ func TestDeadlockOfThreeInACircle(t *testing.T) {
 			spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100), spaceOf(t, "host:0", 100),
 		}})
 		var tasks []task
-		var held []reservation.Reservation
+		var held []*reservation.Reservation
 		var calls []*call
 		for i, id := range ids {
 			tasks = append(tasks, newTask(t, m, fmt.Sprint(i)))
@@ -247,7 +247,7 @@ func TestNoDeadlockWhileTheBooksChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60)
+		ra, rb, others := a.hold(gpu0, 20), b.hold(gpu0, 20), mustTry(t, m, onGPU0, 60, nil)
 		ca, cb := a.ask(onGPU0, 60), b.ask(onGPU0, 60)
 		for range 50 {
 			time.Sleep(reservation.StallTimeout / 2)
@@ -379,7 +379,7 @@ func TestVictim(t *testing.T) {
 		}
 		release(t, cd.served(t), ra, rd)
 
-		others := mustTry(t, m, onGPU0, 100)
+		others := mustTry(t, m, onGPU0, 100, nil)
 		old, young := newTask(t, m, "e").ask(onGPU0, 20), newTask(t, m, "f").ask(onGPU0, 20)
 		if e := young.stalled(t); e.Held != 0 || !strings.Contains(e.Error(), `"f", which holds nothing`) {
 			t.Errorf("the error is %v", e)
@@ -408,12 +408,12 @@ func TestSetOwner(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	first := reservation.NewOwner("first")
 	named := mustTry(t, m, onGPU0, 10,
-		reservation.WithOwner(first), reservation.WithOwner(nil), reservation.WithName("name"))
+		&reservation.Options{Owner: first, Name: "name"})
 	if named.Owner() != first {
 		t.Errorf("a name has replaced the owner: %v", named.Owner())
 	}
 	release(t, named)
-	r := mustTry(t, m, onGPU0, 10)
+	r := mustTry(t, m, onGPU0, 10, nil)
 	o := reservation.NewOwner("a")
 	if err := errors.Join(r.SetOwner(nil), r.SetOwner(o)); err != nil || r.Owner() != o || o.Name() != "a" {
 		t.Errorf("%v, the owner is %v", err, r.Owner())

@@ -206,35 +206,37 @@ func (w *request) exceeded(c *candidate) error {
 		n = c.asked
 	}
 	if w.grows != nil {
-		v, _ := w.grows.promise.View()
-		n += min(v.Promised, math.MaxInt64-n)
+		n += min(w.grows.Bytes(), math.MaxInt64-n)
 	}
 	return c.line.exceeded(n)
 }
 
 // noRoom returns the error of a request that does not fit now. It is about the first candidate in
-// which it would fit if that were empty. Its Cause is set if the room is kept for older requests
-// or as headroom.
-func (w *request) noRoom() *tier.NoSpaceError {
-	first := slices.IndexFunc(w.candidates, func(c candidate) bool { return w.fits(&c, c.line.space.State().Room) })
-	c := &w.candidates[max(0, first)]
-	e, now := c.refusal(nil), c.line.space.State()
-	switch {
-	case e.Available >= c.need+c.spared(&now):
-		e.Cause = errKept
-	case e.Available >= c.need:
-		e.Cause = errHeadroom
+// which it would fit if that were empty; if there is none, it is that of exceeded.
+func (w *request) noRoom() error {
+	for i := range w.candidates {
+		if c := &w.candidates[i]; w.fits(c, c.line.space.State().Room) {
+			return c.refusal(nil)
+		}
 	}
-	return e
+	return w.exceeded(nil)
 }
 
-// refusal returns the error of a request that its space refuses.
+// refusal returns the error of a request that its space refuses. Without a cause it is the line that
+// keeps the room for older requests or as headroom, if there is some.
 func (c *candidate) refusal(cause error) *tier.NoSpaceError {
-	sp := c.line.space
+	sp, now := c.line.space, c.line.space.State()
+	switch {
+	case cause != nil:
+	case now.Available >= c.need+c.spared(&now):
+		cause = errKept
+	case now.Available >= c.need:
+		cause = errHeadroom
+	}
 	return &tier.NoSpaceError{
 		Space:     sp.ID(),
 		Requested: c.need,
-		Available: sp.Available(),
+		Available: now.Available,
 		Hint:      sp.Hint(),
 		Cause:     cause,
 	}

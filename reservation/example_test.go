@@ -39,7 +39,7 @@ func Example() {
 	defer m.Close()
 	ctx := context.Background()
 
-	r, err := m.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 600)
+	r, err := m.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 600, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func Example() {
 
 // What can never fit is refused at once; what does not fit now waits.
 func ExampleManager_Reserve() {
-	var first reservation.Reservation
+	var first *reservation.Reservation
 	m := newExampleOf(func(_ context.Context, space tier.ID, bytes int64) reservation.Eviction { // spill something
 		fmt.Printf("%s lacks %d bytes\n", space, bytes)
 		first.Release()
@@ -70,11 +70,11 @@ func ExampleManager_Reserve() {
 	defer m.Close()
 	gpu := reservation.AnyInTier(tier.GPU)
 
-	_, err := m.Reserve(context.Background(), gpu, 2000)
+	_, err := m.Reserve(context.Background(), gpu, 2000, nil)
 	fmt.Println(errors.Is(err, reservation.ErrExceeded), err)
 
-	first, _ = m.Reserve(context.Background(), gpu, 900)
-	second, err := m.Reserve(context.Background(), gpu, 400)
+	first, _ = m.Reserve(context.Background(), gpu, 900, nil)
+	second, err := m.Reserve(context.Background(), gpu, 400, nil)
 	fmt.Println(second.Bytes(), err)
 	second.Release()
 	// Output:
@@ -87,7 +87,7 @@ func ExampleManager_Reserve() {
 func ExampleIncrease() {
 	m := newExample()
 	defer m.Close()
-	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithPolicy(reservation.Increase(1.25)))
+	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, &reservation.Options{Policy: reservation.Increase(1.25)})
 	defer r.Release()
 	b, _ := r.Alloc(140) // 40 are missing, and 50 are added
 	defer b.Release()
@@ -115,7 +115,7 @@ func ExampleStrategy() {
 	m := newExample()
 	defer m.Close()
 	for range 2 {
-		r, err := m.TryReserve(emptiest{}, 600)
+		r, err := m.TryReserve(emptiest{}, 600, nil)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func ExampleStrategy() {
 
 // Two tasks hold half of the memory each and want the rest. One gets an error, and the other goes
 // on.
-func ExampleWithOwner() {
+func ExampleOwner() {
 	m := newExample()
 	defer m.Close()
 	ctx := context.Background()
@@ -137,7 +137,7 @@ func ExampleWithOwner() {
 	holding := make(chan struct{}, 2)
 	both := make(chan struct{})
 	work := func(name string) {
-		owner := reservation.WithOwner(reservation.NewOwner(name))
+		owner := &reservation.Options{Owner: reservation.NewOwner(name)}
 		for first := true; ; first = false {
 			r, err := m.Reserve(ctx, gpu, 500, owner)
 			if err == nil && first {
@@ -170,15 +170,15 @@ func ExampleWithOwner() {
 }
 
 // A hook may free something when an allocation fails, and ask for one more try.
-func ExampleWithOutOfMemory() {
+func ExampleOptions_outOfMemory() {
 	m := newExample()
 	defer m.Close()
 	var cached *tier.Buffer
-	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, reservation.WithOutOfMemory(func(r reservation.Reservation, requested int64, _ error) bool {
+	r, _ := m.TryReserve(reservation.AnyInTier(tier.GPU), 100, &reservation.Options{OutOfMemory: func(r *reservation.Reservation, requested int64, _ error) bool {
 		fmt.Println(requested, "bytes of", r.Unused(), "unused")
 		cached.Release()
 		return true
-	}))
+	}})
 	defer r.Release()
 	cached, _ = r.Alloc(80)
 	b, err := r.Alloc(60)

@@ -13,7 +13,7 @@ func (m *Manager) Runnable() (out []string) {
 		if c := l.nextLocked(); c != nil {
 			out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %t, %d candidates, limit %d)",
 				l.space.ID(), c.need, l.space.Available(), l.queue.Head() == c, len(c.request.candidates),
-				l.space.Limit()))
+				l.space.State().Limit))
 		}
 		waiting := 0
 		for _, w := range m.mu.waiters.Waiters {

@@ -20,7 +20,7 @@ import (
 func passes(t *testing.T, m *reservation.Manager, limit int) int {
 	t.Helper()
 	for n := range limit {
-		r, err := m.TryReserve(onGPU0, 10)
+		r, err := m.TryReserve(onGPU0, 10, nil)
 		if err != nil {
 			if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "is kept for an older request") {
 				t.Errorf("%v", err)
@@ -38,11 +38,11 @@ func TestBypassIsBounded(t *testing.T) {
 	for _, test := range []struct{ bypass, want int }{{0, reservation.DefaultBypass}, {1, 1}, {3, 3}, {-1, 0}, {-7, 0}} {
 		synctest.Test(t, func(t *testing.T) {
 			m, _ := one(t, 100, test.bypass)
-			held := mustTry(t, m, onGPU0, 50)
+			held := mustTry(t, m, onGPU0, 50, nil)
 			large := startReserve(t.Context(), m, onGPU0, 60)
 			large.waiting(t)
 			for range 100 { // requests that do not pass do not count
-				if _, err := m.TryReserve(onGPU0, 70); !errors.Is(err, tier.ErrNoSpace) {
+				if _, err := m.TryReserve(onGPU0, 70, nil); !errors.Is(err, tier.ErrNoSpace) {
 					t.Fatal(err)
 				}
 			}
@@ -54,7 +54,7 @@ func TestBypassIsBounded(t *testing.T) {
 			if err := held.TryGrow(1); !errors.Is(err, tier.ErrNoSpace) {
 				t.Errorf("growing past a shut door: %v", err)
 			}
-			growing := start(func() (reservation.Reservation, error) { return held, held.Grow(t.Context(), 1) })
+			growing := start(func() (*reservation.Reservation, error) { return held, held.Grow(t.Context(), 1) })
 			growing.waiting(t)
 			if err := held.Shrink(10); err != nil {
 				t.Error(err)
@@ -72,7 +72,7 @@ func TestPoliciesRespectTheDoor(t *testing.T) {
 	for _, policy := range []reservation.LimitPolicy{reservation.Ignore(), reservation.Increase(1)} {
 		synctest.Test(t, func(t *testing.T) {
 			m, _ := one(t, 100, 2)
-			held := mustTry(t, m, onGPU0, 50, reservation.WithPolicy(policy))
+			held := mustTry(t, m, onGPU0, 50, &reservation.Options{Policy: policy})
 			large := startReserve(t.Context(), m, onGPU0, 60)
 			large.waiting(t)
 			b := mustAlloc(t, held, 50)
@@ -91,7 +91,7 @@ func TestPoliciesRespectTheDoor(t *testing.T) {
 func TestSmallWaitersPassWithinTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		a, b := mustTry(t, m, onGPU0, 50), mustTry(t, m, onGPU0, 50)
+		a, b := mustTry(t, m, onGPU0, 50, nil), mustTry(t, m, onGPU0, 50, nil)
 		large := startReserve(t.Context(), m, onGPU0, 80)
 		large.waiting(t)
 		tooLarge := startReserve(t.Context(), m, onGPU0, 60)
@@ -116,7 +116,7 @@ func TestSmallWaitersPassWithinTheBound(t *testing.T) {
 func TestANewHeadBringsNewPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 3)
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		first := startReserve(ctx, m, onGPU0, 60)
 		first.waiting(t)
@@ -142,7 +142,7 @@ func TestANewHeadBringsNewPasses(t *testing.T) {
 func TestEqualWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		var calls []*call
 		for range 50 {
 			calls = append(calls, startReserve(t.Context(), m, onGPU0, 40))
@@ -164,7 +164,7 @@ func TestServedElsewhereMakesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100)
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{a, b}, Bypass: -1})
-		heldA, heldB := mustTry(t, m, onGPU0, 50), mustTry(t, m, reservation.Specific(gpu1), 50)
+		heldA, heldB := mustTry(t, m, onGPU0, 50, nil), mustTry(t, m, reservation.Specific(gpu1), 50, nil)
 		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 80)
 		either.waiting(t)
 		small := startReserve(t.Context(), m, onGPU0, 10)
@@ -190,7 +190,7 @@ func TestLargeAmongAStreamOfSmall(t *testing.T) {
 		for i := range streams {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					r, err := m.Reserve(ctx, onGPU0, 20)
+					r, err := m.Reserve(ctx, onGPU0, 20, nil)
 					if err != nil {
 						continue
 					}
@@ -204,9 +204,9 @@ func TestLargeAmongAStreamOfSmall(t *testing.T) {
 			// The others act at whole milliseconds, so none is served just now.
 			time.Sleep(17*time.Millisecond + 500*time.Microsecond)
 			var before int64
-			large := start(func() (reservation.Reservation, error) {
+			large := start(func() (*reservation.Reservation, error) {
 				before = served.Load()
-				return m.Reserve(ctx, onGPU0, 100)
+				return m.Reserve(ctx, onGPU0, 100, nil)
 			})
 			<-large.done
 			if large.err != nil {
@@ -230,8 +230,8 @@ func TestLargeAmongAStreamOfSmall(t *testing.T) {
 func TestReleaseEndsAWaitingGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 0)
-		held, other := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
-		growing := start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 20) })
+		held, other := mustTry(t, m, onGPU0, 60, nil), mustTry(t, m, onGPU0, 40, nil)
+		growing := start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 20) })
 		growing.waiting(t)
 		release(t, held)
 		growing.failed(t, tier.ErrReleased)
@@ -243,9 +243,9 @@ func TestReleaseEndsAWaitingGrow(t *testing.T) {
 func TestGrowWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 0)
-		held, other := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
+		held, other := mustTry(t, m, onGPU0, 60, nil), mustTry(t, m, onGPU0, 40, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		growing := start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(ctx, 20) })
+		growing := start(func() (*reservation.Reservation, error) { return nil, held.Grow(ctx, 20) })
 		growing.waiting(t)
 		want := []reservation.Demand{{Space: gpu0, Bytes: 20, Waiters: 1}}
 		if got := m.Demand(nil); !slices.Equal(got, want) {
@@ -254,7 +254,7 @@ func TestGrowWaits(t *testing.T) {
 		cancel()
 		growing.failed(t, context.Canceled)
 		wantReservation(t, held, 60, 60)
-		growing = start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 20) })
+		growing = start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 20) })
 		growing.waiting(t)
 		if err := other.Shrink(20); err != nil {
 			t.Error(err)
@@ -269,7 +269,7 @@ func TestGrowWaits(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		// A limit that is lowered makes a wait vain.
-		growing = start(func() (reservation.Reservation, error) { return reservation.Reservation{}, held.Grow(t.Context(), 15) })
+		growing = start(func() (*reservation.Reservation, error) { return nil, held.Grow(t.Context(), 15) })
 		growing.waiting(t)
 		if err := s.SetLimit(94); err != nil {
 			t.Error(err)

@@ -13,7 +13,7 @@ func TestGrownPromiseIsGoodInOnePiece(t *testing.T) {
 	m, s := arenaOf(t, 1<<20)
 	for _, first := range []int64{1, 100, 4000, 4096, 5000, 8192, 10000} {
 		for _, then := range []int64{1, 64, 200, 4096, 6000, 9000} {
-			r, err := m.TryReserve(reservation.AnyInTier(tier.Host), first)
+			r, err := m.TryReserve(reservation.AnyInTier(tier.Host), first, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -24,8 +24,8 @@ func withHeadroom(t *testing.T, n int64) *reservation.Manager {
 }
 
 // startAs starts a request for bytes of gpu:0 with an origin.
-func startAs(m *reservation.Manager, bytes int64, origin reservation.Option) *call {
-	return start(func() (reservation.Reservation, error) {
+func startAs(m *reservation.Manager, bytes int64, origin *reservation.Options) *call {
+	return start(func() (*reservation.Reservation, error) {
 		return m.Reserve(context.Background(), onGPU0, bytes, origin)
 	})
 }
@@ -37,21 +37,21 @@ func TestHeadroom(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		to     reservation.Strategy
-		origin reservation.Option
+		origin *reservation.Options
 		leaves bool
 	}{
-		{"work", onGPU0, reservation.WithPolicy(reservation.Fail()), false},
-		{"incoming", onGPU0, reservation.Incoming(), true},
-		{"consuming", onGPU0, reservation.Consuming(), false},
-		{"moved up", onGPU0, reservation.MovedFrom(tier.Disk), false},
-		{"moved up to host", onHost, reservation.MovedFrom(tier.Disk), false},
-		{"moved within a tier", onHost, reservation.MovedFrom(tier.Host), false},
-		{"moved down", onHost, reservation.MovedFrom(tier.GPU), true},
-		{"moved to the slowest", reservation.Specific(tier.ID{Kind: tier.Disk}), reservation.MovedFrom(tier.Host), false},
+		{"work", onGPU0, &reservation.Options{}, false},
+		{"incoming", onGPU0, &reservation.Options{Purpose: reservation.Incoming}, true},
+		{"consuming", onGPU0, &reservation.Options{Purpose: reservation.Consuming}, false},
+		{"moved up", onGPU0, &reservation.Options{From: tier.Disk}, false},
+		{"moved up to host", onHost, &reservation.Options{From: tier.Disk}, false},
+		{"moved within a tier", onHost, &reservation.Options{From: tier.Host}, false},
+		{"moved down", onHost, &reservation.Options{From: tier.GPU}, true},
+		{"moved to the slowest", reservation.Specific(tier.ID{Kind: tier.Disk}), &reservation.Options{From: tier.Host}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, 30)
-			held, most := mustTry(t, m, c.to, 10), int64(90)
+			held, most := mustTry(t, m, c.to, 10, nil), int64(90)
 			defer release(t, held)
 			if c.leaves {
 				_, err := m.TryReserve(c.to, 61, c.origin)
@@ -88,14 +88,14 @@ func TestEarly(t *testing.T) {
 			}
 			s.SetForeign(c.foreign)
 			var all sync.WaitGroup
-			got := make([]reservation.Reservation, 200)
+			got := make([]*reservation.Reservation, 200)
 			for i := range got {
 				all.Go(func() {
 					var err error
 					if got[i], err = m.TryReserve(
 						onGPU0,
 						1,
-						reservation.Early(),
+						&reservation.Options{Purpose: reservation.Early},
 					); err != nil &&
 						!errors.Is(err, tier.ErrNoSpace) {
 						t.Error(err)
@@ -106,7 +106,7 @@ func TestEarly(t *testing.T) {
 			if n := s.Used(); n != c.most {
 				t.Errorf("%d bytes are used, want %d", n, c.most)
 			}
-			release(t, mustTry(t, m, onGPU0, 100-c.most)) // the rest is for others
+			release(t, mustTry(t, m, onGPU0, 100-c.most, nil)) // the rest is for others
 			for _, r := range got {
 				release(t, r)
 			}
@@ -120,11 +120,11 @@ func TestEarlyInTheSlowestTier(t *testing.T) {
 	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 		t.Fatal(err)
 	}
-	held := mustTry(t, m, onGPU0, 50)
-	if _, err := m.TryReserve(onGPU0, 11, reservation.Early()); !errors.Is(err, tier.ErrNoSpace) {
+	held := mustTry(t, m, onGPU0, 50, nil)
+	if _, err := m.TryReserve(onGPU0, 11, &reservation.Options{Purpose: reservation.Early}); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("bytes above the stop mark: %v", err)
 	}
-	release(t, held, mustTry(t, m, onGPU0, 10, reservation.Early()))
+	release(t, held, mustTry(t, m, onGPU0, 10, &reservation.Options{Purpose: reservation.Early}))
 }
 
 // TestHeadroomOfALargeRequest: a request that cannot leave the headroom free waits for all there
@@ -132,8 +132,8 @@ func TestEarlyInTheSlowestTier(t *testing.T) {
 func TestHeadroomOfALargeRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
-		held := mustTry(t, m, onGPU0, 1)
-		large := startAs(m, 90, reservation.Incoming())
+		held := mustTry(t, m, onGPU0, 1, nil)
+		large := startAs(m, 90, &reservation.Options{Purpose: reservation.Incoming})
 		large.waiting(t)
 		release(t, held)
 		release(t, large.served(t))
@@ -145,18 +145,18 @@ func TestHeadroomOfALargeRequest(t *testing.T) {
 func TestConsumersPassProducers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
-		full := mustTry(t, m, onGPU0, 70)
-		producer := startAs(m, 20, reservation.Incoming())
+		full := mustTry(t, m, onGPU0, 70, nil)
+		producer := startAs(m, 20, &reservation.Options{Purpose: reservation.Incoming})
 		producer.waiting(t)
 		for range 100 { // the door is shut after 16
-			release(t, mustTry(t, m, onGPU0, 30, reservation.Consuming()))
+			release(t, mustTry(t, m, onGPU0, 30, &reservation.Options{Purpose: reservation.Consuming}))
 		}
-		if _, err := m.TryReserve(onGPU0, 10); !errors.Is(err, tier.ErrNoSpace) {
+		if _, err := m.TryReserve(onGPU0, 10, nil); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("work passes through a shut door: %v", err)
 		}
-		first := mustTry(t, m, onGPU0, 30, reservation.Consuming())
+		first := mustTry(t, m, onGPU0, 30, &reservation.Options{Purpose: reservation.Consuming})
 		work := startReserve(t.Context(), m, onGPU0, 5)
-		second := startAs(m, 20, reservation.Consuming())
+		second := startAs(m, 20, &reservation.Options{Purpose: reservation.Consuming})
 		second.waiting(t)
 		release(t, first)
 		release(t, second.served(t))
@@ -174,8 +174,8 @@ func TestConsumersPassProducers(t *testing.T) {
 func TestHeadroomIsDemandedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
-		full := mustTry(t, m, onGPU0, 80)
-		a, b := startAs(m, 10, reservation.Incoming()), startAs(m, 5, reservation.Incoming())
+		full := mustTry(t, m, onGPU0, 80, nil)
+		a, b := startAs(m, 10, &reservation.Options{Purpose: reservation.Incoming}), startAs(m, 5, &reservation.Options{Purpose: reservation.Incoming})
 		a.waiting(t)
 		b.waiting(t)
 		got := m.Demand(nil)
@@ -200,16 +200,16 @@ func TestConsumerBehindALargeProducer(t *testing.T) {
 				return max(0, min(20, 100-40-need))
 			},
 		})
-		work := mustTry(t, m, onGPU0, 40)
-		rest := mustTry(t, m, onGPU0, 10)
-		producer := startAs(m, 45, reservation.Incoming())
+		work := mustTry(t, m, onGPU0, 40, nil)
+		rest := mustTry(t, m, onGPU0, 10, nil)
+		producer := startAs(m, 45, &reservation.Options{Purpose: reservation.Incoming})
 		producer.waiting(t)
 		for range 16 { // other batches come up and go; then the door is shut
-			release(t, mustTry(t, m, onGPU0, 20, reservation.Consuming()))
+			release(t, mustTry(t, m, onGPU0, 20, &reservation.Options{Purpose: reservation.Consuming}))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		r, err := m.Reserve(ctx, onGPU0, 20, reservation.Consuming())
+		r, err := m.Reserve(ctx, onGPU0, 20, &reservation.Options{Purpose: reservation.Consuming})
 		if err != nil {
 			t.Errorf("a consumer waits behind a producer for 20 bytes, with 50 free: %v", errors.Unwrap(err))
 		} else {
@@ -229,8 +229,8 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 			Spaces:   []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
 			Headroom: func(tier.ID, int64) int64 { return n.Load() },
 		})
-		held := mustTry(t, m, onGPU0, 60)
-		first := startAs(m, 20, reservation.Incoming())
+		held := mustTry(t, m, onGPU0, 60, nil)
+		first := startAs(m, 20, &reservation.Options{Purpose: reservation.Incoming})
 		first.waiting(t)
 		n.Store(0) // the largest batch elsewhere was dropped
 		time.Sleep(time.Second)
@@ -247,9 +247,9 @@ func TestHeadroomIsReconsidered(t *testing.T) {
 func TestHeadroomOfReserveUpTo(t *testing.T) {
 	m := withHeadroom(t, 30)
 	for _, c := range []struct {
-		origin         reservation.Option
+		origin         *reservation.Options
 		want, arriving int64
-	}{{reservation.Incoming(), 70, 70}, {reservation.Early(), 50, 50}, {reservation.Consuming(), 100, 0}} {
+	}{{&reservation.Options{Purpose: reservation.Incoming}, 70, 70}, {&reservation.Options{Purpose: reservation.Early}, 50, 50}, {&reservation.Options{Purpose: reservation.Consuming}, 100, 0}} {
 		r, err := m.ReserveUpTo(t.Context(), onGPU0, 10, 100, c.origin)
 		if err != nil {
 			t.Fatal(err)
@@ -268,11 +268,11 @@ func TestHeadroomOfReserveUpTo(t *testing.T) {
 func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 	m := withHeadroom(t, 30)
 	s, _ := m.Spaces().ByID(gpu0)
-	held := mustTry(t, m, onGPU0, 100)
-	c := start(func() (reservation.Reservation, error) {
-		return m.ReserveUpTo(context.Background(), onGPU0, 10, 50, reservation.Incoming())
+	held := mustTry(t, m, onGPU0, 100, nil)
+	c := start(func() (*reservation.Reservation, error) {
+		return m.ReserveUpTo(context.Background(), onGPU0, 10, 50, &reservation.Options{Purpose: reservation.Incoming})
 	})
-	limits := start(func() (r reservation.Reservation, err error) {
+	limits := start(func() (r *reservation.Reservation, err error) {
 		for i := range int64(2000) { // each wakes the head of the line
 			err = errors.Join(err, s.SetLimit(99+i%2))
 		}
@@ -291,8 +291,8 @@ func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 func TestHeadroomEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := withHeadroom(t, 30)
-		held := mustTry(t, m, onGPU0, 60)
-		w := startAs(m, 20, reservation.Incoming())
+		held := mustTry(t, m, onGPU0, 60, nil)
+		w := startAs(m, 20, &reservation.Options{Purpose: reservation.Incoming})
 		time.Sleep(reservation.StallTimeout - time.Second)
 		w.waiting(t)
 		time.Sleep(2 * time.Second)
@@ -341,15 +341,15 @@ func TestHeadroomAndAGrowingQuota(t *testing.T) {
 		Spaces: []*tier.Space{s, host}, Headroom: func(tier.ID, int64) int64 { return 50 },
 	})
 	onHost := reservation.Specific(host.ID())
-	used, full := mustTry(t, m, onGPU0, 30), mustTry(t, m, onHost, 100)
+	used, full := mustTry(t, m, onGPU0, 30, nil), mustTry(t, m, onHost, 100, nil)
 	if err := q.Charge(60); err != nil { // of the other GPU
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	producer := start(func() (reservation.Reservation, error) {
-		return m.Reserve(ctx, onGPU0, 20, reservation.Incoming())
+	producer := start(func() (*reservation.Reservation, error) {
+		return m.Reserve(ctx, onGPU0, 20, &reservation.Options{Purpose: reservation.Incoming})
 	})
-	worker := start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onHost, 10) })
+	worker := start(func() (*reservation.Reservation, error) { return m.Reserve(t.Context(), onHost, 10, nil) })
 	for len(m.Demand(nil)) < 2 {
 		time.Sleep(time.Millisecond)
 	}
@@ -389,7 +389,7 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 			time.Sleep(time.Duration(i) * time.Millisecond)
 			all.Go(func() {
 				for ctx.Err() == nil {
-					r, err := m.Reserve(context.Background(), onGPU0, 30, reservation.Consuming())
+					r, err := m.Reserve(context.Background(), onGPU0, 30, &reservation.Options{Purpose: reservation.Consuming})
 					if err != nil {
 						t.Error(err)
 						return
@@ -402,7 +402,7 @@ func TestProducerBesideBusyConsumers(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Second)
-		producer := startAs(m, 45, reservation.Incoming())
+		producer := startAs(m, 45, &reservation.Options{Purpose: reservation.Incoming})
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if !producer.over() {
@@ -420,8 +420,8 @@ func TestDeadlockBesideHeadroom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTask(t, withHeadroom(t, 30), "a")
 		held := k.hold(gpu0, 60)
-		c := start(func() (reservation.Reservation, error) {
-			return k.m.Reserve(context.Background(), onGPU0, 20, reservation.Incoming(), reservation.WithOwner(k.o))
+		c := start(func() (*reservation.Reservation, error) {
+			return k.m.Reserve(context.Background(), onGPU0, 20, &reservation.Options{Purpose: reservation.Incoming, Owner: k.o})
 		})
 		if e := c.deadlocked(t); e.Requested != 20 {
 			t.Errorf("%+v: 20 bytes were requested", e)
@@ -435,9 +435,9 @@ func TestArriving(t *testing.T) {
 	m := withHeadroom(t, 30)
 	onHost := reservation.Specific(host)
 	all := []releaser{
-		mustTry(t, m, onHost, 10, reservation.Incoming()), mustTry(t, m, onHost, 5, reservation.MovedFrom(tier.GPU)),
-		mustTry(t, m, onHost, 1, reservation.MovedFrom(tier.Disk)), mustTry(t, m, onHost, 1, reservation.Consuming()),
-		mustTry(t, m, onHost, 1), mustTry(t, m, onGPU0, 7, reservation.Incoming()),
+		mustTry(t, m, onHost, 10, &reservation.Options{Purpose: reservation.Incoming}), mustTry(t, m, onHost, 5, &reservation.Options{From: tier.GPU}),
+		mustTry(t, m, onHost, 1, &reservation.Options{From: tier.Disk}), mustTry(t, m, onHost, 1, &reservation.Options{Purpose: reservation.Consuming}),
+		mustTry(t, m, onHost, 1, nil), mustTry(t, m, onGPU0, 7, &reservation.Options{Purpose: reservation.Incoming}),
 	}
 	if h, g := m.Arriving(host), m.Arriving(gpu0); h != 15 || g != 7 {
 		t.Errorf("%d bytes arrive in host and %d in the GPU, want 15 and 7", h, g)
@@ -460,10 +460,10 @@ func TestRefuseBesideHeadroom(t *testing.T) {
 					return reservation.Eviction{Why: func() string { return "hint" }, Broken: broken}
 				},
 			})
-			full := mustTry(t, m, onGPU0, 80)
+			full := mustTry(t, m, onGPU0, 80, nil)
 			rest := mustAlloc(t, full, 80)
 			release(t, full)
-			producer := startAs(m, 20, reservation.Incoming())
+			producer := startAs(m, 20, &reservation.Options{Purpose: reservation.Incoming})
 			producer.waiting(t)
 			time.Sleep(time.Second)
 			if !broken {

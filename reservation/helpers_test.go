@@ -21,11 +21,11 @@ var (
 // call is a request under way in another goroutine.
 type call struct {
 	done chan struct{}
-	r    reservation.Reservation
+	r    *reservation.Reservation
 	err  error
 }
 
-func start(f func() (reservation.Reservation, error)) *call {
+func start(f func() (*reservation.Reservation, error)) *call {
 	c := &call{done: make(chan struct{})}
 	go func() {
 		defer close(c.done)
@@ -35,7 +35,7 @@ func start(f func() (reservation.Reservation, error)) *call {
 }
 
 func startReserve(ctx context.Context, m *reservation.Manager, s reservation.Strategy, bytes int64) *call {
-	return start(func() (reservation.Reservation, error) { return m.Reserve(ctx, s, bytes) })
+	return start(func() (*reservation.Reservation, error) { return m.Reserve(ctx, s, bytes, nil) })
 }
 
 func (c *call) over() bool {
@@ -57,7 +57,7 @@ func (c *call) waiting(t *testing.T) {
 }
 
 // served fails unless c was served, and returns its reservation.
-func (c *call) served(t *testing.T) reservation.Reservation {
+func (c *call) served(t *testing.T) *reservation.Reservation {
 	t.Helper()
 	synctest.Wait()
 	if !c.over() {
@@ -82,16 +82,16 @@ func (c *call) failed(t *testing.T, want error) error {
 	return c.err
 }
 
-func mustTry(t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts ...reservation.Option) reservation.Reservation {
+func mustTry(t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts *reservation.Options) *reservation.Reservation {
 	t.Helper()
-	r, err := m.TryReserve(s, bytes, opts...)
+	r, err := m.TryReserve(s, bytes, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func mustAlloc(t testing.TB, r reservation.Reservation, size int64) *tier.Buffer {
+func mustAlloc(t testing.TB, r *reservation.Reservation, size int64) *tier.Buffer {
 	t.Helper()
 	b, err := r.Alloc(size)
 	if err != nil {
@@ -113,14 +113,14 @@ func release(t testing.TB, rs ...releaser) {
 
 func wantUsage(t testing.TB, s *tier.Space, live, retired, reserved int64) {
 	t.Helper()
-	u := s.Usage()
+	u := s.State().Usage
 	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
 		t.Errorf("%s has %d live, %d retired, %d reserved; want %d, %d, %d",
 			s.ID(), u.Live, u.Retired, u.Reserved, live, retired, reserved)
 	}
 }
 
-func wantReservation(t testing.TB, r reservation.Reservation, promised, unused int64) {
+func wantReservation(t testing.TB, r *reservation.Reservation, promised, unused int64) {
 	t.Helper()
 	if r.Bytes() != promised || r.Unused() != unused {
 		t.Errorf("the reservation promises %d, %d unused; want %d, %d", r.Bytes(), r.Unused(), promised, unused)

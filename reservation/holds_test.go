@@ -40,7 +40,7 @@ func keepIn(
 	batch uint64,
 ) *kept {
 	t.Helper()
-	r := mustTry(t, m, in, n)
+	r := mustTry(t, m, in, n, nil)
 	k := &kept{buf: mustAlloc(t, r, n)}
 	release(t, r)
 	k.enter(o, batch)

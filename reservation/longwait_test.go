@@ -25,14 +25,14 @@ func TestLongWait(t *testing.T) {
 		}})
 		o := reservation.NewOwner("probe")
 		mine, others := keep(t, m, o, 30, 7), keep(t, m, nil, 60, 2)
-		r := mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
-		full := mustTry(t, m, reservation.Specific(host), 100)
+		r := mustTry(t, m, onGPU0, 10, &reservation.Options{Owner: o})
+		full := mustTry(t, m, reservation.Specific(host), 100, nil)
 		short := startReserve(t.Context(), m, onGPU0, 5)
 		short.waiting(t)
 		time.Sleep(reservation.LongWaitAfter - time.Millisecond)
 		release(t, r)
 		release(t, short.served(t))
-		r = mustTry(t, m, onGPU0, 10, reservation.WithOwner(o))
+		r = mustTry(t, m, onGPU0, 10, &reservation.Options{Owner: o})
 		time.Sleep(time.Minute)
 		if len(told) != 0 {
 			t.Fatalf("it was told of %v", told)
@@ -86,8 +86,8 @@ func TestLongWaitBesideHeadroom(t *testing.T) {
 			Headroom: func(tier.ID, int64) int64 { return 30 },
 			LongWait: func(l reservation.LongWait) { got = l },
 		})
-		held := mustTry(t, m, onGPU0, 100)
-		w := startAs(m, 20, reservation.Incoming())
+		held := mustTry(t, m, onGPU0, 100, nil)
+		w := startAs(m, 20, &reservation.Options{Purpose: reservation.Incoming})
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
 		if got.Requested != 20 {
@@ -115,7 +115,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 				return all, ok
 			},
 		})
-		held := mustTry(t, m, onGPU0, 90)
+		held := mustTry(t, m, onGPU0, 90, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		waits := make([]*call, 10)
@@ -161,7 +161,7 @@ func TestHoldersThatDoNotAnswer(t *testing.T) {
 			Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
 			Holders: func(tier.ID) (tier.Holdings, bool) { <-answer; return tier.Holdings{}, false },
 		})
-		held := mustTry(t, m, onGPU0, 90)
+		held := mustTry(t, m, onGPU0, 90, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		first := startReserve(ctx, m, onGPU0, 20)
 		others, cancelOthers := context.WithCancel(t.Context())
@@ -204,7 +204,7 @@ func TestErrorSaysWhatHelps(t *testing.T) {
 				Spaces:  []*tier.Space{spaceOf(t, "gpu:0", 100)},
 				Holders: func(tier.ID) (tier.Holdings, bool) { return c.held, true },
 			})
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			w := startReserve(ctx, m, onGPU0, 20)

@@ -48,7 +48,7 @@ func wantLost(t *testing.T, what string, err error, at tier.ID) {
 // TestLostSpacesArePassedBy: by all strategies, in whatever order they name spaces.
 func TestLostSpacesArePassedBy(t *testing.T) {
 	m, spaces, pools := losable(t)
-	held := mustTry(t, m, onGPU0, 50)
+	held := mustTry(t, m, onGPU0, 50, nil)
 	pools[0].Lose(errGone)
 	for _, c := range []struct {
 		s  reservation.Strategy
@@ -61,7 +61,7 @@ func TestLostSpacesArePassedBy(t *testing.T) {
 		{reservation.AnyInTiers(tier.Host, tier.GPU), host},
 	} {
 		for _, n := range []int64{0, 1, 70} {
-			r, err := m.Reserve(t.Context(), c.s, n)
+			r, err := m.Reserve(t.Context(), c.s, n, nil)
 			if err != nil {
 				t.Fatalf("%s, %d bytes: %v", c.s, n, err)
 			}
@@ -70,33 +70,33 @@ func TestLostSpacesArePassedBy(t *testing.T) {
 			}
 			release(t, r)
 		}
-		r, err := m.ReserveUpTo(t.Context(), c.s, 0, 10)
+		r, err := m.ReserveUpTo(t.Context(), c.s, 0, 10, nil)
 		if err != nil || r.Space().ID() != c.at || r.Bytes() != 10 {
 			t.Errorf("%s, up to 10 bytes: %d bytes, %v", c.s, r.Bytes(), err)
 		}
 		release(t, r)
 	}
-	full := mustTry(t, m, reservation.Specific(gpu1), 100)
-	none, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), 0, 10)
+	full := mustTry(t, m, reservation.Specific(gpu1), 100, nil)
+	none, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), 0, 10, nil)
 	if err != nil || none.Space().ID() != gpu1 || none.Bytes() != 0 {
 		t.Errorf("what there is where there is nothing: %v", err)
 	}
 	release(t, full, none)
 	for _, n := range []int64{0, 1, 100, 1000} {
-		_, err := m.TryReserve(onGPU0, n)
+		_, err := m.TryReserve(onGPU0, n, nil)
 		wantLost(t, "trying", err, gpu0)
-		_, err = m.Reserve(t.Context(), onGPU0, n)
+		_, err = m.Reserve(t.Context(), onGPU0, n, nil)
 		wantLost(t, "reserving", err, gpu0)
 		wantLost(t, "growing", held.Grow(t.Context(), n), gpu0)
 	}
 	_, err = held.Alloc(10)
 	wantLost(t, "drawing", err, gpu0)
-	if _, err := m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 101); !errors.Is(err, reservation.ErrExceeded) {
+	if _, err := m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 101, nil); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("too much for the one that is left: %v", err)
 	}
 	release(t, held)
 	pools[1].Lose(errGone)
-	_, err = m.Reserve(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 1)
+	_, err = m.Reserve(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 1, nil)
 	wantLost(t, "with none left", err, gpu1)
 	for _, s := range spaces {
 		wantUsage(t, s, 0, 0, 0)
@@ -108,20 +108,20 @@ func TestLostSpacesArePassedBy(t *testing.T) {
 func TestWaitersOfALostSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, spaces, pools := losable(t)
-		a, b := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
-		c, d := mustTry(t, m, reservation.Specific(gpu1), 100), mustTry(t, m, reservation.Specific(host), 100)
+		a, b := mustTry(t, m, onGPU0, 60, nil), mustTry(t, m, onGPU0, 40, nil)
+		c, d := mustTry(t, m, reservation.Specific(gpu1), 100, nil), mustTry(t, m, reservation.Specific(host), 100, nil)
 		owner := reservation.NewOwner("somebody")
 		var lost []*call
-		wait := func(f func() (reservation.Reservation, error)) {
+		wait := func(f func() (*reservation.Reservation, error)) {
 			w := start(f)
 			w.waiting(t)
 			lost = append(lost, w)
 		}
-		wait(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 100) })
-		wait(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 100) })
-		wait(func() (reservation.Reservation, error) { return reservation.Reservation{}, a.Grow(t.Context(), 40) })
-		wait(func() (reservation.Reservation, error) {
-			return m.Reserve(t.Context(), onGPU0, 1, reservation.WithOwner(owner))
+		wait(func() (*reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 100, nil) })
+		wait(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 100, nil) })
+		wait(func() (*reservation.Reservation, error) { return nil, a.Grow(t.Context(), 40) })
+		wait(func() (*reservation.Reservation, error) {
+			return m.Reserve(t.Context(), onGPU0, 1, &reservation.Options{Owner: owner})
 		})
 		any := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 70)
 		any.waiting(t)

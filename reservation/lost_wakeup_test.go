@@ -25,11 +25,11 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	any := reservation.AnyInTier(tier.GPU)
 	for name, round := range map[string]func(t *testing.T, m *reservation.Manager, s *tier.Space, spin func()) error{
 		"release": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			return race(ctx, m, onGPU0, 60, func() { spin(); release(t, held) })
 		},
 		"shrink": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			defer release(t, held)
 			return race(ctx, m, onGPU0, 60, func() {
 				spin()
@@ -39,7 +39,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			})
 		},
 		"free": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			b := mustAlloc(t, held, 100)
 			release(t, held)
 			return race(ctx, m, onGPU0, 60, func() { spin(); release(t, b) })
@@ -48,7 +48,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			if err := s.SetLimit(70); err != nil {
 				t.Fatal(err)
 			}
-			held := mustTry(t, m, onGPU0, 40)
+			held := mustTry(t, m, onGPU0, 40, nil)
 			defer release(t, held)
 			return race(ctx, m, onGPU0, 60, func() {
 				spin()
@@ -58,18 +58,18 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			})
 		},
 		"in either of two": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held, other := mustTry(t, m, onGPU0, 100), mustTry(t, m, reservation.Specific(gpu1), 100)
+			held, other := mustTry(t, m, onGPU0, 100, nil), mustTry(t, m, reservation.Specific(gpu1), 100, nil)
 			defer release(t, other)
 			return race(ctx, m, any, 60, func() { spin(); release(t, held) })
 		},
 		"in both of two": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held, other := mustTry(t, m, onGPU0, 100), mustTry(t, m, reservation.Specific(gpu1), 100)
+			held, other := mustTry(t, m, onGPU0, 100, nil), mustTry(t, m, reservation.Specific(gpu1), 100, nil)
 			return race(ctx, m, any, 60, func() { spin(); release(t, held) }, func() { release(t, other) })
 		},
 		"release to several": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			more := func() {
-				if r, err := m.Reserve(ctx, onGPU0, 40); err != nil {
+				if r, err := m.Reserve(ctx, onGPU0, 40, nil); err != nil {
 					t.Error(err)
 				} else {
 					release(t, r)
@@ -78,7 +78,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			return race(ctx, m, onGPU0, 60, func() { spin(); release(t, held) }, more, more)
 		},
 		"cancellation of the one before": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held := mustTry(t, m, onGPU0, 30)
+			held := mustTry(t, m, onGPU0, 30, nil)
 			defer release(t, held)
 			first, cancel := context.WithCancel(ctx)
 			large := startReserve(first, m, onGPU0, 90)
@@ -94,7 +94,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		// The last pass is taken by one that then finds no room: while it is out,
 		// the waiter that could use it must not be forgotten.
 		"a pass that is given back": func(t *testing.T, m *reservation.Manager, _ *tier.Space, spin func()) error {
-			held, kept := mustTry(t, m, onGPU0, 60), mustTry(t, m, onGPU0, 40)
+			held, kept := mustTry(t, m, onGPU0, 60, nil), mustTry(t, m, onGPU0, 40, nil)
 			first, cancel := context.WithCancel(ctx)
 			large := startReserve(first, m, onGPU0, 90)
 			for len(m.Demand(nil)) == 0 {
@@ -102,7 +102,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			}
 			try := func() {
 				spin()
-				if r, err := m.TryReserve(onGPU0, 50); err == nil {
+				if r, err := m.TryReserve(onGPU0, 50, nil); err == nil {
 					release(t, r)
 				}
 			}
@@ -150,7 +150,7 @@ func race(ctx context.Context, m *reservation.Manager, s reservation.Strategy, b
 		})
 	}
 	close(begin)
-	r, err := m.Reserve(ctx, s, bytes)
+	r, err := m.Reserve(ctx, s, bytes, nil)
 	if err == nil {
 		err = r.Release()
 	}

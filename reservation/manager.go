@@ -165,7 +165,7 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
 // else in the first that has room, and waits for any of them if none has. A space charges what a
-// buffer of that size takes; with the option Sized a request takes another size in each candidate.
+// buffer of that size takes; with Options.Sized a request takes another size in each candidate.
 // The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
@@ -174,82 +174,86 @@ func (m *Manager) Spaces() *Spaces { return m.spaces }
 // tier.NoSpaceError if batches at rest fill the spaces and none can leave; by a DeadlockError; by
 // limits that were lowered below the request, with an ExceededError; and by the loss of its last
 // candidate. Nothing is reserved then.
-func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, opts ...Option) (Reservation, error) {
-	return m.reserve(ctx, true, s, bytes, opts)
+func (m *Manager) Reserve(ctx context.Context, s Strategy, bytes int64, o *Options) (*Reservation, error) {
+	return m.reserve(ctx, true, s, bytes, o)
 }
 
 // TryReserve is Reserve without waiting: if there is no room now, or the room is kept for an older
 // request, it returns a tier.NoSpaceError.
-func (m *Manager) TryReserve(s Strategy, bytes int64, opts ...Option) (Reservation, error) {
-	return m.reserve(context.Background(), false, s, bytes, opts)
+func (m *Manager) TryReserve(s Strategy, bytes int64, o *Options) (*Reservation, error) {
+	return m.reserve(context.Background(), false, s, bytes, o)
 }
 
 // ReserveUpTo is Reserve of least bytes, and promises as much more as there is in that space, up to
 // most. If least is 0, it does not wait, and prefers spaces that have room for a byte.
-// Reservation.Bytes returns the result. The option Sized is an error.
+// Reservation.Bytes returns the result. Options.Sized is an error.
 func (m *Manager) ReserveUpTo(
-	ctx context.Context, s Strategy, least, most int64, opts ...Option,
-) (Reservation, error) {
-	var asked state
-	for _, set := range opts {
-		set(&asked)
-	}
-	if asked.size != nil || least < 0 || most < least {
-		return Reservation{}, fmt.Errorf("reservation: %v: cannot reserve %d to %d bytes: the second must not be "+
+	ctx context.Context, s Strategy, least, most int64, o *Options,
+) (*Reservation, error) {
+	if o != nil && o.Sized != nil || least < 0 || most < least {
+		return nil, fmt.Errorf("reservation: %v: cannot reserve %d to %d bytes: the second must not be "+
 			"less, and the request must not have a size of its own", s, least, most)
 	}
-	r, err := m.reserve(ctx, least > 0, s, min(max(1, least), most), opts)
+	r, err := m.reserve(ctx, least > 0, s, min(max(1, least), most), o)
 	if least == 0 && (errors.Is(err, tier.ErrNoSpace) || errors.Is(err, ErrExceeded)) {
-		r, err = m.reserve(ctx, false, s, 0, opts)
+		r, err = m.reserve(ctx, false, s, 0, o)
 	}
 	if err != nil {
-		return Reservation{}, err
+		return nil, err
 	}
 	space, has := r.Space(), r.Bytes()
-	c := candidate{line: r.state.line, need: has, keeps: r.state.arriving > 0}
-	w := request{opens: r.state, candidates: []candidate{c}}
-	m.setHeadroom(&w)
-	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-w.candidates[0].spare)); all > has {
+	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-r.spared)); all > has {
 		_ = r.TryGrow(all - has) // others may have been faster
 	}
-	if grown := r.Bytes() - has; c.keeps {
-		r.state.arriving += grown
-		c.line.arriving.Add(grown)
+	if r.arriving > 0 {
+		grown := r.Bytes() - has
+		r.arriving += grown
+		r.line.arriving.Add(grown)
 	}
 	return r, nil
 }
 
-func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, bytes int64, opts []Option) (Reservation, error) {
-	opens := &state{manager: m}
-	for _, set := range opts {
-		set(opens)
+func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, bytes int64, o *Options) (*Reservation, error) {
+	r := &Reservation{manager: m}
+	if o != nil {
+		r.options = *o
 	}
-	padding := opens.policy.padding
+	padding := r.options.Policy.padding
 	switch {
-	case opens.policy.kind == policyIncrease && !(padding >= 1 && padding <= math.MaxFloat64):
-		return Reservation{}, fmt.Errorf("reservation: a padding of %v must be a number from 1", padding)
+	case r.options.Policy.kind == policyIncrease && !(padding >= 1 && padding <= math.MaxFloat64):
+		return nil, fmt.Errorf("reservation: a padding of %v must be a number from 1", padding)
 	case s == nil:
-		return Reservation{}, errors.New("reservation: a strategy is required")
+		return nil, errors.New("reservation: a strategy is required")
 	case bytes < 0:
-		return Reservation{}, fmt.Errorf("reservation: cannot reserve %d bytes", bytes)
+		return nil, fmt.Errorf("reservation: cannot reserve %d bytes", bytes)
 	case ctx.Err() != nil:
-		return Reservation{}, ended(ctx, "not begun")
+		return nil, ended(ctx, "not begun")
+	}
+	switch owner := r.options.Owner; {
+	case owner != nil:
+		r.promise.Owner = owner
+	case r.options.Name != "":
+		r.promise.Owner = label(r.options.Name)
+	}
+	r.promise.Moves = r.options.Moving
+	r.noClearing.Store(r.options.NoClearing)
+	if r.options.OutOfMemory != nil {
+		r.asking = new(sync.Map)
 	}
 	var some [2]candidate
-	all, err := m.candidates(some[:0], s, bytes, opens)
+	all, err := m.candidates(some[:0], s, bytes, &r.options)
 	if err != nil {
-		return Reservation{}, err
+		return nil, err
 	}
-	owner, _ := opens.promise.Owner.(*Owner)
-	if err = m.serve(ctx, wait, request{opens: opens, owner: owner}, all); err != nil {
-		return Reservation{}, err
+	if err = m.serve(ctx, wait, request{opens: r, owner: r.options.Owner}, all); err != nil {
+		return nil, err
 	}
-	return Reservation{opens}, nil
+	return r, nil
 }
 
 // candidates asks the strategy which spaces may serve a request, and appends them with what it needs in
 // each to dst.
-func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *state) (_ []candidate, err error) {
+func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o *Options) (_ []candidate, err error) {
 	defer guard.Error(&err, "a strategy")
 	var some [8]*tier.Space
 	var spaces []*tier.Space
@@ -258,8 +262,6 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *st
 	} else {
 		spaces = s.Candidates(m.spaces, nil)
 	}
-	o := opens.origin
-	from := tier.Kind(o - within)
 	for _, sp := range spaces {
 		i := slices.Index(m.spaces.all, sp)
 		if i < 0 {
@@ -270,19 +272,26 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *st
 			continue
 		}
 		n := bytes
-		if opens.size != nil {
+		if o.Sized != nil {
 			var release func()
-			if n, release = opens.size(sp); release != nil {
+			if n, release = o.Sized(sp); release != nil {
 				release()
 			}
 			if n < 0 {
 				return nil, fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
+		purpose := o.Purpose
+		switch {
+		case o.From == 0 || o.From == sp.Kind():
+		case o.From < sp.Kind():
+			purpose = Incoming
+		default:
+			purpose = Consuming
+		}
 		dst = append(dst, candidate{
-			line: l, need: charge(sp, n), asked: n,
-			keeps:  !l.lowest && (o == incoming || o == early || o >= within && from < sp.Kind()),
-			upward: o == consuming || o >= within && from > sp.Kind(),
+			line: l, need: charge(sp, n), asked: n, upward: purpose == Consuming,
+			keeps: !l.lowest && (purpose == Incoming || purpose == Early),
 		})
 	}
 	if len(dst) == 0 {
@@ -296,7 +305,6 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, opens *st
 func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candidate) error {
 	tried := w
 	tried.candidates = all
-	m.setHeadroom(&tried)
 	ok, err := m.take(&tried)
 	switch {
 	case ok || err != nil:
@@ -313,11 +321,10 @@ func (m *Manager) serve(ctx context.Context, wait bool, w request, all []candida
 }
 
 // take serves a request, which may be waiting, if one of its candidates has room: the first that
-// stays below its trigger, or else the first. ok is false if the request must wait, and the error is
-// for one that can never be served.
+// stays below its trigger, or else the first. If ok is false and there is no error, the request must
+// wait, or can never be served.
 func (m *Manager) take(w *request) (ok bool, err error) {
 	w.refused = false
-	possible := false
 	for _, below := range [...]bool{true, false} {
 		if below && len(w.candidates) == 1 {
 			continue
@@ -333,11 +340,7 @@ func (m *Manager) take(w *request) (ok bool, err error) {
 			if ok, err = m.takeIn(w, c); ok || err != nil {
 				return ok, err
 			}
-			possible = possible || w.fits(c, c.line.space.State().Room)
 		}
-	}
-	if !possible {
-		return false, w.exceeded(nil)
 	}
 	return false, nil
 }
@@ -348,16 +351,17 @@ func (m *Manager) take(w *request) (ok bool, err error) {
 // step: a look for deadlocks finds the waiter or the holder. No lock may be held: a quota may take
 // its time, and clean images that are in the way are dropped here.
 //
-// The request may have a size of its own here, which changes while it waits: see Sized.
+// The request may have a size of its own here, which changes while it waits (Options.Sized), and so may
+// the headroom that it leaves free: with the batches, and with what is at work.
 //
 // An error ends a wait.
 func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
-	l, space, quota := c.line, c.line.space, c.line.space.Quota()
-	if w.opens != nil && w.opens.size != nil {
-		bytes, release := w.opens.size(space)
+	l, space, quota, r := c.line, c.line.space, c.line.space.Quota(), w.opens
+	if r != nil && r.options.Sized != nil {
+		bytes, release := r.options.Sized(space)
 		defer func() {
 			if ok {
-				w.opens.resign = release
+				r.resign = release
 			} else if release != nil {
 				release()
 			}
@@ -374,6 +378,22 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			m.mu.Unlock()
 		}
 	}
+	if early := r != nil && r.options.Purpose == Early; c.keeps || early {
+		keeps, spare := c.keeps, int64(0)
+		if after := m.config.StallTimeout; after >= 0 && !w.begun.IsZero() && time.Since(w.begun) >= after {
+			keeps = false // consumers have had their time
+		}
+		if keeps && m.config.Headroom != nil && c.need < neverFits {
+			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(space.ID(), c.need)) })
+		}
+		if early { // it also leaves free what is above the stop mark
+			now := space.State()
+			spare = max(spare, now.Limit-now.Stop+now.External)
+		}
+		m.mu.Lock()
+		c.keeps, c.spare = keeps, spare
+		m.mu.Unlock()
+	}
 	if c.need == 0 {
 		quota = nil // which is charged for more; and nobody is bypassed
 	}
@@ -388,7 +408,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 		switch {
 		case m.closed.Load():
 			may, err = false, closedError()
-		case w.grows != nil && !(Reservation{w.grows}).IsOpen():
+		case w.grows != nil && !w.grows.IsOpen():
 			may, err = false, errReleased("grow")
 		case !inLine:
 		case c.inLine:
@@ -398,8 +418,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			if quota != nil { // what it has left is known when it is charged
 				now.Available = now.Limit - now.Used()
 			}
-			head := l.queue.Head()
-			may = c.need+c.spared(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && head.keeps)
+			may = c.need+c.spared(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && l.queue.Head().keeps)
 		}
 		if may && quota != nil {
 			m.mu.Unlock()
@@ -413,14 +432,13 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			m.mu.Lock()
 		}
 		var now books.State
-		var drop int64
+		var drop, spare int64
 		if may {
 			var opens *books.Promise
-			if w.opens != nil {
-				w.opens.line, opens = l, &w.opens.promise
+			if r != nil {
+				r.line, opens = l, &r.promise
 			}
-			spare := c.spare
-			if spare > 0 {
+			if spare = c.spare; spare > 0 {
 				state := space.State()
 				spare = c.spared(&state)
 			}
@@ -434,9 +452,12 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 		}
 		switch {
 		case ok:
-			if c.keeps && w.opens != nil {
-				w.opens.arriving = c.need
+			if r != nil && c.keeps {
+				r.arriving = c.need
 				l.arriving.Add(c.need)
+			}
+			if r != nil {
+				r.spared = spare
 			}
 			space.Reserved(now)
 			return true, nil
@@ -525,41 +546,13 @@ func (m *Manager) refillLocked(l *line) {
 	}
 	l.queue.Replace(fit)
 	for _, c := range never {
-		if w := c.request; w.opens != nil && w.opens.size != nil {
+		if w := c.request; w.opens != nil && w.opens.options.Sized != nil {
 			w.wakeUp() // it may need less now
 		} else {
 			m.failLocked(w, w.exceeded(c))
 		}
 	}
 	l.wakeLocked(true)
-}
-
-// setHeadroom sets how much headroom the candidates of w leave free. It is called again while w waits,
-// because that changes with the batches and with what is at work. A wait of more than
-// Config.StallTimeout leaves none any more: consumers have had their time. An early request also
-// leaves free what is above the stop mark.
-func (m *Manager) setHeadroom(w *request) {
-	for i := range w.candidates {
-		c := &w.candidates[i]
-		isEarly := w.opens != nil && w.opens.origin == early
-		if !c.keeps && !isEarly {
-			continue
-		}
-		sp, keeps, spare := c.line.space, c.keeps, int64(0)
-		if !w.begun.IsZero() && m.config.StallTimeout >= 0 && time.Since(w.begun) >= m.config.StallTimeout {
-			keeps = false
-		}
-		if keeps && m.config.Headroom != nil && c.need < neverFits {
-			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(sp.ID(), c.need)) })
-		}
-		if isEarly {
-			now := sp.State()
-			spare = max(spare, now.Limit-now.Stop+now.External)
-		}
-		m.mu.Lock()
-		c.keeps, c.spare = keeps, spare
-		m.mu.Unlock()
-	}
 }
 
 // Close ends all waits with tier.ErrClosed, refuses requests from now on, and waits for calls of

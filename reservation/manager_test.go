@@ -15,13 +15,13 @@ import (
 
 func TestReserveLeavesOtherTiersUntouched(t *testing.T) {
 	m, spaces := machine(t)
-	r := mustTry(t, m, reservation.AnyInTier(tier.GPU), 1000)
+	r := mustTry(t, m, reservation.AnyInTier(tier.GPU), 1000, nil)
 	b := mustAlloc(t, r, 700)
 	wantUsage(t, spaces["gpu:0"], 700, 0, 300)
 	release(t, b, r)
 	for id, s := range spaces {
-		if id != "gpu:0" && s.Usage().Peak != 0 {
-			t.Errorf("%s was touched: %+v", id, s.Usage())
+		if id != "gpu:0" && s.State().Usage.Peak != 0 {
+			t.Errorf("%s was touched: %+v", id, s.State().Usage)
 		}
 	}
 }
@@ -32,7 +32,7 @@ func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
 	if err := spaces["gpu:1"].SetLimit(600); err != nil {
 		t.Fatal(err)
 	}
-	held := mustTry(t, m, onGPU0, 300)
+	held := mustTry(t, m, onGPU0, 300, nil)
 	defer release(t, held)
 	ctx := context.Background()
 	for _, test := range []struct {
@@ -49,14 +49,14 @@ func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
 		{"no overflow", onGPU0, math.MaxInt64, gpu0, 700, 1000},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for how, f := range map[string]func() (reservation.Reservation, error){
-				"Reserve":    func() (reservation.Reservation, error) { return m.Reserve(ctx, test.strategy, test.bytes) },
-				"TryReserve": func() (reservation.Reservation, error) { return m.TryReserve(test.strategy, test.bytes) },
-				"ReserveUpTo": func() (reservation.Reservation, error) {
-					return m.ReserveUpTo(ctx, test.strategy, test.bytes, math.MaxInt64)
+			for how, f := range map[string]func() (*reservation.Reservation, error){
+				"Reserve":    func() (*reservation.Reservation, error) { return m.Reserve(ctx, test.strategy, test.bytes, nil) },
+				"TryReserve": func() (*reservation.Reservation, error) { return m.TryReserve(test.strategy, test.bytes, nil) },
+				"ReserveUpTo": func() (*reservation.Reservation, error) {
+					return m.ReserveUpTo(ctx, test.strategy, test.bytes, math.MaxInt64, nil)
 				},
-				"with padding": func() (reservation.Reservation, error) {
-					return m.Reserve(ctx, test.strategy, test.bytes, reservation.WithPolicy(reservation.Increase(2)))
+				"with padding": func() (*reservation.Reservation, error) {
+					return m.Reserve(ctx, test.strategy, test.bytes, &reservation.Options{Policy: reservation.Increase(2)})
 				},
 			} {
 				_, err := f()
@@ -81,12 +81,12 @@ func TestImpossibleRequestsAreRefusedAtOnce(t *testing.T) {
 func TestRoundingCanMakeARequestImpossible(t *testing.T) {
 	s := spaceAt(t, "gpu:0", 1000, 256, 0)
 	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
-	_, err := m.TryReserve(onGPU0, 900) // 1024 as charged
+	_, err := m.TryReserve(onGPU0, 900, nil) // 1024 as charged
 	var e *reservation.ExceededError
 	if !errors.As(err, &e) || e.Requested != 1024 || e.Limit != 1000 {
 		t.Errorf("%v", err)
 	}
-	r := mustTry(t, m, onGPU0, 700)
+	r := mustTry(t, m, onGPU0, 700, nil)
 	wantReservation(t, r, 768, 768)
 	b := mustAlloc(t, r, 700) // what was asked for always fits
 	wantReservation(t, r, 768, 0)
@@ -95,9 +95,9 @@ func TestRoundingCanMakeARequestImpossible(t *testing.T) {
 
 func TestTryReserveWithoutRoom(t *testing.T) {
 	m, spaces := machine(t)
-	a, b := mustTry(t, m, onGPU0, 990), mustTry(t, m, reservation.Specific(gpu1), 950)
+	a, b := mustTry(t, m, onGPU0, 990, nil), mustTry(t, m, reservation.Specific(gpu1), 950, nil)
 	defer release(t, a, b)
-	_, err := m.TryReserve(reservation.AnyInTierPreferring(tier.GPU, 0), 60)
+	_, err := m.TryReserve(reservation.AnyInTierPreferring(tier.GPU, 0), 60, nil)
 	var e *tier.NoSpaceError
 	if !errors.As(err, &e) || errors.Is(err, reservation.ErrExceeded) {
 		t.Fatalf("%v", err)
@@ -105,7 +105,7 @@ func TestTryReserveWithoutRoom(t *testing.T) {
 	if e.Space != gpu0 || e.Requested != 60 || e.Available != 10 || e.Hint != "enlarge gpu:0" {
 		t.Errorf("%+v", *e)
 	}
-	r := mustTry(t, m, reservation.AnyInTierPreferring(tier.GPU, 0), 50) // the other has that
+	r := mustTry(t, m, reservation.AnyInTierPreferring(tier.GPU, 0), 50, nil) // the other has that
 	if r.Space() != spaces["gpu:1"] {
 		t.Errorf("it was put in %s", r.Space().ID())
 	}
@@ -115,22 +115,22 @@ func TestTryReserveWithoutRoom(t *testing.T) {
 func TestSenselessRequests(t *testing.T) {
 	m, s := one(t, 100, 0)
 	ctx := context.Background()
-	for name, f := range map[string]func() (reservation.Reservation, error){
-		"negative":      func() (reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, -1) },
-		"very negative": func() (reservation.Reservation, error) { return m.TryReserve(onGPU0, math.MinInt64) },
-		"up to less":    func() (reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 2, 1) },
-		"padding below 1": func() (reservation.Reservation, error) {
-			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(0.9)))
+	for name, f := range map[string]func() (*reservation.Reservation, error){
+		"negative":      func() (*reservation.Reservation, error) { return m.Reserve(ctx, onGPU0, -1, nil) },
+		"very negative": func() (*reservation.Reservation, error) { return m.TryReserve(onGPU0, math.MinInt64, nil) },
+		"up to less":    func() (*reservation.Reservation, error) { return m.ReserveUpTo(ctx, onGPU0, 2, 1, nil) },
+		"padding below 1": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, &reservation.Options{Policy: reservation.Increase(0.9)})
 		},
-		"padding not a number": func() (reservation.Reservation, error) {
-			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.NaN())))
+		"padding not a number": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, &reservation.Options{Policy: reservation.Increase(math.NaN())})
 		},
-		"padding without bound": func() (reservation.Reservation, error) {
-			return m.TryReserve(onGPU0, 1, reservation.WithPolicy(reservation.Increase(math.Inf(1))))
+		"padding without bound": func() (*reservation.Reservation, error) {
+			return m.TryReserve(onGPU0, 1, &reservation.Options{Policy: reservation.Increase(math.Inf(1))})
 		},
 	} {
 		r, err := f()
-		if err == nil || !r.IsZero() {
+		if err == nil || r != nil {
 			t.Errorf("%s: %v, %v", name, r, err)
 		}
 		if errors.Is(err, tier.ErrNoSpace) || errors.Is(err, reservation.ErrExceeded) {
@@ -143,8 +143,8 @@ func TestSenselessRequests(t *testing.T) {
 // Nothing can be had even from a space that is full, and grows later.
 func TestReserveOfNothing(t *testing.T) {
 	m, s := one(t, 100, 0)
-	all := mustTry(t, m, onGPU0, 100)
-	r, err := m.Reserve(context.Background(), onGPU0, 0)
+	all := mustTry(t, m, onGPU0, 100, nil)
+	r, err := m.Reserve(context.Background(), onGPU0, 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,9 +187,9 @@ func TestReserveUpTo(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, Events: func(events.Event) { cancel() }}) // it waits
-			held := mustTry(t, m, onGPU0, test.held)
+			held := mustTry(t, m, onGPU0, test.held, nil)
 			defer release(t, held)
-			r, err := m.ReserveUpTo(ctx, onGPU0, test.least, test.most)
+			r, err := m.ReserveUpTo(ctx, onGPU0, test.least, test.most, nil)
 			if test.wantUnavailable {
 				if !errors.Is(err, context.Canceled) {
 					t.Errorf("%v, %v", r, err)
@@ -209,21 +209,21 @@ func TestReserveUpTo(t *testing.T) {
 // ReserveUpTo chooses a space as Reserve does, and takes no less than a byte where there is one.
 func TestReserveUpToChoosesASpace(t *testing.T) {
 	m, spaces := machine(t)
-	held := mustTry(t, m, onGPU0, 950)
+	held := mustTry(t, m, onGPU0, 950, nil)
 	for _, c := range []struct {
 		least, most int64
 		in          string
 		want        int64
 	}{{20, 500, "gpu:1", 500}, {0, 500, "gpu:1", 500}, {0, 0, "gpu:1", 0}} {
-		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), c.least, c.most)
+		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), c.least, c.most, nil)
 		if err != nil || r.Space() != spaces[c.in] || r.Bytes() != c.want {
 			t.Fatalf("from %d to %d: %d bytes in %s: %v", c.least, c.most, r.Bytes(), r.Space().ID(), err)
 		}
 		release(t, r)
 	}
-	full := mustTry(t, m, reservation.Specific(gpu1), 1000)
+	full := mustTry(t, m, reservation.Specific(gpu1), 1000, nil)
 	for _, most := range []int64{500, 30} {
-		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 0, most)
+		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 0, most, nil)
 		if err != nil || r.Space() != spaces["gpu:0"] || r.Bytes() != min(most, 50) {
 			t.Fatalf("beside a full space: %d bytes in %s: %v", r.Bytes(), r.Space().ID(), err)
 		}
@@ -236,7 +236,7 @@ func TestReserveUpToChoosesASpace(t *testing.T) {
 	if err := tiny.SetLimit(8); err != nil { // less than any byte takes
 		t.Fatal(err)
 	}
-	r, err := small.ReserveUpTo(t.Context(), onGPU0, 0, 50)
+	r, err := small.ReserveUpTo(t.Context(), onGPU0, 0, 50, nil)
 	if err != nil || r.Bytes() != 0 {
 		t.Errorf("where not even a byte fits: %d bytes: %v", r.Bytes(), err)
 	}
@@ -245,10 +245,10 @@ func TestReserveUpToChoosesASpace(t *testing.T) {
 
 func TestErrorsSayWhatToDo(t *testing.T) {
 	m, _ := one(t, 100, 0)
-	_, exceeded := m.TryReserve(onGPU0, 101)
-	r := mustTry(t, m, onGPU0, 60)
+	_, exceeded := m.TryReserve(onGPU0, 101, nil)
+	r := mustTry(t, m, onGPU0, 60, nil)
 	defer release(t, r)
-	_, full := m.TryReserve(onGPU0, 41)
+	_, full := m.TryReserve(onGPU0, 41, nil)
 	_, broken := r.Alloc(61)
 	for _, test := range []struct {
 		err  error
@@ -288,17 +288,17 @@ func TestClosedManagerRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := mustTry(t, m, onGPU0, 60)
+	r := mustTry(t, m, onGPU0, 60, nil)
 	if err := m.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.Close(); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("a second Close: %v", err)
 	}
-	if _, err := m.TryReserve(onGPU0, 1); !errors.Is(err, tier.ErrClosed) || !strings.Contains(err.Error(), "manager") {
+	if _, err := m.TryReserve(onGPU0, 1, nil); !errors.Is(err, tier.ErrClosed) || !strings.Contains(err.Error(), "manager") {
 		t.Errorf("TryReserve: %v", err)
 	}
-	if _, err := m.Reserve(context.Background(), onGPU0, 1); !errors.Is(err, tier.ErrClosed) {
+	if _, err := m.Reserve(context.Background(), onGPU0, 1, nil); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("Reserve: %v", err)
 	}
 	if err := r.TryGrow(1); !errors.Is(err, tier.ErrClosed) {
@@ -323,11 +323,11 @@ func TestReservePresses(t *testing.T) {
 				pressed++
 			}
 		})()
-		below := mustTry(t, m, onGPU0, want-1)
+		below := mustTry(t, m, onGPU0, want-1, nil)
 		if pressed != 0 {
 			t.Errorf("%d bytes below the trigger press", want-1)
 		}
-		at := mustTry(t, m, onGPU0, 1)
+		at := mustTry(t, m, onGPU0, 1, nil)
 		if pressed != 1 {
 			t.Errorf("%d bytes, which reach the trigger, press %d times", want, pressed)
 		}
@@ -342,7 +342,7 @@ func TestReserveAllocatesOnce(t *testing.T) {
 	}
 	m, _ := one(t, 1000, 0)
 	n := testing.AllocsPerRun(100, func() {
-		r, err := m.Reserve(context.Background(), onGPU0, 100)
+		r, err := m.Reserve(context.Background(), onGPU0, 100, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,29 +17,29 @@ import (
 
 // operations are all that take a number of bytes, on a manager of one space and a
 // reservation of 256 bytes in it.
-var operations = map[string]func(ctx context.Context, m *reservation.Manager, r reservation.Reservation, n int64) error{
-	"Reserve": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
-		return giveBack(m.Reserve(ctx, onGPU0, n))
+var operations = map[string]func(ctx context.Context, m *reservation.Manager, r *reservation.Reservation, n int64) error{
+	"Reserve": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+		return giveBack(m.Reserve(ctx, onGPU0, n, nil))
 	},
-	"TryReserve": func(_ context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
-		return giveBack(m.TryReserve(onGPU0, n))
+	"TryReserve": func(_ context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+		return giveBack(m.TryReserve(onGPU0, n, nil))
 	},
-	"ReserveUpTo, least": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
-		return giveBack(m.ReserveUpTo(ctx, onGPU0, n, max(n, 100)))
+	"ReserveUpTo, least": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+		return giveBack(m.ReserveUpTo(ctx, onGPU0, n, max(n, 100), nil))
 	},
-	"ReserveUpTo, most": func(ctx context.Context, m *reservation.Manager, _ reservation.Reservation, n int64) error {
-		return giveBack(m.ReserveUpTo(ctx, onGPU0, 0, n))
+	"ReserveUpTo, most": func(ctx context.Context, m *reservation.Manager, _ *reservation.Reservation, n int64) error {
+		return giveBack(m.ReserveUpTo(ctx, onGPU0, 0, n, nil))
 	},
-	"Grow": func(ctx context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
+	"Grow": func(ctx context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
 		return r.Grow(ctx, n)
 	},
-	"TryGrow": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
+	"TryGrow": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
 		return r.TryGrow(n)
 	},
-	"Shrink": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
+	"Shrink": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
 		return r.Shrink(n)
 	},
-	"Alloc": func(_ context.Context, _ *reservation.Manager, r reservation.Reservation, n int64) error {
+	"Alloc": func(_ context.Context, _ *reservation.Manager, r *reservation.Reservation, n int64) error {
 		b, err := r.Alloc(n)
 		if err != nil {
 			return err
@@ -49,7 +49,7 @@ var operations = map[string]func(ctx context.Context, m *reservation.Manager, r 
 }
 
 // giveBack releases what was reserved.
-func giveBack(r reservation.Reservation, err error) error {
+func giveBack(r *reservation.Reservation, err error) error {
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func TestAnyNumberOfBytes(t *testing.T) {
 				Spaces: []*tier.Space{s},
 				Events: func(events.Event) { cancel() }, // a request that begins to wait need not wait long
 			})
-			r := mustTry(t, m, onGPU0, 256)
+			r := mustTry(t, m, onGPU0, 256, nil)
 			err := f(ctx, m, r, n)
 			cancel()
 			got := done
@@ -138,7 +138,7 @@ func TestOperationsAfterClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := mustTry(t, m, onGPU0, 256)
+		r := mustTry(t, m, onGPU0, 256, nil)
 		if err := m.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -159,11 +159,11 @@ func TestOperationsAfterClose(t *testing.T) {
 func TestReleasedReservationTouchesNoOther(t *testing.T) {
 	for _, n := range []int64{-1, 0, 1, 256, math.MaxInt64} {
 		m, s := one(t, 10_000, 0)
-		old := mustTry(t, m, onGPU0, 256, reservation.WithPolicy(reservation.Increase(1.25)))
+		old := mustTry(t, m, onGPU0, 256, &reservation.Options{Policy: reservation.Increase(1.25)})
 		release(t, old)
-		var others []reservation.Reservation
+		var others []*reservation.Reservation
 		for range 20 {
-			others = append(others, mustTry(t, m, onGPU0, 256))
+			others = append(others, mustTry(t, m, onGPU0, 256, nil))
 		}
 		for _, op := range []string{"Grow", "TryGrow", "Shrink", "Alloc"} {
 			if err := operations[op](
@@ -192,7 +192,7 @@ func TestReleasedReservationTouchesNoOther(t *testing.T) {
 
 // releaseAgain releases, and says whether that panicked, as a second release does in
 // an invariants build.
-func releaseAgain(r reservation.Reservation) (err error, panicked bool) {
+func releaseAgain(r *reservation.Reservation) (err error, panicked bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			if !invariants.Enabled {
@@ -213,7 +213,7 @@ func TestReleaseAtOnceHappensOnce(t *testing.T) {
 	}
 	m, s := one(t, 1000, 0)
 	for range rounds {
-		r := mustTry(t, m, onGPU0, 100)
+		r := mustTry(t, m, onGPU0, 100, nil)
 		var wg sync.WaitGroup
 		var once, again atomic.Int32
 		begin := make(chan struct{})
@@ -232,7 +232,7 @@ func TestReleaseAtOnceHappensOnce(t *testing.T) {
 		}
 		wg.Go(func() {
 			<-begin
-			other := mustTry(t, m, onGPU0, 50)
+			other := mustTry(t, m, onGPU0, 50, nil)
 			if other.Bytes() != 50 {
 				t.Errorf("somebody else's is %d bytes", other.Bytes())
 			}
@@ -256,7 +256,7 @@ func TestUseOfAReleasedReservation(t *testing.T) {
 	m, spaces := machine(t)
 	s := spaces["gpu:0"]
 	var wg sync.WaitGroup
-	handed := make(chan reservation.Reservation, 64)
+	handed := make(chan *reservation.Reservation, 64)
 	for range 3 {
 		wg.Go(func() {
 			for r := range handed {
@@ -272,7 +272,7 @@ func TestUseOfAReleasedReservation(t *testing.T) {
 		})
 	}
 	for i := range testseed.Rounds(60_000, 10_000) {
-		r, err := m.TryReserve(onGPU0, 80)
+		r, err := m.TryReserve(onGPU0, 80, nil)
 		if err != nil {
 			continue
 		}
@@ -290,7 +290,7 @@ func TestUseOfAReleasedReservation(t *testing.T) {
 	}
 	close(handed)
 	wg.Wait()
-	if u := s.Usage(); u.Used() != 0 || u.Reserved != 0 {
+	if u := s.State().Usage; u.Used() != 0 || u.Reserved != 0 {
 		t.Errorf("%+v", u)
 	}
 }

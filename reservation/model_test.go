@@ -108,7 +108,7 @@ func againstReference(t *testing.T, seed uint64) {
 	bypass := 1 + rng.IntN(4)
 	m, s := one(t, capacity, bypass)
 	ref := &reference{limit: capacity, bypass: bypass}
-	var held []reservation.Reservation
+	var held []*reservation.Reservation
 	var all []*modelWaiter
 	for step := range steps {
 		bytes := 1 + rng.Int64N(rng.Int64N(60)+1)
@@ -116,7 +116,7 @@ func againstReference(t *testing.T, seed uint64) {
 		switch op := rng.IntN(12); {
 		case op < 3:
 			what = fmt.Sprintf("TryReserve(%d)", bytes)
-			r, err := m.TryReserve(onGPU0, bytes)
+			r, err := m.TryReserve(onGPU0, bytes, nil)
 			if ok := ref.try(bytes); ok != (err == nil) {
 				t.Fatalf("step %d: %s: %v; the reference: %v", step, what, err, ok)
 			}
@@ -217,7 +217,7 @@ type worker struct {
 }
 
 type modelReservation struct {
-	r        reservation.Reservation
+	r        *reservation.Reservation
 	promised int64
 }
 
@@ -365,7 +365,7 @@ func (w *worker) step(t *testing.T, m *reservation.Manager, policies []reservati
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+w.rng.IntN(20))*time.Millisecond)
 	defer cancel()
 	bytes := w.rng.Int64N(w.rng.Int64N(900) + 1)
-	policy := reservation.WithPolicy(policies[w.rng.IntN(len(policies))])
+	policy := &reservation.Options{Policy: policies[w.rng.IntN(len(policies))]}
 	op := w.rng.IntN(16)
 	if len(w.held) > 4 {
 		op = 9
@@ -419,8 +419,8 @@ func (w *worker) promise(h *modelReservation, bytes int64) {
 	h.promised = bytes
 }
 
-func (w *worker) keep(t *testing.T) func(reservation.Reservation, error) {
-	return func(r reservation.Reservation, err error) {
+func (w *worker) keep(t *testing.T) func(*reservation.Reservation, error) {
+	return func(r *reservation.Reservation, err error) {
 		expected(t, err)
 		if err == nil {
 			w.mu.Lock()

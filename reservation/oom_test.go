@@ -15,18 +15,18 @@ import (
 func TestOutOfMemoryHookHelps(t *testing.T) {
 	for name, test := range map[string]struct {
 		policy reservation.LimitPolicy
-		help   func(r reservation.Reservation, cached *tier.Buffer, other reservation.Reservation) error
+		help   func(r *reservation.Reservation, cached *tier.Buffer, other *reservation.Reservation) error
 		cause  error // besides ErrExceeded
 	}{
-		"by freeing a buffer": {help: func(_ reservation.Reservation, cached *tier.Buffer, _ reservation.Reservation) error {
+		"by freeing a buffer": {help: func(_ *reservation.Reservation, cached *tier.Buffer, _ *reservation.Reservation) error {
 			return cached.Release()
 		}},
-		"by growing": {help: func(r reservation.Reservation, _ *tier.Buffer, other reservation.Reservation) error {
+		"by growing": {help: func(r *reservation.Reservation, _ *tier.Buffer, other *reservation.Reservation) error {
 			return errors.Join(other.Shrink(30), r.TryGrow(30))
 		}},
 		"by making room in the space": {
 			policy: reservation.Increase(1.25), cause: tier.ErrNoSpace,
-			help: func(_ reservation.Reservation, _ *tier.Buffer, other reservation.Reservation) error {
+			help: func(_ *reservation.Reservation, _ *tier.Buffer, other *reservation.Reservation) error {
 				return other.Shrink(30)
 			},
 		},
@@ -34,9 +34,9 @@ func TestOutOfMemoryHookHelps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, s := one(t, 100, 0)
 			var cached *tier.Buffer
-			other := mustTry(t, m, onGPU0, 40)
+			other := mustTry(t, m, onGPU0, 40, nil)
 			calls := 0
-			r := mustTry(t, m, onGPU0, 60, reservation.WithPolicy(test.policy), reservation.WithOutOfMemory(func(r reservation.Reservation, requested int64, err error) bool {
+			r := mustTry(t, m, onGPU0, 60, &reservation.Options{Policy: test.policy, OutOfMemory: func(r *reservation.Reservation, requested int64, err error) bool {
 				calls++
 				m.Demand(nil) // would hang if a lock were held
 				if r.Space() != s || requested != 50 || r.Unused() != 20 || r.Bytes() != 60 || s.Available() != 0 {
@@ -49,7 +49,7 @@ func TestOutOfMemoryHookHelps(t *testing.T) {
 					t.Error(err)
 				}
 				return true
-			}))
+			}})
 			cached = mustAlloc(t, r, 40)
 			b := mustAlloc(t, r, 50)
 			if calls != 1 {
@@ -68,7 +68,7 @@ func TestOutOfMemoryHookHelps(t *testing.T) {
 func TestOutOfMemoryHookIsAskedAboutMemoryOnly(t *testing.T) {
 	m, s := one(t, 100, 0)
 	calls := 0
-	r := mustTry(t, m, onGPU0, 60, reservation.WithOutOfMemory(func(reservation.Reservation, int64, error) bool { calls++; return false }))
+	r := mustTry(t, m, onGPU0, 60, &reservation.Options{OutOfMemory: func(*reservation.Reservation, int64, error) bool { calls++; return false }})
 	pool := s.Pool().(*heapPool)
 	broken := errors.New("broken")
 	fragmented := &tier.NoSpaceError{Requested: 50, Available: 100, Largest: 10}
@@ -103,13 +103,13 @@ func TestOutOfMemoryKeepsBothErrors(t *testing.T) {
 	m, s := one(t, 100, 0)
 	pool := s.Pool().(*heapPool)
 	again := true
-	r := mustTry(t, m, onGPU0, 60, reservation.WithOutOfMemory(func(r reservation.Reservation, _ int64, _ error) bool {
+	r := mustTry(t, m, onGPU0, 60, &reservation.Options{OutOfMemory: func(r *reservation.Reservation, _ int64, _ error) bool {
 		pool.failWith(&tier.NoSpaceError{Requested: 70, Available: 100, Largest: 10})
 		if err := r.TryGrow(20); err != nil {
 			t.Error(err)
 		}
 		return again
-	}))
+	}})
 	_, err := r.Alloc(70)
 	var first *reservation.ExceededError
 	var second *tier.NoSpaceError
@@ -135,17 +135,17 @@ func TestOutOfMemoryKeepsBothErrors(t *testing.T) {
 func TestOutOfMemoryHookDoesNotRecurse(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	var calls, inner int
-	other := mustTry(t, m, onGPU0, 10, reservation.WithOutOfMemory(func(reservation.Reservation, int64, error) bool { inner++; return true }))
-	var r reservation.Reservation
-	r = mustTry(t, m, onGPU0, 10, reservation.WithOutOfMemory(func(told reservation.Reservation, _ int64, _ error) bool {
+	other := mustTry(t, m, onGPU0, 10, &reservation.Options{OutOfMemory: func(*reservation.Reservation, int64, error) bool { inner++; return true }})
+	var r *reservation.Reservation
+	r = mustTry(t, m, onGPU0, 10, &reservation.Options{OutOfMemory: func(told *reservation.Reservation, _ int64, _ error) bool {
 		calls++
-		for _, r := range []reservation.Reservation{r, told, other} {
+		for _, r := range []*reservation.Reservation{r, told, other} {
 			if _, err := r.Alloc(20); !errors.Is(err, reservation.ErrExceeded) {
 				t.Errorf("inside: %v", err)
 			}
 		}
 		return true
-	}))
+	}})
 	for i := range 3 {
 		if _, err := r.Alloc(20); !errors.Is(err, reservation.ErrExceeded) {
 			t.Error(err)
@@ -163,7 +163,7 @@ func TestOutOfMemoryHookPanics(t *testing.T) {
 	m, _ := one(t, 100, 0)
 	calls := 0
 	cause := errors.New("the hook's")
-	r := mustTry(t, m, onGPU0, 10, reservation.WithOutOfMemory(func(reservation.Reservation, int64, error) bool { calls++; panic(cause) }))
+	r := mustTry(t, m, onGPU0, 10, &reservation.Options{OutOfMemory: func(*reservation.Reservation, int64, error) bool { calls++; panic(cause) }})
 	for range 2 {
 		if _, err := r.Alloc(20); !errors.Is(err, cause) || !errors.Is(err, reservation.ErrExceeded) {
 			t.Errorf("it failed with %v", err)
@@ -183,12 +183,12 @@ func TestOutOfMemoryHooksAtOnce(t *testing.T) {
 	var inside sync.WaitGroup
 	inside.Add(n)
 	var calls atomic.Int64
-	r := mustTry(t, m, onGPU0, 0, reservation.WithOutOfMemory(func(r reservation.Reservation, _ int64, _ error) bool {
+	r := mustTry(t, m, onGPU0, 0, &reservation.Options{OutOfMemory: func(r *reservation.Reservation, _ int64, _ error) bool {
 		calls.Add(1)
 		inside.Done()
 		inside.Wait() // until all are here
 		return r.TryGrow(10) == nil
-	}))
+	}})
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {

@@ -8,8 +8,8 @@ import (
 
 // Owner is a task that reserves. The manager finds the memory of an owner by its reservations, and by
 // the handles and records that were opened with its Context. So it finds tasks that wait for each
-// other, and one of them gets ErrDeadlock. Pass the owner to each reservation of the task with
-// WithOwner, and its Context to calls that reserve on the task's behalf.
+// other, and one of them gets ErrDeadlock. Pass the owner to each reservation of the task in
+// Options.Owner, and its Context to calls that reserve on the task's behalf.
 //
 // An owner runs until as many of its goroutines wait as it has: a running owner may release
 // something. See SetWorkers. It is safe for concurrent use and needs no closing.
@@ -69,26 +69,6 @@ func Waits(ctx context.Context) (done func()) {
 	o := OwnerOf(ctx)
 	o.wait(1)
 	return func() { o.wait(-1) }
-}
-
-// WithOwner sets the owner of the reservation and of its waits, also those of Grow. Nil changes
-// nothing.
-func WithOwner(o *Owner) Option {
-	return func(s *state) {
-		if o != nil {
-			s.promise.Owner = o
-		}
-	}
-}
-
-// WithName sets the name under which errors and listings of holders have a reservation without an
-// owner.
-func WithName(name string) Option {
-	return func(s *state) {
-		if s.promise.Owner == nil && name != "" {
-			s.promise.Owner = label(name)
-		}
-	}
 }
 
 // label is the owner, in the books, of a reservation that has only a name.

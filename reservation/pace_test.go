@@ -82,7 +82,7 @@ func TestPromisesAreSpread(t *testing.T) {
 	pools[0].pace.Bandwidth, pools[1].pace.Bandwidth, pools[2].pace.Bandwidth = 10, 20, 30
 	var held [3]int
 	for range 60 {
-		r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10)
+		r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10, nil)
 		defer release(t, r)
 		held[r.Space().ID().Ordinal]++
 	}
@@ -95,8 +95,8 @@ func TestPromisesAreSpread(t *testing.T) {
 func TestPaceYieldsToRoom(t *testing.T) {
 	m, pools := volumes(t)
 	pools[0].pace.Lead, pools[1].pace.Lead, pools[2].pace.Lead = 0, 1e18, 2e18
-	all := mustTry(t, m, reservation.Specific(tier.ID{Kind: tier.Disk}), 1000)
-	r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10)
+	all := mustTry(t, m, reservation.Specific(tier.ID{Kind: tier.Disk}), 1000, nil)
+	r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10, nil)
 	if got := r.Space().ID().Ordinal; got != 1 {
 		t.Errorf("it was put in disk:%d", got)
 	}
@@ -124,7 +124,7 @@ func BenchmarkReservePaced(b *testing.B) {
 	any := reservation.AnyInTier(tier.Disk)
 	b.ReportAllocs()
 	for b.Loop() {
-		r, err := m.TryReserve(any, 100)
+		r, err := m.TryReserve(any, 100, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -112,7 +112,7 @@ func managerOf(t testing.TB, cfg reservation.Config) *reservation.Manager {
 			t.Errorf("closing the manager: %v", err)
 		}
 		for _, s := range cfg.Spaces {
-			if u := s.Usage(); u.Used() != 0 {
+			if u := s.State().Usage; u.Used() != 0 {
 				t.Errorf("%s is not empty at the end: %+v", s.ID(), u)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 // can be evicted for it. want is how many bytes the request lacks. Reclaim gives memory back by
 // Reservation.Shrink. ctx ends after a second, after which the request asks another Reclaimer.
 type Reclaimer struct {
-	Reservation Reservation
+	Reservation *Reservation
 	Name        string // for errors
 	Reclaim     func(ctx context.Context, want int64)
 }
@@ -41,10 +41,10 @@ func (w *request) passedLocked() (names []string) {
 const reclaimTime = time.Second
 
 // OnReclaim registers memory that can be reclaimed. The returned function unregisters it and waits
-// until Reclaim has returned; a second call does nothing. A zero Reservation has nothing to reclaim
+// until Reclaim has returned; a second call does nothing. A nil Reservation has nothing to reclaim
 // and is not registered.
 func (m *Manager) OnReclaim(r Reclaimer) (cancel func()) {
-	if r.Reservation.IsZero() {
+	if r.Reservation == nil {
 		return func() {}
 	}
 	one := &reclaimer{Reclaimer: r, busy: make(chan struct{}, 1)}
@@ -67,9 +67,9 @@ func (m *Manager) nextReclaimerLocked(w *request, l *line, atRest bool) (next *r
 	var largest int64
 	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
-		s, n := r.Reservation.state, r.Reservation.Bytes()
-		here, below := s.line == l, atRest && s.line.space.Kind() > l.space.Kind()
-		if s == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
+		own, n := r.Reservation, r.Reservation.Bytes()
+		here, below := own.line == l, atRest && own.line.space.Kind() > l.space.Kind()
+		if own == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
 			continue
 		}
 		if next == nil || here && !near || here == near && n > largest {

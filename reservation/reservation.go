@@ -1,11 +1,14 @@
 package reservation
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/internal/books"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/size"
@@ -15,144 +18,132 @@ import (
 // Reservation is a promise of bytes in one space, from which Alloc draws buffers. The caller must
 // release it once. It is safe for concurrent use, and buffers may be freed from any goroutine.
 //
-// It is a small value that may be copied and compared; copies are the same promise. The zero value
-// is no reservation: it has no space, its Release does nothing, and its other methods return
+// A nil Reservation has no space and no bytes. Its Release does nothing, and its other methods return
 // tier.ErrReleased.
 //
 // At any moment its bytes are either unused or drawn, that is charged to buffers:
 //
 //	unused ──Alloc──▶ drawn ──buffer freed──▶ unused, or free after Release
-type Reservation struct{ state *state }
-
-// state is what all copies of a Reservation share. The promise, whose bytes the space's books count,
-// has a lock of its own; the rest is set before the reservation is open.
-type state struct {
-	manager  *Manager
-	line     *line
-	promise  books.Promise
-	policy   LimitPolicy
-	memory   *memoryHook // see WithOutOfMemory; may be nil
-	origin   origin
-	noClear  atomic.Bool // see WithoutClearing
-	arriving int64       // its part of line.arriving
-
-	size   func(*tier.Space) (bytes int64, release func()) // see Sized; may be nil
-	resign func()                                          // ends what size was based on; may be nil
+//
+// The space's books guard the promise, whose bytes they count. All else, but for noClearing, is set
+// before the reservation is open.
+type Reservation struct {
+	manager    *Manager
+	line       *line
+	promise    books.Promise
+	options    Options
+	noClearing atomic.Bool // Options.NoClearing, or after StopClearing
+	arriving   int64       // its part of line.arriving
+	spared     int64       // how many bytes of headroom it has left free
+	resign     func()      // ends what Options.Sized was based on; may be nil
+	asking     *sync.Map   // numbers of the goroutines that run Options.OutOfMemory; nil without it
 }
 
-// IsZero reports whether r is the zero value, and so no reservation.
-func (r Reservation) IsZero() bool { return r.state == nil }
-
 // Space returns where the bytes are.
-func (r Reservation) Space() *tier.Space {
-	if r.state == nil {
+func (r *Reservation) Space() *tier.Space {
+	if r == nil {
 		return nil
 	}
-	return r.state.line.space
+	return r.line.space
 }
 
 // Bytes returns how many bytes are promised, in use or not; 0 after Release.
-func (r Reservation) Bytes() int64 { return r.view().Promised }
+func (r *Reservation) Bytes() int64 { return r.view().Promised }
 
 // Unused returns how many of the promised bytes are in no buffer; 0 after
 // Release.
-func (r Reservation) Unused() int64 { return r.view().Unused }
+func (r *Reservation) Unused() int64 { return r.view().Unused }
 
-// IsOpen reports whether r has not been released. The zero Reservation is not open.
-func (r Reservation) IsOpen() bool {
-	if r.state == nil {
-		return false
-	}
-	_, open := r.state.promise.View()
-	return open
-}
+// IsOpen reports whether r has not been released. A nil Reservation is not open.
+func (r *Reservation) IsOpen() bool { return r.view().Open }
 
 // Owner returns the reservation's owner, nil if it has none.
-func (r Reservation) Owner() *Owner {
+func (r *Reservation) Owner() *Owner {
 	o, _ := r.view().Owner.(*Owner)
 	return o
 }
 
-func (r Reservation) view() (v books.PromiseView) {
-	if r.state != nil {
-		v, _ = r.state.promise.View()
+func (r *Reservation) view() (v books.PromiseView) {
+	if r != nil {
+		v = r.promise.View()
 	}
 	return v
 }
 
-// SetOwner sets the reservation's owner from now on, as WithOwner does when it is made. It is for
+// SetOwner sets the reservation's owner from now on, as Options.Owner does when it is made. It is for
 // requests that wait without an owner, such as those of a task that holds nothing until it is
 // admitted. A reservation that has an owner, or was released, is an error.
-func (r Reservation) SetOwner(o *Owner) error {
+func (r *Reservation) SetOwner(o *Owner) error {
 	switch {
 	case !r.IsOpen():
 		return errReleased("setting the owner")
 	case o == nil:
 		return nil
-	case !r.state.promise.SetOwner(o):
+	case !r.promise.SetOwner(o):
 		return errors.New("reservation: it has an owner already")
 	}
 	return nil
 }
 
-// Alloc draws a buffer of size bytes in one piece, which the caller must release. It takes
-// Space.Charge(size) bytes. If fewer are unused, the policy (LimitPolicy) decides, and a refusal is
-// an ExceededError. In a lost space the error is a tier.LostError. Alloc does not wait for
+// Alloc draws a buffer of size bytes, which the caller must release. It is in one piece, or may be
+// split at cuts: ascending multiples of tier.Page below size. Only host and disk memory is ever split.
+//
+// It takes Space.Charge(size) bytes. If fewer are unused, the policy (LimitPolicy) decides, and a
+// refusal is an ExceededError. In a lost space the error is a tier.LostError. Alloc does not wait for
 // releases. If the free room is in pieces, it calls Config.Clear, which may evict batches. If that
 // is not enough, it returns a tier.NoSpaceError with the length of the largest piece. After an
 // error the reservation is as it was. A size of 0 gives a nil buffer.
-func (r Reservation) Alloc(size int64) (*tier.Buffer, error) { return r.AllocCuts(size, nil) }
-
-// AllocCuts is Alloc for memory that may be split at cuts: ascending multiples
-// of tier.Page below size. Only host and disk memory is ever split.
-func (r Reservation) AllocCuts(size int64, cuts []int64) (*tier.Buffer, error) {
-	return r.AllocCounted(size, cuts, nil)
-}
-
-// AllocCounted is AllocCuts, and calls reclaimed with the charge of the buffer just before its bytes
-// are credited. reclaimed may be nil; it must be quick and must not block.
-func (r Reservation) AllocCounted(size int64, cuts []int64, reclaimed func(n int64)) (*tier.Buffer, error) {
-	s := r.state
-	if s == nil {
+func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
+	if r == nil {
 		return nil, errReleased("alloc")
 	}
-	b, err := s.tryAlloc(size, cuts, reclaimed)
-	if err != nil {
-		return r.allocAgain(err, size, func() (*tier.Buffer, error) { return s.tryAlloc(size, cuts, reclaimed) })
+	b, err := r.tryAlloc(size, cuts)
+	if err == nil {
+		return b, nil
+	}
+	space, first := r.line.space, err
+	if clear := r.manager.config.Clear; clear != nil && inPieces(first) && !r.noClearing.Load() {
+		lockrank.AssertNone("batches are evicted for contiguous room")
+		var b *tier.Buffer
+		clear(space.ID(), func() bool {
+			if first != nil { // also if it is called once more than it should be
+				b, first = r.tryAlloc(size, cuts)
+			}
+			return !inPieces(first) || r.noClearing.Load()
+		})
+		if first == nil {
+			return b, nil
+		}
+	}
+	if r.asking == nil || size > space.Capacity() ||
+		!errors.Is(first, ErrExceeded) && !errors.Is(first, tier.ErrNoSpace) {
+		return nil, first
+	}
+	requested := space.Charge(size)
+	again, panicked := r.askForMemory(requested, first)
+	switch {
+	case panicked != nil:
+		return nil, errors.Join(first, panicked)
+	case !again:
+		return nil, first
+	}
+	if b, err = r.tryAlloc(size, cuts); err != nil {
+		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; "+
+			"before that: %w", space.ID(), requested, err, first)
 	}
 	return b, nil
 }
 
-// allocAgain does what may help an allocation that has failed with err, and tries again: it has batches
-// evicted where the free room is in pieces, and then asks the out-of-memory hook.
-func (r Reservation) allocAgain(err error, size int64, try func() (*tier.Buffer, error)) (b *tier.Buffer, _ error) {
-	s, space := r.state, r.state.line.space
-	if clear := s.manager.config.Clear; clear != nil && inPieces(err) && !s.noClear.Load() {
-		lockrank.AssertNone("batches are evicted for contiguous room")
-		clear(space.ID(), func() bool {
-			if err != nil { // also if it is called once more than it should be
-				b, err = try()
-			}
-			return !inPieces(err) || s.noClear.Load()
-		})
+// askForMemory calls Options.OutOfMemory, unless this goroutine is in it already.
+func (r *Reservation) askForMemory(requested int64, first error) (again bool, err error) {
+	lockrank.AssertNone("an out-of-memory hook is called")
+	id := lockrank.GoroutineID()
+	if _, inside := r.asking.LoadOrStore(id, struct{}{}); inside {
+		return false, nil
 	}
-	if s.memory == nil || size > space.Capacity() || !errors.Is(err, ErrExceeded) && !errors.Is(err, tier.ErrNoSpace) {
-		return b, err
-	}
-	requested := space.Charge(size)
-	again, panicked := s.memory.ask(r, requested, err)
-	switch {
-	case panicked != nil:
-		return nil, errors.Join(err, panicked)
-	case !again:
-		return nil, err
-	}
-	b, second := try()
-	if second != nil {
-		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; "+
-			"before that: %w", space.ID(), requested, second, err)
-	}
-	return b, nil
+	defer r.asking.Delete(id)
+	defer guard.Error(&err, "an out-of-memory hook")
+	return r.options.OutOfMemory(r, requested, first), nil
 }
 
 // inPieces reports whether an allocation failed because what is free is in pieces.
@@ -161,64 +152,64 @@ func inPieces(err error) bool {
 	return ok && full.Largest > 0
 }
 
-// StopClearing does for r from now on what WithoutClearing does for a new reservation. A call of
+// StopClearing does for r from now on what Options.NoClearing does for a new reservation. A call of
 // Config.Clear in progress ends at the next call of its function enough.
-func (r Reservation) StopClearing() {
-	if r.state != nil {
-		r.state.noClear.Store(true)
+func (r *Reservation) StopClearing() {
+	if r != nil {
+		r.noClearing.Store(true)
 	}
 }
 
-func (s *state) tryAlloc(size int64, cuts []int64, reclaimed func(n int64)) (*tier.Buffer, error) {
-	space := s.line.space
+func (r *Reservation) tryAlloc(size int64, cuts []int64) (*tier.Buffer, error) {
+	space := r.line.space
 	if size < 0 {
 		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", space.ID(), size)
 	}
 	n := charge(space, size)
 	if n == neverFits {
-		return nil, s.line.exceeded(size)
+		return nil, r.line.exceeded(size)
 	}
-	grown, err := s.draw(n)
+	grown, err := r.draw(n)
 	if err != nil || size == 0 {
 		return nil, err
 	}
-	b, err := space.Draw(&s.promise, size, cuts, reclaimed)
+	b, err := space.Draw(&r.promise, size, cuts)
 	if err != nil {
-		space.Freed(s.promise.Resize(-grown).Freed)
+		space.Freed(r.promise.Resize(-grown).Freed)
 		return nil, err
 	}
 	if grown > 0 {
-		s.changed()
+		r.changed()
 	}
 	return b, nil
 }
 
 // Promote is Alloc of the memory of a clean image in r's space, which the caller has taken. After
 // an error it still is a clean image, and the caller must release it.
-func (r Reservation) Promote(c *tier.Clean) error {
-	s := r.state
-	if s == nil {
+func (r *Reservation) Promote(c *tier.Clean) error {
+	if r == nil {
 		return errReleased("promote")
 	}
-	grown, err := s.draw(c.Bytes())
+	grown, err := r.draw(c.Bytes())
 	if err != nil {
 		return err
 	}
-	s.line.space.Promote(c, &s.promise)
+	r.line.space.Promote(c, &r.promise)
 	if grown > 0 {
-		s.changed()
+		r.changed()
 	}
 	return nil
 }
 
 // draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
 // where the policy allows that. It returns by how much the promise grew.
-func (s *state) draw(n int64) (grown int64, err error) {
-	space, increases := s.line.space, s.policy.kind == policyIncrease
+func (r *Reservation) draw(n int64) (grown int64, err error) {
+	space, policy := r.line.space, r.options.Policy
+	increases := policy.kind == policyIncrease
 	var extra int64 // reserved beyond what was unused
 	for {
-		v, _ := s.promise.View()
-		out := s.promise.Draw(n, extra, increases)
+		v := r.promise.View()
+		out := r.promise.Draw(n, extra, increases)
 		if !out.Released && out.Short == 0 {
 			space.Freed(out.Freed)
 			if increases {
@@ -228,20 +219,21 @@ func (s *state) draw(n int64) (grown int64, err error) {
 		}
 		asks := []int64{out.Short}
 		switch {
-		case out.Released || s.policy.kind == policyFail:
+		case out.Released || policy.kind == policyFail:
 			asks = nil
 		case increases:
-			asks = []int64{size.Times(s.policy.padding, out.Short), out.Short}
+			asks = []int64{size.Times(policy.padding, out.Short), out.Short}
 		}
-		more, cause := int64(0), error(nil)
-		for i := 0; i < len(asks) && more == 0; i++ {
-			w := request{grows: s, candidates: []candidate{{line: s.line, need: asks[i], asked: asks[i]}}}
+		var more int64
+		var cause error
+		for _, ask := range asks {
+			w := request{grows: r, candidates: []candidate{{line: r.line, need: ask, asked: ask}}}
 			var ok bool
-			if ok, cause = s.manager.takeIn(&w, &w.candidates[0]); ok {
-				more = asks[i]
-			} else if cause == nil {
-				cause = w.noRoom()
+			if ok, cause = r.manager.takeIn(&w, &w.candidates[0]); ok {
+				more = ask
+				break
 			}
+			cause = cmp.Or[error](cause, w.candidates[0].refusal(nil))
 		}
 		if more > 0 {
 			extra += more
@@ -255,7 +247,7 @@ func (s *state) draw(n int64) (grown int64, err error) {
 			return 0, errReleased("alloc")
 		}
 		hint := "reserve more, or with the policy Increase or Ignore"
-		if s.policy.kind != policyFail {
+		if policy.kind != policyFail {
 			hint = "reserve more from the start, or free some of it"
 		}
 		return 0, &ExceededError{
@@ -266,41 +258,38 @@ func (s *state) draw(n int64) (grown int64, err error) {
 
 // Shrink gives n unused bytes back. More than are unused is an ExceededError
 // and changes nothing.
-func (r Reservation) Shrink(n int64) error {
-	s := r.state
-	if s == nil {
+func (r *Reservation) Shrink(n int64) error {
+	if r == nil {
 		return errReleased("shrink")
 	}
-	space := s.line.space
+	space := r.line.space
 	if n < 0 {
 		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
-	v := r.view()
-	switch out := s.promise.Resize(-n); {
+	promised := r.Bytes()
+	switch out := r.promise.Resize(-n); {
 	case out.Released:
 		return errReleased("shrink")
 	case out.Short > 0:
 		return &ExceededError{
-			Space: space.ID(), Requested: n, Available: n - out.Short, Limit: v.Promised,
+			Space: space.ID(), Requested: n, Available: n - out.Short, Limit: promised,
 			Hint: "only what is in no buffer can be given back",
 		}
 	}
 	space.Freed(n)
-	s.changed()
+	r.changed()
 	return nil
 }
 
 // Release gives the promise up: what is unused returns to the space at once,
 // and what is in buffers when they are freed. Grow calls that wait end with
-// tier.ErrReleased. A second release, also of a copy, changes nothing and returns
-// tier.ErrReleased (an invariants build panics with the stack that took the
-// reservation). Release of the zero Reservation does nothing.
-func (r Reservation) Release() error {
-	s := r.state
-	if s == nil {
+// tier.ErrReleased. A second release changes nothing and returns tier.ErrReleased (an invariants
+// build panics with the stack that took the reservation). Release of a nil Reservation does nothing.
+func (r *Reservation) Release() error {
+	if r == nil {
 		return nil
 	}
-	out := s.promise.Release()
+	out := r.promise.Release()
 	if out.Released {
 		if invariants.Enabled {
 			stack := r.view().Stack
@@ -308,13 +297,13 @@ func (r Reservation) Release() error {
 		}
 		return tier.ErrReleased
 	}
-	if s.arriving > 0 {
-		s.line.arriving.Add(-s.arriving)
+	if r.arriving > 0 {
+		r.line.arriving.Add(-r.arriving)
 	}
-	s.line.space.Freed(out.Freed)
-	s.changed()
-	if s.resign != nil {
-		s.resign()
+	r.line.space.Freed(out.Freed)
+	r.changed()
+	if r.resign != nil {
+		r.resign()
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 
 func TestAllocAndFree(t *testing.T) {
 	m, s := one(t, 100, 0)
-	r := mustTry(t, m, onGPU0, 60)
+	r := mustTry(t, m, onGPU0, 60, nil)
 	a, b := mustAlloc(t, r, 25), mustAlloc(t, r, 35)
 	wantReservation(t, r, 60, 0)
 	wantUsage(t, s, 60, 0, 0)
@@ -37,11 +37,11 @@ func TestAllocAndFree(t *testing.T) {
 
 func TestReleaseReturnsTheUnusedAtOnce(t *testing.T) {
 	m, s := one(t, 100, 0)
-	r := mustTry(t, m, onGPU0, 60)
+	r := mustTry(t, m, onGPU0, 60, nil)
 	b := mustAlloc(t, r, 25)
 	release(t, r)
 	wantUsage(t, s, 25, 0, 0)
-	other := mustTry(t, m, onGPU0, 75)
+	other := mustTry(t, m, onGPU0, 75, nil)
 	release(t, b, other)
 }
 
@@ -50,7 +50,7 @@ func TestRetiredBytesAreNotUnused(t *testing.T) {
 	m, s := one(t, 100, 0)
 	p := s.Pool().(*heapPool)
 	p.hold = true
-	r := mustTry(t, m, onGPU0, 60)
+	r := mustTry(t, m, onGPU0, 60, nil)
 	a, b := mustAlloc(t, r, 20), mustAlloc(t, r, 30)
 	release(t, a)
 	wantReservation(t, r, 60, 10)
@@ -96,8 +96,8 @@ func TestPolicies(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, s := one(t, 200, 0)
-			others := mustTry(t, m, onGPU0, test.others)
-			r := mustTry(t, m, onGPU0, 100, reservation.WithPolicy(test.policy))
+			others := mustTry(t, m, onGPU0, test.others, nil)
+			r := mustTry(t, m, onGPU0, 100, &reservation.Options{Policy: test.policy})
 			first := mustAlloc(t, r, 60)
 			second, err := r.Alloc(70)
 			if (err == nil) != test.ok {
@@ -128,7 +128,7 @@ func TestPolicies(t *testing.T) {
 // buffer is freed, and the promise is restored only then.
 func TestOverdraftIsPaidFirst(t *testing.T) {
 	m, s := one(t, 200, 0)
-	r := mustTry(t, m, onGPU0, 100, reservation.WithPolicy(reservation.Ignore()))
+	r := mustTry(t, m, onGPU0, 100, &reservation.Options{Policy: reservation.Ignore()})
 	a, b, c := mustAlloc(t, r, 100), mustAlloc(t, r, 30), mustAlloc(t, r, 20)
 	wantReservation(t, r, 100, 0)
 	wantUsage(t, s, 150, 0, 0)
@@ -154,7 +154,7 @@ func TestOverdraftIsPaidFirst(t *testing.T) {
 
 func TestGrowAndShrink(t *testing.T) {
 	m, s := one(t, 100, 0)
-	r := mustTry(t, m, onGPU0, 40)
+	r := mustTry(t, m, onGPU0, 40, nil)
 	b := mustAlloc(t, r, 30)
 	ctx := context.Background()
 	if err := r.Grow(ctx, 20); err != nil {
@@ -185,7 +185,7 @@ func TestGrowAndShrink(t *testing.T) {
 	if _, err := r.Alloc(math.MaxInt64); !errors.As(err, &e) || e.Requested != math.MaxInt64 {
 		t.Errorf("allocating all there is: %v", err)
 	}
-	other := mustTry(t, m, onGPU0, 40)
+	other := mustTry(t, m, onGPU0, 40, nil)
 	if err := r.TryGrow(1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("growing without room: %v", err)
 	}
@@ -210,7 +210,7 @@ func TestGrowAndShrink(t *testing.T) {
 func TestGrowThatCannotFitAnyMoreIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		r, other := mustTry(t, m, onGPU0, 40, nil), mustTry(t, m, onGPU0, 60, nil)
 		first, second := grow(t, r, 40), grow(t, r, 50)
 		first.waiting(t)
 		second.waiting(t)
@@ -227,8 +227,8 @@ func TestGrowThatCannotFitAnyMoreIsTold(t *testing.T) {
 func TestIncreaseTellsGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		r := mustTry(t, m, onGPU0, 40, reservation.WithPolicy(reservation.Increase(1)))
-		other := mustTry(t, m, onGPU0, 60)
+		r := mustTry(t, m, onGPU0, 40, &reservation.Options{Policy: reservation.Increase(1)})
+		other := mustTry(t, m, onGPU0, 60, nil)
 		waits := grow(t, r, 50)
 		if err := other.Shrink(20); err != nil {
 			t.Error(err)
@@ -245,7 +245,7 @@ func TestIncreaseTellsGrow(t *testing.T) {
 func TestLoweredLimitRefusesGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 0)
-		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		r, other := mustTry(t, m, onGPU0, 40, nil), mustTry(t, m, onGPU0, 60, nil)
 		waits := grow(t, r, 30)
 		if err := errors.Join(r.Shrink(10), s.SetLimit(60)); err != nil {
 			t.Error(err)
@@ -270,7 +270,7 @@ func wantTooLarge(t *testing.T, c *call, bytes int64) {
 func TestGrowRoundsAsTheSpaceDoes(t *testing.T) {
 	s := spaceAt(t, "gpu:0", 1024, 256, 0)
 	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
-	r := mustTry(t, m, onGPU0, 1)
+	r := mustTry(t, m, onGPU0, 1, nil)
 	if err := r.TryGrow(257); err != nil {
 		t.Error(err)
 	}
@@ -284,7 +284,7 @@ func TestFailedAllocLeavesTheReservationAsItWas(t *testing.T) {
 	cause := errors.New("the device says no")
 	for _, policy := range []reservation.LimitPolicy{reservation.Fail(), reservation.Ignore(), reservation.Increase(1.25)} {
 		m, s := one(t, 200, 0)
-		r := mustTry(t, m, onGPU0, 100, reservation.WithPolicy(policy))
+		r := mustTry(t, m, onGPU0, 100, &reservation.Options{Policy: policy})
 		first := mustAlloc(t, r, 60)
 		p := s.Pool().(*heapPool)
 		p.failWith(cause)
@@ -305,33 +305,34 @@ func TestFailedAllocLeavesTheReservationAsItWas(t *testing.T) {
 
 func TestUseAfterRelease(t *testing.T) {
 	m, s := one(t, 100, 0)
-	for name, f := range map[string]func(r reservation.Reservation) error{
-		"Alloc":     func(r reservation.Reservation) error { _, err := r.Alloc(1); return err },
-		"AllocCuts": func(r reservation.Reservation) error { _, err := r.AllocCuts(1, nil); return err },
-		"Alloc(0)":  func(r reservation.Reservation) error { _, err := r.Alloc(0); return err },
-		"Grow":      func(r reservation.Reservation) error { return r.Grow(t.Context(), 1) },
-		"TryGrow":   func(r reservation.Reservation) error { return r.TryGrow(1) },
-		"Shrink":    func(r reservation.Reservation) error { return r.Shrink(0) },
+	for name, f := range map[string]func(r *reservation.Reservation) error{
+		"Alloc":    func(r *reservation.Reservation) error { _, err := r.Alloc(1); return err },
+		"Alloc(1)": func(r *reservation.Reservation) error { _, err := r.Alloc(1); return err },
+		"Alloc(0)": func(r *reservation.Reservation) error { _, err := r.Alloc(0); return err },
+		"Grow":     func(r *reservation.Reservation) error { return r.Grow(t.Context(), 1) },
+		"TryGrow":  func(r *reservation.Reservation) error { return r.TryGrow(1) },
+		"Shrink":   func(r *reservation.Reservation) error { return r.Shrink(0) },
 	} {
-		r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))
+		r := mustTry(t, m, onGPU0, 10, &reservation.Options{Policy: reservation.Ignore()})
 		release(t, r)
 		if err := f(r); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := f(reservation.Reservation{}); !errors.Is(err, tier.ErrReleased) {
+		if err := f(nil); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("%s on nil: %v", name, err)
 		}
 		wantReservation(t, r, 0, 0)
 		wantUsage(t, s, 0, 0, 0)
 	}
-	if err := (reservation.Reservation{}).Release(); err != nil {
+	var none *reservation.Reservation
+	if err := none.Release(); err != nil {
 		t.Errorf("Release of nil: %v", err)
 	}
 }
 
 func TestSecondReleaseChangesNothing(t *testing.T) {
 	m, s := one(t, 100, 0)
-	r, other := mustTry(t, m, onGPU0, 10), mustTry(t, m, onGPU0, 20)
+	r, other := mustTry(t, m, onGPU0, 10, nil), mustTry(t, m, onGPU0, 20, nil)
 	release(t, r)
 	func() {
 		defer func() {
@@ -353,7 +354,7 @@ func TestReservationIsSafeForConcurrentUse(t *testing.T) {
 	const goroutines, rounds = 8, 300
 	for _, policy := range []reservation.LimitPolicy{reservation.Fail(), reservation.Ignore(), reservation.Increase(1.5)} {
 		m, s := one(t, 1000, 0)
-		r := mustTry(t, m, onGPU0, 100, reservation.WithPolicy(policy))
+		r := mustTry(t, m, onGPU0, 100, &reservation.Options{Policy: policy})
 		buffers := make(chan *tier.Buffer, 8)
 		var allocating, freeing sync.WaitGroup
 		for g := range goroutines {

@@ -23,7 +23,7 @@ import (
 func TestReclaimInTheSecondOfTwoSpaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
-		full, work := newTask(t, m, "runs").hold(gpu0, 100), mustTry(t, m, reservation.Specific(host), 100)
+		full, work := newTask(t, m, "runs").hold(gpu0, 100), mustTry(t, m, reservation.Specific(host), 100, nil)
 		defer m.OnReclaim(
 			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
 				if err := work.Shrink(want); err != nil {
@@ -40,7 +40,7 @@ func TestReclaimInTheSecondOfTwoSpaces(t *testing.T) {
 func TestReclaimForAHeadAfterALowerLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
-		full, work := newTask(t, m, "runs").hold(host, 100), mustTry(t, m, onGPU0, 70)
+		full, work := newTask(t, m, "runs").hold(host, 100), mustTry(t, m, onGPU0, 70, nil)
 		first := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 90)
 		first.waiting(t)
 		second := startReserve(t.Context(), m, onGPU0, 60)
@@ -78,9 +78,9 @@ func (c hookedContext) Value(key any) any {
 func TestReleaseJustBeforeAGrowWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		r, other := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		r, other := mustTry(t, m, onGPU0, 40, nil), mustTry(t, m, onGPU0, 60, nil)
 		ctx := hookedContext{t.Context(), sync.OnceFunc(func() { release(t, r) })}
-		c := start(func() (reservation.Reservation, error) { return r, r.Grow(ctx, 60) })
+		c := start(func() (*reservation.Reservation, error) { return r, r.Grow(ctx, 60) })
 		c.failed(t, tier.ErrReleased)
 		release(t, other)
 	})
@@ -90,7 +90,7 @@ func TestReleaseJustBeforeAGrowWaits(t *testing.T) {
 func TestBypassUnderAChangingLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, 0)
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		large := startReserve(t.Context(), m, onGPU0, 60)
 		large.waiting(t)
 		n := 0
@@ -98,7 +98,7 @@ func TestBypassUnderAChangingLimit(t *testing.T) {
 			if err := s.SetLimit(100 - int64(n%2)); err != nil {
 				t.Fatal(err)
 			}
-			r, err := m.TryReserve(onGPU0, 10)
+			r, err := m.TryReserve(onGPU0, 10, nil)
 			if err != nil {
 				break
 			}
@@ -173,13 +173,13 @@ func TestRefusedWaiterWakesTheNext(t *testing.T) {
 			return false
 		}})
 		inHost := reservation.Specific(host)
-		large, small := mustTry(t, m, inHost, 70), mustTry(t, m, inHost, 30)
+		large, small := mustTry(t, m, inHost, 70, nil), mustTry(t, m, inHost, 30, nil)
 		either := startReserve(t.Context(), m, reservation.AnyInTiers(tier.GPU, tier.Host), 60)
 		either.waiting(t)
 		next := startReserve(t.Context(), m, inHost, 30)
 		next.waiting(t)
-		var fast reservation.Reservation
-		newcomer = func() { fast = mustTry(t, m, inHost, 40) }
+		var fast *reservation.Reservation
+		newcomer = func() { fast = mustTry(t, m, inHost, 40, nil) }
 		release(t, large)
 		time.Sleep(time.Second)
 		release(t, next.served(t), fast)
@@ -216,7 +216,7 @@ func TestQuotaThatReportsTooMuch(t *testing.T) {
 func TestReserveUpToUnderAQuotaThatReportsTooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := underQuotas(t, &hookedQuota{grants: func(n int64) bool { return n <= 20 }})
-		c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 10, 50) })
+		c := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 10, 50, nil) })
 		r := c.served(t)
 		wantReservation(t, r, 10, 10)
 		release(t, r)
@@ -241,10 +241,10 @@ func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := m.TryReserve(onGPU0, 60); !errors.Is(err, reservation.ErrExceeded) || q.charged.Load() != 0 {
+	if _, err := m.TryReserve(onGPU0, 60, nil); !errors.Is(err, reservation.ErrExceeded) || q.charged.Load() != 0 {
 		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
 	}
-	r := mustTry(t, m, onGPU0, 10, reservation.WithPolicy(reservation.Ignore()))
+	r := mustTry(t, m, onGPU0, 10, &reservation.Options{Policy: reservation.Ignore()})
 	during = func() { release(t, r) }
 	if _, err := r.Alloc(20); !errors.Is(err, tier.ErrReleased) || q.charged.Load() != 0 {
 		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
@@ -268,14 +268,14 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 		}
 		m := managerOf(t, reservation.Config{Spaces: spaces})
 		clean := func(i int, n int64) {
-			r := mustTry(t, m, reservation.Specific(spaces[i].ID()), n)
+			r := mustTry(t, m, reservation.Specific(spaces[i].ID()), n, nil)
 			b := mustAlloc(t, r, n)
 			release(t, r)
 			pools[i].hold = true
 			spaces[i].KeepClean([]*tier.Buffer{b}, false, nil, func() { release(t, b) })
 			spaces[i].DropAllClean() // and the device is not done with it
 		}
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		clean(0, 50)
 		clean(1, 100)
 		var calls atomic.Int64
@@ -291,7 +291,7 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 		}
 		any := reservation.AnyInTiers(tier.GPU, tier.Host)
 		upTo := func(min int64) *call {
-			c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), any, min, min+1) })
+			c := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), any, min, min+1, nil) })
 			synctest.Wait()
 			return c
 		}
@@ -319,7 +319,7 @@ func TestDeadlockBesideABusySpace(t *testing.T) {
 		for range 2 {
 			busy.Go(func() {
 				for {
-					r, err := m.Reserve(ctx, reservation.Specific(host), 100)
+					r, err := m.Reserve(ctx, reservation.Specific(host), 100, nil)
 					if err != nil {
 						return
 					}
@@ -368,7 +368,7 @@ func TestNoDeadlockWhileTheDeviceIsBusy(t *testing.T) {
 		}
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}})
 		a := newTask(t, m, "a")
-		held, r := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50)
+		held, r := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50, nil)
 		release(t, mustAlloc(t, r, 50), r)
 		c := a.ask(onGPU0, 50)
 		c.left(t)
@@ -382,7 +382,7 @@ func TestNoDeadlockDuringAMove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		a := newTask(t, m, "a")
-		held, moved := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50, reservation.Moving())
+		held, moved := a.hold(gpu0, 50), mustTry(t, m, onGPU0, 50, &reservation.Options{Moving: true})
 		c := a.ask(onGPU0, 50)
 		c.left(t)
 		release(t, moved)
@@ -401,7 +401,7 @@ func TestWaitForBytesOfNobody(t *testing.T) {
 				cfg.Evict = func(context.Context, tier.ID, int64) (e reservation.Eviction) { return e }
 			}
 			m := managerOf(t, cfg)
-			r := mustTry(t, m, onGPU0, 80)
+			r := mustTry(t, m, onGPU0, 80, nil)
 			b := mustAlloc(t, r, 80)
 			release(t, r)
 			c := startReserve(t.Context(), m, onGPU0, 50)
@@ -422,7 +422,7 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		ra, rb, rest := a.hold(gpu0, 10), b.hold(host, 100), mustTry(t, m, onGPU0, 90)
+		ra, rb, rest := a.hold(gpu0, 10), b.hold(host, 100), mustTry(t, m, onGPU0, 90, nil)
 		batch := mustAlloc(t, rest, 90)
 		release(t, rest)
 		ca := a.ask(onGPU0, 50)
@@ -444,7 +444,7 @@ func TestDeadlockBesideOccupiedMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := newTask(t, m, "a")
-		ra, rest := a.hold(gpu0, 60), mustTry(t, m, onGPU0, 40)
+		ra, rest := a.hold(gpu0, 60), mustTry(t, m, onGPU0, 40, nil)
 		batch := mustAlloc(t, rest, 40)
 		release(t, rest)
 		a.ask(onGPU0, 30).stalled(t)
@@ -460,7 +460,7 @@ func TestDeadlockBesideHandlesOnOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
 		a, b := newTask(t, m, "a"), newTask(t, m, "b")
-		one, rest, rb := keep(t, m, a.o, 60, 1), mustTry(t, m, onGPU0, 40), b.hold(host, 100)
+		one, rest, rb := keep(t, m, a.o, 60, 1), mustTry(t, m, onGPU0, 40, nil), b.hold(host, 100)
 		again := &kept{buf: one.buf}
 		again.enter(a.o, 1)
 		batch := mustAlloc(t, rest, 40)
@@ -521,7 +521,7 @@ func keepDescribing(t *testing.T, m *reservation.Manager, id tier.ID, o *reserva
 // drawn returns n bytes of a space that belong to no reservation.
 func drawn(t *testing.T, m *reservation.Manager, id tier.ID, n int64) *tier.Buffer {
 	t.Helper()
-	r := mustTry(t, m, reservation.Specific(id), n)
+	r := mustTry(t, m, reservation.Specific(id), n, nil)
 	defer release(t, r)
 	return mustAlloc(t, r, n)
 }
@@ -602,7 +602,7 @@ func TestBytesAreFreedDuringALook(t *testing.T) {
 // Clean images are dropped for a request that their memory is in the way of.
 func TestCleanImagesMakeRoom(t *testing.T) {
 	m, s := one(t, 100, 0)
-	r := mustTry(t, m, onGPU0, 100)
+	r := mustTry(t, m, onGPU0, 100, nil)
 	buffers := []*tier.Buffer{mustAlloc(t, r, 50), mustAlloc(t, r, 50)}
 	release(t, r)
 	for _, b := range buffers {
@@ -611,7 +611,7 @@ func TestCleanImagesMakeRoom(t *testing.T) {
 		}
 	}
 	for i, strategy := range []reservation.Strategy{onGPU0, reservation.AnyInTiers(tier.GPU)} {
-		release(t, mustTry(t, m, strategy, 50+50*int64(i)))
+		release(t, mustTry(t, m, strategy, 50+50*int64(i), nil))
 		if n := s.Evicted(); n != 50*int64(i+1) {
 			t.Errorf("%d bytes of clean images were dropped; want %d", n, 50*(i+1))
 		}
@@ -623,7 +623,7 @@ func TestReclaimerWithoutAReservation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		cancel := m.OnReclaim(reservation.Reclaimer{Reclaim: func(context.Context, int64) { t.Error("called") }})
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		c := startReserve(t.Context(), m, onGPU0, 50)
 		time.Sleep(5 * time.Second)
 		c.waiting(t)
@@ -637,11 +637,11 @@ func TestReclaimerWithoutAReservation(t *testing.T) {
 func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
-		work, other := mustTry(t, m, reservation.Specific(host), 60), mustTry(t, m, reservation.Specific(host), 40)
-		full := mustTry(t, m, onGPU0, 100)
+		work, other := mustTry(t, m, reservation.Specific(host), 60, nil), mustTry(t, m, reservation.Specific(host), 40, nil)
+		full := mustTry(t, m, onGPU0, 100, nil)
 		batch := mustAlloc(t, full, 100)
 		var asked []string
-		reclaimer := func(name string, r reservation.Reservation, free func()) reservation.Reclaimer {
+		reclaimer := func(name string, r *reservation.Reservation, free func()) reservation.Reclaimer {
 			return reservation.Reclaimer{Reservation: r, Name: name, Reclaim: func(_ context.Context, want int64) {
 				asked = append(asked, fmt.Sprintf("%s: %d", name, want))
 				free()
@@ -673,7 +673,7 @@ func TestReclaimWhereBatchesCouldGo(t *testing.T) {
 func TestReclaimAfterACallForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
-		work, rest := mustTry(t, m, reservation.Specific(host), 100), mustTry(t, m, onGPU0, 100)
+		work, rest := mustTry(t, m, reservation.Specific(host), 100, nil), mustTry(t, m, onGPU0, 100, nil)
 		batch := mustAlloc(t, rest, 100)
 		release(t, rest) // the buffer is at rest
 		var asked []int64
@@ -706,7 +706,7 @@ func TestCloseWaitsForReclaim(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		work := mustTry(t, m, onGPU0, 100)
+		work := mustTry(t, m, onGPU0, 100, nil)
 		returned := false
 		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(context.Context, int64) {
 			time.Sleep(300 * time.Millisecond)
@@ -726,7 +726,7 @@ func TestCloseWaitsForReclaim(t *testing.T) {
 func TestReclaimForTheNextHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		work := mustTry(t, m, onGPU0, 100)
+		work := mustTry(t, m, onGPU0, 100, nil)
 		var asked []int64
 		cancel := m.OnReclaim(
 			reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(_ context.Context, want int64) {
@@ -756,7 +756,7 @@ func TestReclaimersAreAskedOneAfterAnother(t *testing.T) {
 		m, _ := one(t, 100, 0)
 		var works []releaser
 		for range 4 {
-			work := mustTry(t, m, onGPU0, 25)
+			work := mustTry(t, m, onGPU0, 25, nil)
 			works = append(works, work)
 			defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Reclaim: func(context.Context, int64) {
 				if err := work.Shrink(20); err != nil {
@@ -785,7 +785,7 @@ func TestCloseBeforeReclaim(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		work := mustTry(t, m, onGPU0, 100)
+		work := mustTry(t, m, onGPU0, 100, nil)
 		defer m.OnReclaim(reservation.Reclaimer{Reservation: work, Name: "work", Reclaim: func(context.Context, int64) {
 			t.Error("the reclaimer was called after Close")
 		}})()
@@ -809,9 +809,9 @@ func TestRefusalNamesPassedMemory(t *testing.T) {
 				return reservation.Eviction{Why: func() string { return "enlarge it" }}
 			},
 		})
-		work, gone := mustTry(t, m, onGPU0, 40), mustTry(t, m, onGPU0, 60)
+		work, gone := mustTry(t, m, onGPU0, 40, nil), mustTry(t, m, onGPU0, 60, nil)
 		batch := mustAlloc(t, work, 10) // at rest when it is all that is left
-		shrink := func(r reservation.Reservation, n int64) func(context.Context, int64) {
+		shrink := func(r *reservation.Reservation, n int64) func(context.Context, int64) {
 			return func(context.Context, int64) {
 				if err := r.Shrink(n); err != nil {
 					t.Error(err)

@@ -35,7 +35,7 @@ func startStream(t *testing.T, m *reservation.Manager) *stream {
 	for i := range 10 {
 		s.wg.Go(func() {
 			for ctx.Err() == nil {
-				r, err := m.Reserve(ctx, onGPU0, 10)
+				r, err := m.Reserve(ctx, onGPU0, 10, nil)
 				if err != nil {
 					continue
 				}
@@ -63,7 +63,7 @@ func TestLargeIsNotStarved(t *testing.T) {
 			m, _ := one(t, 100, bypass)
 			small := startStream(t, m)
 			before := small.served.Load()
-			r, err := m.Reserve(t.Context(), onGPU0, 100)
+			r, err := m.Reserve(t.Context(), onGPU0, 100, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestKWaitersInFrontThatGo(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const bypass = 4
 			m, _ := one(t, 100, bypass)
-			held := mustTry(t, m, onGPU0, 50)
+			held := mustTry(t, m, onGPU0, 50, nil)
 			var cancels []func()
 			for range k {
 				ctx, cancel := context.WithCancel(t.Context())
@@ -120,7 +120,7 @@ func TestKWaitersInFront(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range k + 1 {
 				wg.Go(func() {
-					r, err := m.Reserve(t.Context(), onGPU0, 100)
+					r, err := m.Reserve(t.Context(), onGPU0, 100, nil)
 					if err != nil {
 						t.Error(err)
 						return
@@ -151,14 +151,14 @@ func TestWithinTheBoundNobodyWaits(t *testing.T) {
 	for bypass, bound := range boundOf {
 		synctest.Test(t, func(t *testing.T) {
 			m, s := one(t, 1000, bypass)
-			var held []reservation.Reservation
+			var held []*reservation.Reservation
 			for range 10 {
-				held = append(held, mustTry(t, m, onGPU0, 50))
+				held = append(held, mustTry(t, m, onGPU0, 50, nil))
 			}
 			large := startReserve(t.Context(), m, onGPU0, 1000)
 			large.waiting(t)
 			for i := range bound {
-				r, err := m.Reserve(t.Context(), onGPU0, 5) // a bubble ends with a panic if it waits
+				r, err := m.Reserve(t.Context(), onGPU0, 5, nil) // a bubble ends with a panic if it waits
 				if err != nil || m.Waits().Count != 0 {
 					t.Fatalf("number %d: %v, %d waited", i, err, m.Waits().Count)
 				}
@@ -169,7 +169,7 @@ func TestWithinTheBoundNobodyWaits(t *testing.T) {
 			for i, r := range held {
 				large.waiting(t)
 				late.waiting(t)
-				if _, err := m.TryReserve(onGPU0, 1); !errors.Is(err, tier.ErrNoSpace) {
+				if _, err := m.TryReserve(onGPU0, 1, nil); !errors.Is(err, tier.ErrNoSpace) {
 					t.Fatalf("%d free bytes were not kept: %v", s.Available(), err)
 				}
 				release(t, r)
@@ -198,7 +198,7 @@ func TestHeadThatGoesLetsAllRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m, s := one(t, 100, -1)
-				held := mustTry(t, m, onGPU0, 50)
+				held := mustTry(t, m, onGPU0, 50, nil)
 				ctx, end := makeContext(t.Context())
 				head := startReserve(ctx, m, onGPU0, 90)
 				head.waiting(t)
@@ -237,12 +237,12 @@ func TestHeadOfTwoLines(t *testing.T) {
 		a, b := spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100)
 		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{a, b}, Bypass: bypass})
 		onGPU1 := reservation.Specific(gpu1)
-		heldA, heldB := mustTry(t, m, onGPU0, 50), mustTry(t, m, onGPU1, 50)
+		heldA, heldB := mustTry(t, m, onGPU0, 50, nil), mustTry(t, m, onGPU1, 50, nil)
 		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 100)
 		either.waiting(t)
 		pass := func(s reservation.Strategy) (n int) {
 			for ; n < 100; n++ {
-				r, err := m.TryReserve(s, 10)
+				r, err := m.TryReserve(s, 10, nil)
 				if err != nil {
 					return n
 				}
@@ -278,11 +278,11 @@ func TestGrowStandsInLine(t *testing.T) {
 	for bypass, bound := range boundOf {
 		synctest.Test(t, func(t *testing.T) {
 			m, _ := one(t, 100, bypass)
-			r, other := mustTry(t, m, onGPU0, 20), mustTry(t, m, onGPU0, 40)
+			r, other := mustTry(t, m, onGPU0, 20, nil), mustTry(t, m, onGPU0, 40, nil)
 			ctx, cancel := context.WithCancel(t.Context())
 			large := startReserve(ctx, m, onGPU0, 90)
 			large.waiting(t)
-			growing := start(func() (reservation.Reservation, error) { return r, r.Grow(t.Context(), 50) })
+			growing := start(func() (*reservation.Reservation, error) { return r, r.Grow(t.Context(), 50) })
 			growing.waiting(t)
 			if n := passes(t, m, 1000); n != bound {
 				t.Errorf("bypass %d: %d passed the large one; want %d", bypass, n, bound)
@@ -308,10 +308,10 @@ func TestGrowStandsInLine(t *testing.T) {
 func TestLoweredLimitUnblocksThoseBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, -1)
-		r := mustTry(t, m, onGPU0, 40)
+		r := mustTry(t, m, onGPU0, 40, nil)
 		head := startReserve(t.Context(), m, onGPU0, 90)
 		head.waiting(t)
-		growing := start(func() (reservation.Reservation, error) { return r, r.Grow(t.Context(), 45) })
+		growing := start(func() (*reservation.Reservation, error) { return r, r.Grow(t.Context(), 45) })
 		growing.waiting(t)
 		next := startReserve(t.Context(), m, onGPU0, 40)
 		next.waiting(t)
@@ -346,14 +346,14 @@ func TestThirtyThousandWaiters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := mustTry(t, m, onGPU0, 10)
+	held := mustTry(t, m, onGPU0, 10, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	half, middle := n/2, n/4
 	var order []int
 	var closed atomic.Int64
 	var wg sync.WaitGroup
-	halfway := make(chan reservation.Reservation)
+	halfway := make(chan *reservation.Reservation)
 	gone := make(chan error, 1)
 	for i := range n {
 		wg.Go(func() {
@@ -361,7 +361,7 @@ func TestThirtyThousandWaiters(t *testing.T) {
 			if i == middle {
 				mine = ctx
 			}
-			r, err := m.Reserve(mine, onGPU0, 10)
+			r, err := m.Reserve(mine, onGPU0, 10, nil)
 			switch {
 			case i == middle:
 				gone <- err

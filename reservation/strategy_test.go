@@ -77,7 +77,7 @@ func TestStrategies(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			m, _ := machine(t)
 			for _, used := range strings.Fields(test.used) {
-				r := mustTry(t, m, reservation.Specific(id(used)), 10)
+				r := mustTry(t, m, reservation.Specific(id(used)), 10, nil)
 				defer release(t, r)
 			}
 			var got []string
@@ -90,7 +90,7 @@ func TestStrategies(t *testing.T) {
 			if got := test.strategy.String(); got != test.print {
 				t.Errorf("it is called %q; want %q", got, test.print)
 			}
-			r, err := m.TryReserve(test.strategy, 10)
+			r, err := m.TryReserve(test.strategy, 10, nil)
 			if test.want == "" {
 				if !errors.Is(err, reservation.ErrNoCandidate) || !strings.Contains(err.Error(), test.print) {
 					t.Errorf("a request without candidates gave %v", err)
@@ -133,7 +133,7 @@ func TestPairedComesFirst(t *testing.T) {
 	m := managerOf(t, reservation.Config{Spaces: spaces, Paired: func(a, b tier.ID) bool {
 		return a.Kind == tier.GPU && b.Kind == tier.Host && a.Ordinal == b.Ordinal || a.Kind == tier.Host && b.Kind == tier.GPU && b.Ordinal == a.Ordinal
 	}})
-	r := mustTry(t, m, reservation.Specific(id("host:1")), 50)
+	r := mustTry(t, m, reservation.Specific(id("host:1")), 50, nil)
 	defer release(t, r)
 	for from, want := range map[string]string{"gpu:0": "host:0", "gpu:1": "host:1", "gpu:2": "host:2"} {
 		if got := reservation.ToDowngrade(id(from), tier.Host).Candidates(m.Spaces(), nil); got[0].ID() != id(want) || len(got) != 3 {
@@ -161,7 +161,7 @@ func TestFirstBelowItsTrigger(t *testing.T) {
 		bytes int64
 		want  *tier.Space
 	}{{60, a}, {30, b}, {19, a}, {49, b}, {19, a}} { // the last one reaches the trigger of both
-		r := mustTry(t, m, first, c.bytes)
+		r := mustTry(t, m, first, c.bytes, nil)
 		defer release(t, r)
 		if r.Space() != c.want {
 			t.Errorf("%d bytes were put in %s, want %s", c.bytes, r.Space().ID(), c.want.ID())
@@ -195,7 +195,7 @@ func (c custom) String() string { return "custom" }
 
 func TestCustomStrategy(t *testing.T) {
 	m, spaces := machine(t)
-	r := mustTry(t, m, custom{spaces["host:1"], spaces["host:1"], spaces["gpu:0"]}, 10)
+	r := mustTry(t, m, custom{spaces["host:1"], spaces["host:1"], spaces["gpu:0"]}, 10, nil)
 	if r.Space() != spaces["host:1"] {
 		t.Errorf("it was put in %s", r.Space().ID())
 	}
@@ -203,11 +203,11 @@ func TestCustomStrategy(t *testing.T) {
 	for name, s := range map[string]custom{
 		"nil": {nil}, "a stranger of a known name": {spaces["gpu:0"], spaceOf(t, "gpu:1", 1000)},
 	} {
-		if _, err := m.TryReserve(s, 10); !errors.Is(err, reservation.ErrNoCandidate) {
+		if _, err := m.TryReserve(s, 10, nil); !errors.Is(err, reservation.ErrNoCandidate) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := m.TryReserve(nil, 10); err == nil {
+	if _, err := m.TryReserve(nil, 10, nil); err == nil {
 		t.Error("no strategy was taken for one")
 	}
 }
@@ -255,10 +255,10 @@ func TestNewManagerRefuses(t *testing.T) {
 // when it can never fit, and when nothing else was requested.
 func TestSizedRequest(t *testing.T) {
 	onGPU := reservation.AnyInTier(tier.GPU)
-	sized := func(first, second int64) reservation.Option {
-		return reservation.Sized(func(s *tier.Space) (int64, func()) {
+	sized := func(first, second int64) *reservation.Options {
+		return &reservation.Options{Sized: func(s *tier.Space) (int64, func()) {
 			return map[tier.ID]int64{gpu0: first, gpu1: second}[s.ID()], nil
-		})
+		}}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		m, spaces := machine(t)
@@ -278,9 +278,9 @@ func TestSizedRequest(t *testing.T) {
 			wantUsage(t, spaces[test.in], 0, 0, test.charged)
 			release(t, r)
 		}
-		held := mustTry(t, m, onGPU0, 800)
-		other := mustTry(t, m, reservation.Specific(gpu1), 800)
-		waits := start(func() (reservation.Reservation, error) {
+		held := mustTry(t, m, onGPU0, 800, nil)
+		other := mustTry(t, m, reservation.Specific(gpu1), 800, nil)
+		waits := start(func() (*reservation.Reservation, error) {
 			return m.Reserve(t.Context(), onGPU, 200, sized(700, 300))
 		})
 		waits.waiting(t)
@@ -315,14 +315,14 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := machine(t)
 		var need, pins atomic.Int64
-		sized := reservation.Sized(func(*tier.Space) (int64, func()) {
+		sized := &reservation.Options{Sized: func(*tier.Space) (int64, func()) {
 			pins.Add(1)
 			return need.Load(), func() { pins.Add(-1) }
-		})
+		}}
 		begin := func() *call {
-			return start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 0, sized) })
+			return start(func() (*reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 0, sized) })
 		}
-		held := mustTry(t, m, onGPU0, 900)
+		held := mustTry(t, m, onGPU0, 900, nil)
 		need.Store(200)
 		waits := begin()
 		waits.waiting(t)
@@ -352,7 +352,7 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 		need.Store(400)
 		waits = begin()
 		waits.waiting(t)
-		behind := start(func() (reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 350) })
+		behind := start(func() (*reservation.Reservation, error) { return m.Reserve(t.Context(), onGPU0, 350, nil) })
 		behind.waiting(t)
 		need.Store(5000)
 		if err := held.Shrink(50); err != nil {
@@ -364,7 +364,7 @@ func TestSizeChangesDuringTheWait(t *testing.T) {
 			t.Errorf("a request that is too large now: %v, with %d pins", waits.err, pins.Load())
 		}
 
-		held = mustTry(t, m, onGPU0, 900)
+		held = mustTry(t, m, onGPU0, 900, nil)
 		need.Store(200)
 		waits = begin()
 		waits.waiting(t)
@@ -384,17 +384,16 @@ func TestSizedRequestLeavesALine(t *testing.T) {
 		m := managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0), spaceAt(t, "gpu:1", 1000, 1, 1)}, Bypass: -1,
 		})
-		first, second := mustTry(t, m, onGPU0, 900), mustTry(t, m, reservation.Specific(gpu1), 900)
+		first, second := mustTry(t, m, onGPU0, 900, nil), mustTry(t, m, reservation.Specific(gpu1), 900, nil)
 		var need atomic.Int64
 		need.Store(400)
-		ahead := start(func() (reservation.Reservation, error) {
-			return m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 0, reservation.Sized(
-				func(s *tier.Space) (int64, func()) {
-					if s.ID() == gpu1 {
-						return 500, nil
-					}
-					return need.Load(), nil
-				}))
+		ahead := start(func() (*reservation.Reservation, error) {
+			return m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 0, &reservation.Options{Sized: func(s *tier.Space) (int64, func()) {
+				if s.ID() == gpu1 {
+					return 500, nil
+				}
+				return need.Load(), nil
+			}})
 		})
 		ahead.waiting(t)
 		behind := startReserve(t.Context(), m, onGPU0, 200)
@@ -420,15 +419,15 @@ func TestSizesChangeDuringALookForDeadlocks(t *testing.T) {
 		Spaces:       []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0), spaceAt(t, "gpu:1", 1000, 1, 1)},
 		StallTimeout: 300 * time.Millisecond,
 	})
-	first, second := mustTry(t, m, onGPU0, 900), mustTry(t, m, reservation.Specific(gpu1), 900)
+	first, second := mustTry(t, m, onGPU0, 900, nil), mustTry(t, m, reservation.Specific(gpu1), 900, nil)
 	defer release(t, first, second)
 	ctx, cancel := context.WithCancel(t.Context())
 	const all = 200 // so that a look takes its time
 	ended := make(chan error, all)
-	begin := func(s reservation.Strategy, opts ...reservation.Option) {
+	begin := func(s reservation.Strategy, opts *reservation.Options) {
 		before := m.Waits().Waiting
 		go func() {
-			_, err := m.Reserve(ctx, s, 200, opts...)
+			_, err := m.Reserve(ctx, s, 200, opts)
 			ended <- err
 		}()
 		for m.Waits().Waiting == before {
@@ -436,12 +435,12 @@ func TestSizesChangeDuringALookForDeadlocks(t *testing.T) {
 		}
 	}
 	var need atomic.Int64
-	begin(onGPU0)
-	begin(reservation.Specific(gpu1), reservation.Sized(func(*tier.Space) (int64, func()) {
+	begin(onGPU0, nil)
+	begin(reservation.Specific(gpu1), &reservation.Options{Sized: func(*tier.Space) (int64, func()) {
 		return 200 + need.Add(1)%100, nil // each change makes the request look again
-	}))
+	}})
 	for range all - 2 {
-		begin(onGPU0)
+		begin(onGPU0, nil)
 	}
 	if err := <-ended; !errors.Is(err, reservation.ErrDeadlock) {
 		t.Errorf("the first wait ended with %v", err)

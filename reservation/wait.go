@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	exec "runtime/trace"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/events"
@@ -29,9 +30,9 @@ func charge(s *tier.Space, bytes int64) int64 {
 // Its own goroutine does all the work for it (Manager.wait): others only wake it.
 type request struct {
 	candidates []candidate
-	owner      *Owner // the task that waits; nil if it is unknown
-	opens      *state // the reservation to open; nil for other requests
-	grows      *state // the reservation that gets more; nil for new ones
+	owner      *Owner       // the task that waits; nil if it is unknown
+	opens      *Reservation // to open; nil for other requests
+	grows      *Reservation // gets more; nil for new ones
 
 	wake    chan struct{} // has one place
 	begun   time.Time     // of the wait
@@ -74,8 +75,7 @@ func (c *candidate) spared(now *tier.State) int64 {
 // empty space. A reservation that grows keeps what it has.
 func (w *request) fits(c *candidate, room int64) bool {
 	if w.grows != nil {
-		v, _ := w.grows.promise.View()
-		room -= v.Promised
+		room -= w.grows.Bytes()
 	}
 	return c.need <= room
 }
@@ -126,12 +126,12 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 	// It joins all lines, except those where it could never be served, and looks for room then: a release
 	// does it the other way round.
 	m.mu.Lock()
+	m.waiting.Add(1) // first, so that no change of a limit is missed after its line was filled
 	for i := range w.candidates {
 		m.refillLocked(w.candidates[i].line)
 	}
 	w.waits = true
 	m.mu.waiters.Waiters = append(m.mu.waiters.Waiters, w)
-	m.waiting.Add(1)
 	w.owner.wait(1)
 	for i := range w.candidates {
 		c := &w.candidates[i]
@@ -140,9 +140,10 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 			c.line.joined++
 		}
 	}
-	if w.firstLocked() == nil { // a limit was lowered just now
+	if w.firstLocked() == nil {
 		m.failLocked(w, w.exceeded(nil))
 	}
+	failed := w.err
 	m.mu.Unlock()
 	begun := false
 	defer func() { // also if a function of the program's has panicked, or ended the goroutine
@@ -158,6 +159,9 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 			m.emit(ctx, w, events.WaitEnded, took, err)
 		}
 	}()
+	if failed != nil {
+		return failed
+	}
 	ok, err := m.take(w) // what was freed before w was in line
 	if ok || err != nil {
 		return err
@@ -193,12 +197,15 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 				return m.giveUp(ctx, w)
 			}
 		}
-		m.setHeadroom(w)
 		if ok, err = m.take(w); ok {
 			return nil
 		}
 		m.mu.Lock()
 		err = cmp.Or(w.err, err)
+		fits := func(c candidate) bool { return w.fits(&c, c.line.room) }
+		if err == nil && !slices.ContainsFunc(w.candidates, fits) { // its size, or what it has, has changed
+			err = w.exceeded(nil)
+		}
 		// Another request may have taken what w was woken for. The rest may be enough for waiters that were
 		// not woken.
 		for i := range w.candidates {
@@ -249,25 +256,24 @@ func (m *Manager) failLocked(w *request, err error) {
 // reservation as it was. One that could never be so large is an ExceededError, also when that
 // comes about while it waits. Two that grow may wait for each other: one of them gets a
 // DeadlockError then.
-func (r Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
+func (r *Reservation) Grow(ctx context.Context, n int64) error { return r.grow(ctx, true, n) }
 
 // TryGrow is Grow without waiting: no room now is a tier.NoSpaceError.
-func (r Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
+func (r *Reservation) TryGrow(n int64) error { return r.grow(context.Background(), false, n) }
 
-func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
-	s := r.state
-	if s == nil {
+func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
+	if r == nil {
 		return errReleased("grow")
 	}
-	m, space := s.manager, s.line.space
+	m, space := r.manager, r.line.space
 	if n < 0 {
 		return fmt.Errorf("reservation: %s: cannot grow by %d bytes", space.ID(), n)
 	}
 	if ctx.Err() != nil {
 		return ended(ctx, "not grown")
 	}
-	v, open := s.promise.View()
-	if !open {
+	v := r.promise.View()
+	if !v.Open {
 		return errReleased("grow")
 	}
 	need := charge(space, n)
@@ -280,32 +286,32 @@ func (r Reservation) grow(ctx context.Context, wait bool, n int64) error {
 		m.growing.Add(1)
 		defer m.growing.Add(-1)
 	}
-	own := [1]candidate{{line: s.line, need: need, asked: n}}
-	if err := m.serve(ctx, wait, request{grows: s, owner: owner}, own[:]); err != nil {
+	own := [1]candidate{{line: r.line, need: need, asked: n}}
+	if err := m.serve(ctx, wait, request{grows: r, owner: owner}, own[:]); err != nil {
 		return err
 	}
-	out := s.promise.Resize(need)
+	out := r.promise.Resize(need)
 	if out.Released {
 		space.Books().Unreserve(need)
 		space.Freed(need)
 		return errReleased("grow")
 	}
 	space.Freed(out.Freed)
-	s.changed()
+	r.changed()
 	return nil
 }
 
 // changed makes the Grow calls that wait look again, after the promise has changed or was released:
 // those that can never be served now, and would keep all others from being served, fail.
-func (s *state) changed() {
-	m := s.manager
+func (r *Reservation) changed() {
+	m := r.manager
 	if m.growing.Load() == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range m.mu.waiters.Waiters {
-		if w.grows == s {
+		if w.grows == r {
 			w.wakeUp()
 		}
 	}

@@ -21,16 +21,16 @@ import (
 // Whatever makes room ends a wait. held holds all of the space's 100 bytes, 40
 // of them in a buffer; 30 are waited for.
 func TestWaitEndsBy(t *testing.T) {
-	for name, act := range map[string]func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer){
-		"release": func(t *testing.T, _ *tier.Space, held reservation.Reservation, _ *tier.Buffer) {
+	for name, act := range map[string]func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer){
+		"release": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
 			release(t, held)
 		},
-		"shrink": func(t *testing.T, _ *tier.Space, held reservation.Reservation, _ *tier.Buffer) {
+		"shrink": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, _ *tier.Buffer) {
 			if err := held.Shrink(30); err != nil {
 				t.Error(err)
 			}
 		},
-		"freeing a buffer of a released reservation": func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer) {
+		"freeing a buffer of a released reservation": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
 			if err := s.SetLimit(80); err != nil { // so that the release alone is not enough
 				t.Error(err)
 			}
@@ -38,13 +38,13 @@ func TestWaitEndsBy(t *testing.T) {
 			synctest.Wait()
 			release(t, b)
 		},
-		"freeing a buffer and shrinking": func(t *testing.T, _ *tier.Space, held reservation.Reservation, b *tier.Buffer) {
+		"freeing a buffer and shrinking": func(t *testing.T, _ *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
 			release(t, b) // its bytes are held's again
 			if err := held.Shrink(100); err != nil {
 				t.Error(err)
 			}
 		},
-		"reaping": func(t *testing.T, s *tier.Space, held reservation.Reservation, b *tier.Buffer) {
+		"reaping": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
 			p := s.Pool().(*heapPool)
 			p.hold = true
 			if err := s.SetLimit(60); err != nil {
@@ -58,7 +58,7 @@ func TestWaitEndsBy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m, s := one(t, 100, 0)
-				held := mustTry(t, m, onGPU0, 100)
+				held := mustTry(t, m, onGPU0, 100, nil)
 				b := mustAlloc(t, held, 40)
 				c := startReserve(t.Context(), m, onGPU0, 30)
 				c.waiting(t)
@@ -83,7 +83,7 @@ func TestRaisedLimitEndsWait(t *testing.T) {
 		if err := s.SetLimit(60); err != nil {
 			t.Fatal(err)
 		}
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		c := startReserve(t.Context(), m, onGPU0, 40)
 		c.waiting(t)
 		if err := s.SetLimit(89); err != nil {
@@ -101,7 +101,7 @@ func TestRaisedLimitEndsWait(t *testing.T) {
 func TestLoweredLimitRefusesWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, spaces := machine(t)
-		a, b := mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)
+		a, b := mustTry(t, m, onGPU0, 1000, nil), mustTry(t, m, reservation.Specific(gpu1), 1000, nil)
 		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 500)
 		first := startReserve(t.Context(), m, onGPU0, 500)
 		small := startReserve(t.Context(), m, onGPU0, 400)
@@ -124,7 +124,7 @@ func TestLoweredLimitRefusesWaiters(t *testing.T) {
 		// It must not block those that fit, and comes back in its old place when the limit does.
 		release(t, a)
 		release(t, small.served(t))
-		a = mustTry(t, m, onGPU0, 499)
+		a = mustTry(t, m, onGPU0, 499, nil)
 		later := startReserve(t.Context(), m, onGPU0, 450)
 		later.waiting(t)
 		if err := spaces["gpu:0"].SetLimit(1000); err != nil {
@@ -144,7 +144,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 	for _, free := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			m, spaces := machine(t)
-			held := []reservation.Reservation{mustTry(t, m, onGPU0, 1000), mustTry(t, m, reservation.Specific(gpu1), 1000)}
+			held := []*reservation.Reservation{mustTry(t, m, onGPU0, 1000, nil), mustTry(t, m, reservation.Specific(gpu1), 1000, nil)}
 			c := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 700)
 			c.waiting(t)
 			want := []reservation.Demand{
@@ -162,7 +162,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 				t.Errorf("demand is %+v", got)
 			}
 			release(t, r, held[1-free])
-			if p := spaces["host:0"].Usage().Peak; p != 0 {
+			if p := spaces["host:0"].State().Usage.Peak; p != 0 {
 				t.Errorf("%d bytes of host memory were used", p)
 			}
 		})
@@ -172,8 +172,8 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 func TestWaitOfReserveUpTo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		a, b := mustTry(t, m, onGPU0, 90), mustTry(t, m, onGPU0, 10)
-		c := start(func() (reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 95) })
+		a, b := mustTry(t, m, onGPU0, 90, nil), mustTry(t, m, onGPU0, 10, nil)
+		c := start(func() (*reservation.Reservation, error) { return m.ReserveUpTo(t.Context(), onGPU0, 20, 95, nil) })
 		c.waiting(t)
 		if got := m.Demand(nil); len(got) != 1 || got[0].Bytes != 20 {
 			t.Errorf("demand is %+v", got)
@@ -190,7 +190,7 @@ func TestWaitOfReserveUpTo(t *testing.T) {
 func TestCancelledWaitLetsTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := one(t, 100, -1) // no request may pass
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		why := errors.New("changed my mind")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		large := startReserve(ctx, m, onGPU0, 90)
@@ -213,11 +213,11 @@ func TestCancelledWaitLetsTheNextRun(t *testing.T) {
 func TestDeadlineEndsWaitOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		begun := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
-		_, err := m.Reserve(ctx, onGPU0, 1)
+		_, err := m.Reserve(ctx, onGPU0, 1, nil)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
@@ -228,7 +228,7 @@ func TestDeadlineEndsWaitOnTime(t *testing.T) {
 			t.Errorf("growing then: %v", err)
 		}
 		release(t, held)
-		if _, err := m.Reserve(ctx, onGPU0, 1); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := m.Reserve(ctx, onGPU0, 1, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a request after the deadline: %v", err)
 		}
 		const took = 3 * time.Second
@@ -245,18 +245,18 @@ func TestCloseEndsAllWaits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		var calls []*call
 		for i := range 20 {
 			calls = append(calls, startReserve(t.Context(), m, onGPU0, int64(i+1)))
 		}
-		calls = append(calls, start(func() (reservation.Reservation, error) {
-			r, err := m.Reserve(t.Context(), onGPU0, 0)
+		calls = append(calls, start(func() (*reservation.Reservation, error) {
+			r, err := m.Reserve(t.Context(), onGPU0, 0, nil)
 			if err != nil {
-				return reservation.Reservation{}, err
+				return nil, err
 			}
 			defer r.Release()
-			return reservation.Reservation{}, r.Grow(t.Context(), 10)
+			return nil, r.Grow(t.Context(), 10)
 		}))
 		for _, c := range calls {
 			c.waiting(t)
@@ -277,7 +277,7 @@ func TestHeadEvicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *reservation.Manager
 		var calls []int64
-		var parts []reservation.Reservation
+		var parts []*reservation.Reservation
 		m = managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
 			Evict: func(_ context.Context, id tier.ID, bytes int64) reservation.Eviction {
@@ -292,9 +292,9 @@ func TestHeadEvicts(t *testing.T) {
 				return reservation.Eviction{Moved: 20}
 			},
 		})
-		held := mustTry(t, m, onGPU0, 60)
-		parts = append(parts, mustTry(t, m, onGPU0, 20), mustTry(t, m, onGPU0, 20))
-		if _, err := m.TryReserve(onGPU0, 1); err == nil {
+		held := mustTry(t, m, onGPU0, 60, nil)
+		parts = append(parts, mustTry(t, m, onGPU0, 20, nil), mustTry(t, m, onGPU0, 20, nil))
+		if _, err := m.TryReserve(onGPU0, 1, nil); err == nil {
 			t.Error("a full space had room")
 		}
 		if calls != nil {
@@ -332,7 +332,7 @@ func TestCancelledEviction(t *testing.T) {
 				return reservation.Eviction{}
 			},
 		})
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		first := startReserve(ctx, m, onGPU0, 50)
 		<-begun
@@ -355,7 +355,7 @@ func TestCancelledEviction(t *testing.T) {
 // seen, is worth another call at once.
 func TestRoomBelowDuringAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var below, part reservation.Reservation
+		var below, part *reservation.Reservation
 		calls := 0
 		m := managerOf(t, reservation.Config{
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100), spaceOf(t, "host:0", 100)},
@@ -369,9 +369,9 @@ func TestRoomBelowDuringAnEviction(t *testing.T) {
 				return e
 			},
 		})
-		below = mustTry(t, m, reservation.Specific(host), 100)
-		part = mustTry(t, m, onGPU0, 60)
-		held := mustTry(t, m, onGPU0, 40)
+		below = mustTry(t, m, reservation.Specific(host), 100, nil)
+		part = mustTry(t, m, onGPU0, 60, nil)
+		held := mustTry(t, m, onGPU0, 40, nil)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		release(t, c.served(t), held)
 	})
@@ -385,7 +385,7 @@ func TestGoexitOfAWaiter(t *testing.T) {
 			Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)},
 			Evict:  func(context.Context, tier.ID, int64) (e reservation.Eviction) { exit(); return e },
 		})
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		first := startReserve(t.Context(), m, onGPU0, 60)
 		<-first.done
 		exit = func() {}
@@ -410,7 +410,7 @@ func TestPanickingListenersWedgeNothing(t *testing.T) {
 			Evict: func(context.Context, tier.ID, int64) reservation.Eviction { panic("subscriber") },
 		})
 		defer s.Subscribe(func(bool) { panic("listener") })()
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		c := startReserve(t.Context(), m, onGPU0, 60)
 		c.waiting(t)
 		release(t, held)
@@ -429,10 +429,10 @@ func TestPanickingListenersWedgeNothing(t *testing.T) {
 // A strategy that panics is an error, and the next request is served.
 func TestPanickingStrategy(t *testing.T) {
 	m, s := one(t, 100, 0)
-	if _, err := m.Reserve(t.Context(), broken{}, 10); err == nil || !strings.Contains(err.Error(), "a strategy panicked: no idea") {
+	if _, err := m.Reserve(t.Context(), broken{}, 10, nil); err == nil || !strings.Contains(err.Error(), "a strategy panicked: no idea") {
 		t.Errorf("reserving: %v", err)
 	}
-	release(t, mustTry(t, m, onGPU0, 100))
+	release(t, mustTry(t, m, onGPU0, 100, nil))
 	wantUsage(t, s, 0, 0, 0)
 }
 
@@ -444,7 +444,7 @@ func (broken) String() string                                              { ret
 // restingIn fills bytes of a space with a buffer that nobody holds, as that of a batch at rest.
 func restingIn(t *testing.T, m *reservation.Manager, id tier.ID, bytes int64) *tier.Buffer {
 	t.Helper()
-	r := mustTry(t, m, reservation.Specific(id), bytes)
+	r := mustTry(t, m, reservation.Specific(id), bytes, nil)
 	b := mustAlloc(t, r, bytes)
 	release(t, r)
 	return b
@@ -463,7 +463,7 @@ func TestRefuseEndsWaitsThatAreStuck(t *testing.T) {
 				return e
 			},
 		})
-		a, b := restingIn(t, m, gpu0, 1000), mustTry(t, m, reservation.Specific(gpu1), 950)
+		a, b := restingIn(t, m, gpu0, 1000), mustTry(t, m, reservation.Specific(gpu1), 950, nil)
 		stuck := startReserve(t.Context(), m, onGPU0, 100)
 		stuck2 := startReserve(t.Context(), m, onGPU0, 5)
 		either := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 100)
@@ -521,7 +521,7 @@ func TestWaitStats(t *testing.T) {
 			t.Errorf("waits are %+v at the start", got)
 		}
 		for i := range 100 {
-			held := mustTry(t, m, onGPU0, 100)
+			held := mustTry(t, m, onGPU0, 100, nil)
 			c := startReserve(t.Context(), m, onGPU0, 1)
 			c.waiting(t)
 			time.Sleep(time.Duration(i+1) * time.Millisecond)
@@ -544,7 +544,7 @@ func TestWaitStats(t *testing.T) {
 func TestWaitsThatAreNotOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		first := startReserve(reservation.NewOwner("sort").Context(t.Context()), m, onGPU0, 1)
 		first.waiting(t)
 		time.Sleep(3 * time.Second)
@@ -576,13 +576,13 @@ func TestWaitsThatAreNotOver(t *testing.T) {
 func TestManyNamesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)
-		held := mustTry(t, m, onGPU0, 100)
+		held := mustTry(t, m, onGPU0, 100, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		const waiters = 3000
 		var all sync.WaitGroup
 		for i := range waiters {
 			all.Go(func() {
-				_, _ = m.Reserve(ctx, onGPU0, 1, reservation.WithOwner(reservation.NewOwner(fmt.Sprint("task-", i))))
+				_, _ = m.Reserve(ctx, onGPU0, 1, &reservation.Options{Owner: reservation.NewOwner(fmt.Sprint("task-", i))})
 			})
 		}
 		synctest.Wait()

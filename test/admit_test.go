@@ -224,7 +224,7 @@ func TestTaskInputsAlreadyThere(t *testing.T) {
 		if g.Reservation().Unused() < 1000 || g.Reservation().Unused() > gpu.Charge(1000) {
 			t.Errorf("%d bytes are left for the output", g.Reservation().Unused())
 		}
-		if u := gpu.Usage(); u.Used() != there+missing+g.Reservation().Unused() {
+		if u := gpu.State().Usage; u.Used() != there+missing+g.Reservation().Unused() {
 			t.Errorf("%+v are in use, %d of them by inputs", u, there+missing)
 		}
 		if g.Peak() != 0 {
@@ -372,7 +372,7 @@ func TestLargeTaskBesideAFullGPU(t *testing.T) {
 		id := tier.ID{Kind: tier.GPU, Ordinal: 1}
 		var all []*batch.Batch
 		for i := range 20 {
-			r, err := eng.Reserve(t.Context(), reservation.Specific(id), mib)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(id), mib, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -486,7 +486,7 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 		for eng.Admitter().Stats().Running == 0 {
 			runtime.Gosched()
 		}
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 2<<20)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 2<<20, nil)
 		if err != nil {
 			left <- errors.Join(err, tr.Abort())
 			return

@@ -465,12 +465,12 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 	persistNeedsLinux(t)
 	eng := persistentEngine(t, crashed(t, 3))
 	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
-	if room, held := space.Room(), onDisk(eng); held == 0 || room != space.Limit()-held {
-		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.Limit(), room, held)
+	if room, held := space.State().Room, onDisk(eng); held == 0 || room != space.State().Limit-held {
+		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.State().Limit, room, held)
 	}
 	adopted := adoptAll(t, eng)
-	if room := space.Room(); room != space.Limit() {
-		t.Errorf("of %d bytes there is room for %d when all is adopted", space.Limit(), room)
+	if room := space.State().Room; room != space.State().Limit {
+		t.Errorf("of %d bytes there is room for %d when all is adopted", space.State().Limit, room)
 	}
 	dropAll(t, adopted)
 	closePersistent(t, eng)

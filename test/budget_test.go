@@ -113,7 +113,7 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_, err := eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit+1)
+			_, err := eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit+1, nil)
 			if !errors.Is(err, reservation.ErrExceeded) {
 				t.Errorf("more than the budget was asked for: %v", err)
 			}
@@ -225,7 +225,7 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 	defer closeEngine(t, one)
 	two, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(limit), Wrap: wrapIn(b)})
 	defer closeEngine(t, two)
-	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).Limit()/tier.Page*tier.Page)
+	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).State().Limit/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 		t.Errorf("the batch lies in %s", k)
 	}
 	gpu := reservation.AnyInTier(tier.GPU)
-	if _, err := two.Reservations().TryReserve(gpu, 300<<10); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := two.Reservations().TryReserve(gpu, 300<<10, nil); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("%v", err)
 	}
 	// The second engine has nothing there that it could move away. So its monitor refuses those
@@ -459,11 +459,11 @@ func TestLimitsBudget(t *testing.T) {
 				other = openBudgets(t, nil, b)
 				defer closeClean(t, other)
 			}
-			held, err := one.Reservations().TryReserve(on(0), most)
+			held, err := one.Reservations().TryReserve(on(0), most, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := other.Reservations().TryReserve(c.at, most); !errors.Is(err, tier.ErrNoSpace) {
+			if _, err := other.Reservations().TryReserve(c.at, most, nil); !errors.Is(err, tier.ErrNoSpace) {
 				t.Errorf("beside what is held: %v", err)
 			}
 			p, err := other.Mover().Ingest(t.Context(), numberedRecord(1, 30_000, wordList(1, 10)), reservation.AnyInTiers(tier.GPU, tier.Host))
@@ -474,7 +474,7 @@ func TestLimitsBudget(t *testing.T) {
 				t.Errorf("what finds no room in the budget is in %s", p.Space().ID())
 			}
 			release(t, p, held)
-			again, err := other.Reservations().TryReserve(c.at, most)
+			again, err := other.Reservations().TryReserve(c.at, most, nil)
 			if err != nil {
 				t.Fatalf("when it is free: %v", err)
 			}
@@ -499,7 +499,7 @@ func TestSecondEngineOfABudget(t *testing.T) {
 			}
 		}
 		one := openBudgets(t, sized, b)
-		r, err := one.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), held)
+		r, err := one.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), held, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -508,7 +508,7 @@ func TestSecondEngineOfABudget(t *testing.T) {
 			t.Errorf("beside %d bytes the space has %d for good", held, c)
 		}
 		release(t, r)
-		if r, err = two.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit); err != nil {
+		if r, err = two.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit, nil); err != nil {
 			t.Fatal(err)
 		}
 		release(t, r)
@@ -652,7 +652,7 @@ func TestLimitsNest(t *testing.T) {
 		if err := limit(8 << 10); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), 16<<10); !errors.Is(err, reservation.ErrExceeded) {
+		if _, err := eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), 16<<10, nil); !errors.Is(err, reservation.ErrExceeded) {
 			t.Errorf("limit %d: %v", i, err)
 		}
 		if err := limit(1 << 20); err != nil {

@@ -140,14 +140,14 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096)
+	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
 	waits.Store(&cancel)
-	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
+	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
 	if err := errors.Join(eng.Quota().SetLimit(4096), all.Release()); err != nil {
@@ -170,7 +170,7 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 	}
 	for _, s := range eng.Spaces() {
 		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.Room()-s.Used())/tier.Page*tier.Page)
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.State().Room-s.Used())/tier.Page*tier.Page, nil)
 		if err == nil {
 			err = r.Release()
 		}
@@ -212,7 +212,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.Room()/4096*4096)
+			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.State().Room/4096*4096, nil)
 			ended <- errors.Join(err, r.Release())
 		}
 	})
@@ -220,7 +220,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.Room()/4096*4096) // over the trigger
+	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096, nil) // over the trigger
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -168,7 +168,7 @@ func spaceUse(eng *spillway.Engine) (all string) {
 	for _, s := range eng.Stats().Spaces {
 		space, _ := eng.Reservations().Spaces().ByID(s.ID)
 		settled(space)
-		u := space.Usage()
+		u := space.State().Usage
 		all += fmt.Sprintf("%s %d live, %d retired, %d reserved; ", s.ID, u.Live, u.Retired, u.Reserved)
 	}
 	return all

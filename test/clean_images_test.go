@@ -139,7 +139,7 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 	disk := eng.Spaces()[2]
 	var taken []*tier.Buffer
 	take := func() { // a page, so that it fits wherever one is free
-		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID()), tier.Page)
+		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID()), tier.Page, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 		taken = append(taken, buf)
 	}
 	for n := range want {
-		for disk.Limit()-disk.Used() > disk.Usage().Cached {
+		for disk.State().Limit-disk.Used() > disk.State().Usage.Cached {
 			take()
 		}
 		if got := dropped(); len(got) > n {

@@ -84,7 +84,7 @@ func heldFanOut(t *testing.T, _ *spillway.Engine, plan *spillway.Plan, h *hold) 
 
 // heldReader reads a batch, whose release waits in h.
 func heldReader(t *testing.T, eng *spillway.Engine, plan *spillway.Plan, h *hold) (call func() error, end func()) {
-	if err := eng.Registry().Register(convert.Form{Type: "held", Kind: tier.Host}, convert.ImageIn(tier.Host), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	if err := eng.Registry().Register(convert.Form{Type: "held", Kind: tier.Host}, convert.ImageIn(tier.Host), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		return imageOf(ctx, src.(heldRelease).asIs, r)
 	}); err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func closeDuringATask(t *testing.T, stuck bool) {
 	}
 	brings := make(chan struct{})
 	if err := eng.Registry().Wrap(convert.ImageIn(tier.Host), convert.ImageIn(tier.GPU), func(inner convert.Func) convert.Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			h.armed.Store(true)
 			close(brings)
 			if !stuck {

@@ -129,13 +129,13 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]
-	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()) // work that goes on
+	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room, nil) // work that goes on
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib); err == nil {
+	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib, nil); err == nil {
 		t.Error(w.Release(), "it need not wait")
 	}
 	disk := eng.Spaces()[2]
@@ -258,7 +258,7 @@ func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
 	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
 	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), in(tier.Disk)); err != nil {
-		t.Errorf("refused while copies have %d bytes: %v", s.Usage().Cached, err)
+		t.Errorf("refused while copies have %d bytes: %v", s.State().Usage.Cached, err)
 	}
 	closeBoth(t, repo, eng)
 }

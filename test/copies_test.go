@@ -420,15 +420,15 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 		}
 	}
 	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
-	if n := s.Usage().Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
-		t.Fatalf("a batch and a copy fit: %+v, %d", s.Usage(), b.Info().Bytes)
+	if n := s.State().Usage.Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
+		t.Fatalf("a batch and a copy fit: %+v, %d", s.State().Usage, b.Info().Bytes)
 	}
 	goOn, placed := recordsAnew(t, repo, files, a)
 	time.AfterFunc(200*time.Millisecond, func() { close(goOn) })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := eng.Mover().Move(ctx, b, reservation.AnyInTier(tier.Disk)); err != nil {
-		t.Errorf("the disk holds a copy only, and yet: %v (%+v)", err, s.Usage())
+		t.Errorf("the disk holds a copy only, and yet: %v (%+v)", err, s.State().Usage)
 	}
 	<-placed
 	if err := errors.Join(a.Drop(), repo.Close(t.Context())); err != nil {

@@ -606,7 +606,7 @@ func TestCursorOfAProgramsOwnForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := sortedRun(1, 3_000)
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 256<<10)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 256<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -752,16 +752,16 @@ func TestCursorKeepsItsRow(t *testing.T) {
 	eng, repo := cursorEngine(t, cursorConfig(t, mib, 16*mib, 32*mib), true)
 	small, large := viewsIn(2_000, 0), viewsIn(2_000, 256<<10)
 	next := large
-	back := func(ctx context.Context, _ batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10) // as much as the image will need
+	back := func(ctx context.Context, _ batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10, nil) // as much as the image will need
 		if err != nil {
 			return nil, err
 		}
 		buf, err := r.Alloc(512 << 10)
 		return &asIs{next, buf}, errors.Join(err, r.Release())
 	}
-	image := func(ctx context.Context, src batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10)
+	image := func(ctx context.Context, src batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10, nil)
 		if err != nil {
 			return nil, err
 		}

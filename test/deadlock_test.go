@@ -31,8 +31,8 @@ func twoOnGPU(ctx context.Context, t *testing.T) (*spillway.Engine, [2]*batch.Ba
 		}
 	}
 	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-	if free := space.Available(); free > space.Limit()*2/5 {
-		t.Fatalf("%d of %d bytes are free: the test shows nothing", free, space.Limit())
+	if free := space.Available(); free > space.State().Limit*2/5 {
+		t.Fatalf("%d of %d bytes are free: the test shows nothing", free, space.State().Limit)
 	}
 	return eng, all, space
 }
@@ -43,11 +43,11 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	defer cancel()
 	eng, _, space := twoOnGPU(ctx, t)
 	on := reservation.Specific(space.ID())
-	a, err := eng.Reserve(ctx, on, space.Available(), reservation.WithOwner(reservation.NewOwner("a")))
+	a, err := eng.Reserve(ctx, on, space.Available(), &reservation.Options{Owner: reservation.NewOwner("a")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Grow(ctx, space.Limit()/4); err != nil {
+	if err := a.Grow(ctx, space.State().Limit/4); err != nil {
 		t.Fatal(err)
 	}
 	if eng.Stats().Edges == nil {
@@ -77,9 +77,9 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 				begin <- struct{}{}
 				<-both
 			}
-			var r reservation.Reservation
+			var r *reservation.Reservation
 			if err == nil {
-				if r, err = eng.Reserve(ctx, on, space.Limit()/2, reservation.WithOwner(owner)); err == nil {
+				if r, err = eng.Reserve(ctx, on, space.State().Limit/2, &reservation.Options{Owner: owner}); err == nil {
 					err = r.Release()
 				}
 				err = errors.Join(err, h.Close())
@@ -108,7 +108,7 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 		t.Fatal("nobody was told: the test shows nothing")
 	}
 	for range len(told) {
-		if e := <-told; e.Space != space.ID() || e.Requested < space.Limit()/2 || e.Hint == "" {
+		if e := <-told; e.Space != space.ID() || e.Requested < space.State().Limit/2 || e.Hint == "" {
 			t.Errorf("it was told %+v", e)
 		}
 	}

@@ -57,7 +57,7 @@ func TestDrainTellsOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = eng.Registry().Register(convert.Form{Type: countedForm, Kind: from}, convert.ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			err = eng.Registry().Register(convert.Form{Type: countedForm, Kind: from}, convert.ImageIn(tier.GPU), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				out, err := inner(ctx, src.(counted).Image, r)
 				if err != nil {
 					return nil, err

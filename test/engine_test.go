@@ -123,7 +123,7 @@ func TestTrim(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 2*n)
 	defer eng.Close()
 	taken := func(size int64, where tier.Kind) *tier.Buffer {
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(where), size)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(where), size, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,11 +196,11 @@ func TestTrim(t *testing.T) {
 
 func TestCloseReportsWhatIsHeld(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 1<<20)
-	gpu, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 1000)
+	gpu, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 1000, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 5000)
+	host, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 5000, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,13 +294,13 @@ func TestPutBesideStaging(t *testing.T) {
 			t.Fatalf("%d rows: %v", rows, err)
 		}
 		body := placed.Info().Descriptor.Body
-		if body > host.Room() && body <= host.Limit() {
+		if body > host.State().Room && body <= host.State().Limit {
 			if k := placed.Info().Space.Kind; k != tier.Disk {
 				t.Errorf("%d bytes lie in %s", body, k)
 			}
 			break
 		}
-		if body > host.Limit() {
+		if body > host.State().Limit {
 			t.Fatal("no size was between room and limit")
 		}
 		taken, err := repo.Take(context.Background(), 0, batch.Idle)

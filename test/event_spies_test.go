@@ -111,7 +111,7 @@ func pressed(t *testing.T, eng *spillway.Engine, took time.Duration) {
 func movesAtOnce(t *testing.T, eng *spillway.Engine) int32 {
 	var now, most atomic.Int32
 	if err := eng.Registry().Wrap(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Host), func(inner convert.Func) convert.Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			defer now.Add(-1)
 			if n := now.Add(1); n > most.Load() {
 				most.Store(n)

@@ -35,16 +35,16 @@ func TestMemoryFragments(t *testing.T) {
 func (s shown) accounts() error {
 	eng := s.eng
 	for _, space := range eng.Spaces() {
-		u := space.Usage()
+		u := space.State().Usage
 		fmt.Println(space.ID(), "live", u.Live, "retired", u.Retired, "reserved", u.Reserved, "cached", u.Cached)
-		fmt.Println("available", space.Available(), "of", space.Limit(), "pressure", space.State().Pressure)
+		fmt.Println("available", space.Available(), "of", space.State().Limit, "pressure", space.State().Pressure)
 	}
 	return nil
 }
 
 func (s shown) promise() error {
 	ctx, eng := s.ctx, s.eng
-	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 64<<20) // waits for room
+	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 64<<20, nil) // waits for room
 	if err != nil {
 		return err
 	}
@@ -66,9 +66,9 @@ func (s shown) promise() error {
 func (s shown) now() error {
 	ctx, eng := s.ctx, s.eng
 	gpu, anywhere := spillway.AnyInTier(spillway.GPU), reservation.AnyInTiers(spillway.GPU, spillway.Host)
-	r, err := eng.Reservations().TryReserve(gpu, 512<<20)
+	r, err := eng.Reservations().TryReserve(gpu, 512<<20, nil)
 	if errors.Is(err, spillway.ErrNoSpace) || errors.Is(err, spillway.ErrExceeded) { // not now, or never
-		r, err = eng.Reservations().ReserveUpTo(ctx, anywhere, 1<<20, 512<<20)
+		r, err = eng.Reservations().ReserveUpTo(ctx, anywhere, 1<<20, 512<<20, nil)
 	}
 	if err != nil {
 		return err
@@ -80,9 +80,9 @@ func (s shown) now() error {
 
 func (s shown) beginAgain() error {
 	eng := s.eng
-	half := eng.Spaces()[0].Limit() / 2
+	half := eng.Spaces()[0].State().Limit / 2
 	work := func(ctx context.Context) error {
-		owner := reservation.WithOwner(reservation.OwnerOf(ctx))
+		owner := &reservation.Options{Owner: reservation.OwnerOf(ctx)}
 		r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), half, owner)
 		if err != nil {
 			return err
@@ -213,9 +213,9 @@ func TestDeadlockOfOwners(t *testing.T) {
 	err := withShown(t.Context(), t.TempDir(), func(s shown) error {
 		gpu := spillway.AnyInTier(spillway.GPU)
 		half := s.eng.Spaces()[0].Available() / 2
-		var held [2]spillway.Reservation
+		var held [2]*spillway.Reservation
 		for i, name := range []string{"join", "sort"} {
-			r, err := s.eng.Reserve(s.ctx, gpu, half, reservation.WithOwner(reservation.NewOwner(name)))
+			r, err := s.eng.Reserve(s.ctx, gpu, half, &reservation.Options{Owner: reservation.NewOwner(name)})
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func inHost(t *testing.T, eng *spillway.Engine, id batch.ID, n int64, own bool) 
 // drawn is a buffer of the program's, of n bytes.
 func drawn(t *testing.T, eng *spillway.Engine, k tier.Kind, n int64) *tier.Buffer {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), n)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), n, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
 	defer cancel()
 	// 12 MiB more than there are.
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+12*size)
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+12*size, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,12 +118,12 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	// What was moved is in the disk's memory a moment before it leaves the host's.
 	untilUsage(host, func(u tier.Usage) bool { return u.Used() == empty+2*size })
 	// With another converter they are tried, and reported, once more.
-	if err := eng.Registry().Register(convert.Form{Type: "something", Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+	if err := eng.Registry().Register(convert.Form{Type: "something", Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
 		return nil, errors.New("it is not called")
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+size)
+	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+size, nil)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || full.Space != host.ID() {
 		t.Errorf("with nothing left that can be moved: %v", err)
@@ -151,7 +151,7 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.Host}, convert.ImageIn(tier.Disk), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+		if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.Host}, convert.ImageIn(tier.Disk), func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
 			return nil, &os.PathError{Op: "write", Path: "index.of-the-program", Err: errno}
 		}); err != nil {
 			t.Fatal(err)
@@ -162,7 +162,7 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 			all = append(all, inHost(t, eng, batch.ID(1000+i), size, i >= 32-bad)) // the first to be moved
 		}
 		ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+12*size)
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+12*size, nil)
 		cancel()
 		if err != nil {
 			t.Error(err)
@@ -191,7 +191,7 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.GPU}, convert.ImageIn(tier.Disk), func(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	if err := eng.Registry().Register(convert.Form{Type: ownForm{}.Type(), Kind: tier.GPU}, convert.ImageIn(tier.Disk), func(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		buf, err := r.Alloc(src.Bytes())
 		if err != nil {
 			return nil, err
@@ -206,7 +206,7 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
 	defer cancel()
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), eng.Spaces()[0].Available()+4<<20)
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), eng.Spaces()[0].Available()+4<<20, nil)
 	if err != nil {
 		t.Error(err)
 	} else if err := r.Release(); err != nil {
@@ -240,7 +240,7 @@ func TestForeignCancellation(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience/4, errors.New("it takes for ever"))
 	defer cancel()
-	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+4<<20)
+	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+4<<20, nil)
 	if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "elsewhere") {
 		t.Errorf("waiting for a disk that cannot be written: %v", err)
 	}
@@ -263,7 +263,7 @@ func TestConverterReleasesATasksReservation(t *testing.T) {
 	}
 	repo := scanOf(t, eng)
 	if err := eng.Registry().Wrap(convert.ImageIn(tier.Host), convert.ImageIn(tier.GPU), func(inner convert.Func) convert.Func {
-		return func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			p, err := inner(ctx, src, r)
 			return p, errors.Join(err, r.Release())
 		}

@@ -204,7 +204,7 @@ func (l *life) books() {
 	for id, want := range held {
 		s, _ := l.eng.Reservations().Spaces().ByID(id)
 		settled(s)
-		if u := s.Usage(); u.Live != want || u.Used() != want || u.Cached != copied[id] {
+		if u := s.State().Usage; u.Live != want || u.Used() != want || u.Cached != copied[id] {
 			l.t.Errorf("%s holds %+v, want %d live, %d in copies, and no more", id, u, want, copied[id])
 		}
 	}
@@ -239,7 +239,7 @@ func (l *life) gone() {
 // settled waits until a device is done with what was freed in its space. A free that it
 // refused is tried again with the next allocation.
 func settled(s *tier.Space) {
-	if s.Usage().Retired == 0 {
+	if s.State().Usage.Retired == 0 {
 		return
 	}
 	if mem, err := s.Pool().Alloc(1, nil); err == nil {
@@ -257,7 +257,7 @@ func untilUsage(s *tier.Space, is func(tier.Usage) bool) {
 		default:
 		}
 	})()
-	for !is(s.Usage()) {
+	for !is(s.State().Usage) {
 		<-changed
 	}
 }

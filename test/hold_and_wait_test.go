@@ -47,10 +47,10 @@ func fillGPU(
 	}
 	b, _ := repo.Peek(0)
 	gpu := gpuOf(t, eng)
-	if n := b.Info().Bytes; gpu.Limit()/n != crowdSize {
+	if n := b.Info().Bytes; gpu.State().Limit/n != crowdSize {
 		t.Fatalf(
 			"the GPU has room for %d batches of %d bytes, want %d: the test shows nothing",
-			gpu.Limit()/n,
+			gpu.State().Limit/n,
 			n,
 			crowdSize,
 		)
@@ -328,11 +328,11 @@ func testDrawnBytesAreHeldOnce(t *testing.T) {
 	}
 	input, _ := repo.Peek(0)
 	onGPU := reservation.AnyInTier(tier.GPU)
-	other, err := eng.Reserve(ctx, onGPU, 450<<10, reservation.WithOwner(reservation.NewOwner("another, that works")))
+	other, err := eng.Reserve(ctx, onGPU, 450<<10, &reservation.Options{Owner: reservation.NewOwner("another, that works")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(ctx, onGPU, 400<<10, reservation.WithOwner(reservation.NewOwner("a task")))
+	r, err := eng.Reserve(ctx, onGPU, 400<<10, &reservation.Options{Owner: reservation.NewOwner("a task")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,11 +60,11 @@ func TestHoldersOfReservations(t *testing.T) {
 	defer closeEngine(t, eng)
 	const promised, drawn = 25 * tier.Page, 10 * tier.Page
 	gpu := gpuOf(t, eng)
-	var all [2]reservation.Reservation
+	var all [2]*reservation.Reservation
 	var bufs [2]*tier.Buffer
 	for i, o := range []*reservation.Owner{nil, reservation.NewOwner("me")} {
 		var err error
-		all[i], err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, reservation.WithOwner(o))
+		all[i], err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, &reservation.Options{Owner: o})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestHoldersOfAProgramsOwnForm(t *testing.T) {
 	defer closeEngine(t, eng)
 	repo := scanOf(t, eng)
 	const charge = 128 << 10
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 3*charge)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 3*charge, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 	defer closeEngine(t, eng)
 	var held tier.Holdings
 	var written int64
-	imaged := func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	imaged := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		img, err := imageOf(ctx, src, r)
 		if err == nil {
 			written = img.Bytes()

@@ -31,13 +31,13 @@ func (l *losable) waiting(t *testing.T) waiting {
 }
 
 // take reserves bytes of the only space of a tier; all that are free if n is 0.
-func (w waiting) take(k tier.Kind, n int64) reservation.Reservation {
+func (w waiting) take(k tier.Kind, n int64) *reservation.Reservation {
 	w.t.Helper()
 	s := w.eng.Reservations().Spaces().InTier(k)[0]
 	if n == 0 {
 		n = s.Available() / tier.Page * tier.Page
 	}
-	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n)
+	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}

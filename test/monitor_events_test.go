@@ -136,7 +136,7 @@ func TestStuckEvents(t *testing.T) {
 			for _, s := range slices.Backward(eng.Spaces()) { // nothing moves, and no waiter is refused
 				free = append(free, full(t, s, eng))
 			}
-			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.Used(), gpu.Limit(), resting)
+			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.Used(), gpu.State().Limit, resting)
 			want = append(want,
 				spillway.Event{
 					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.State().Trigger + 1,
@@ -145,14 +145,14 @@ func TestStuckEvents(t *testing.T) {
 				spillway.Event{
 					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.State().Trigger + 1,
 					Reason: convert.ReasonTrigger,
-					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.Limit()),
+					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.State().Limit),
 				},
 				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)
 			ctx, cancel := context.WithCancel(t.Context())
 			waited := make(chan error)
 			go func() {
-				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), need)
+				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), need, nil)
 				waited <- err
 			}()
 			await(time.Minute)
@@ -201,7 +201,7 @@ func TestRefusedEvents(t *testing.T) {
 			got := make(chan error)
 			for range waiters {
 				go func() {
-					_, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 128<<10)
+					_, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 128<<10, nil)
 					got <- err
 				}()
 			}
@@ -258,7 +258,7 @@ func TestUnmovableEvents(t *testing.T) {
 					Bytes: bad[k].Info().Bytes, Text: string(ownForm{}.Type()), Err: batch.ErrUnmovable,
 				})
 			}
-			if err := eng.Registry().Register(convert.Form{Type: batch.PayloadType(fmt.Sprint("something ", i)), Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, reservation.Reservation) (batch.Payload, error) {
+			if err := eng.Registry().Register(convert.Form{Type: batch.PayloadType(fmt.Sprint("something ", i)), Kind: tier.GPU}, convert.ImageIn(tier.Host), func(context.Context, batch.Payload, *reservation.Reservation) (batch.Payload, error) {
 				return nil, errors.New("it is not called")
 			}); err != nil {
 				t.Fatal(err)

@@ -412,7 +412,7 @@ func TestMoveEventOfARefusedForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := eng.Registry().Wrap(convert.ImageIn(tier.Host), convert.ImageIn(tier.GPU), func(inner convert.Func) convert.Func {
-		return func(ctx context.Context, _ batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		return func(ctx context.Context, _ batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			return inner(ctx, other, r)
 		}
 	}); err != nil {

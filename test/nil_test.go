@@ -36,7 +36,7 @@ func TestNilArguments(t *testing.T) {
 	if err := repo.Put(ctx, 0, rec); err != nil {
 		t.Fatal(err)
 	}
-	room, err := eng.Reserve(ctx, host, 4096)
+	room, err := eng.Reserve(ctx, host, 4096, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

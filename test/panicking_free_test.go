@@ -40,7 +40,7 @@ func (d freePanics) Free(s tier.Stream, a tier.Addr) error {
 // freeBadly frees 400 KiB on the GPU, and what is armed goes wrong.
 func freeBadly(t *testing.T, eng *spillway.Engine, armed *atomic.Bool) {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 400<<10)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 400<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10, nil) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {
@@ -123,7 +123,7 @@ func testRoomOfAFree(t *testing.T, refused bool) {
 	freeBadly(t, eng, &armed)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).Limit()/tier.Page*tier.Page)
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page, nil)
 	if err == nil {
 		err = all.Release()
 	}
@@ -204,7 +204,7 @@ func TestRoomOfARefusedFreeOnABadStream(t *testing.T) {
 	freeBadly(t, eng, &armed)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).Limit()/tier.Page*tier.Page)
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page, nil)
 	if err := errors.Join(err, all.Release()); err != nil {
 		t.Error(err)
 	}
@@ -225,7 +225,7 @@ func TestWaiterForAFreeThatPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := reservation.AnyInTier(tier.GPU)
-	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
+	r, err := eng.Reserve(t.Context(), gpu, 400<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,9 +236,9 @@ func TestWaiterForAFreeThatPanics(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	got := make(chan error, 1)
-	limit := gpuOf(t, eng).Limit() / tier.Page * tier.Page
+	limit := gpuOf(t, eng).State().Limit / tier.Page * tier.Page
 	go func() {
-		all, err := eng.Reserve(ctx, gpu, limit)
+		all, err := eng.Reserve(ctx, gpu, limit, nil)
 		if err == nil {
 			err = all.Release()
 		}
@@ -295,7 +295,7 @@ func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 	if err := p.Release(); err != nil {
 		t.Error(err)
 	}
-	if u := s.Usage(); u.Used() != 0 {
+	if u := s.State().Usage; u.Used() != 0 {
 		t.Errorf("the table is gone, and the books say %+v", u)
 	}
 	if want := `function=DeviceTable.Release panic="in Release"`; !strings.Contains(log.String(), want) {
@@ -312,7 +312,7 @@ func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10, nil) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {
@@ -371,7 +371,7 @@ func TestPanickingLoans(t *testing.T) {
 	if _, err := eng.Mover().AdoptTable(t.Context(), table); err == nil || !strings.Contains(err.Error(), "in Borrow") {
 		t.Errorf("a table whose second part cannot be borrowed: %v", err)
 	}
-	if u := s.Usage(); u.Used() != 0 || dev.begun != 1 || dev.over != 1 || released != 0 {
+	if u := s.State().Usage; u.Used() != 0 || dev.begun != 1 || dev.over != 1 || released != 0 {
 		t.Errorf("no table was adopted, and the books say %+v, of %d loans %d are over, %d tables were released", u, dev.begun, dev.over, released)
 	}
 	dev.panics = 0
@@ -382,7 +382,7 @@ func TestPanickingLoans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if u := s.Usage(); u.Used() != 0 || dev.begun != 3 || dev.over != 3 || released != 1 {
+	if u := s.State().Usage; u.Used() != 0 || dev.begun != 3 || dev.over != 3 || released != 1 {
 		t.Errorf("the table is gone, and the books say %+v, of %d loans %d are over, %d tables were released", u, dev.begun, dev.over, released)
 	}
 	if err := errors.Join(dev.Free(stream, addr), stream.Close()); err != nil {

@@ -162,7 +162,7 @@ func TestHeadroomIsNoLoss(t *testing.T) {
 	if free < 40_000 {
 		t.Fatalf("%d bytes are free in host: too few for one batch", free)
 	}
-	r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), free)
+	r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), free, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

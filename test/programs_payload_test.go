@@ -32,13 +32,13 @@ func (p *asIs) Release() error        { return p.buf.Release() }
 func asIsIn(k tier.Kind) convert.Form { return convert.Form{Type: "as-is", Kind: k} }
 
 // imageOf is the converter of asIs to an image in host memory.
-func imageOf(_ context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+func imageOf(_ context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 	l, err := convert.NewLayout(src.(*asIs).rec)
 	if err != nil {
 		return nil, err
 	}
 	defer l.Close()
-	buf, err := r.AllocCuts(l.Size(), l.Cuts())
+	buf, err := r.Alloc(l.Size(), l.Cuts()...)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func TestReaderOfAProgramsOwnForm(t *testing.T) {
 			}
 			continue
 		}
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestReaderOfAProgramsOwnForm(t *testing.T) {
 // putAsIs puts a batch of a program's own form, which takes room in host memory.
 func putAsIs(t *testing.T, eng *spillway.Engine, repo *repository.Repository, form func(*asIs) batch.Payload) *batch.Batch {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestReaderOfABatchThatPanics(t *testing.T) {
 	for method, wantRead := range map[string]int{"Bytes": 0, "Release": 2} {
 		t.Run(method, func(t *testing.T) {
 			eng, _ := openSmall(t, 1<<20, 4<<20)
-			if err := eng.Registry().Register(convert.Form{Type: "panicky", Kind: tier.Host}, convert.ImageIn(tier.Host), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+			if err := eng.Registry().Register(convert.Form{Type: "panicky", Kind: tier.Host}, convert.ImageIn(tier.Host), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 				return imageOf(ctx, src.(panickyRead).asIs, r)
 			}); err != nil {
 				t.Fatal(err)

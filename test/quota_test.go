@@ -85,7 +85,7 @@ func TestLimitFromTheEnvironment(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := run.eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit+1)
+	_, err := run.eng.Reservations().TryReserve(reservation.AnyInTier(tier.GPU), limit+1, nil)
 	if !errors.Is(err, reservation.ErrExceeded) || !strings.Contains(err.Error(), "SPILLWAY_GPU_MEMORY_LIMIT") {
 		t.Errorf("more than the limit: %v", err)
 	}
@@ -352,7 +352,7 @@ func TestExceededQuotaIsOneEvent(t *testing.T) {
 			}
 			// A reservation, which the monitor cannot move.
 			gpu := tier.ID{Kind: tier.GPU}
-			r, err := eng.Reserve(t.Context(), reservation.Specific(gpu), 256<<10)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(gpu), 256<<10, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -533,7 +533,7 @@ func TestLedgerHeldByAnotherEngine(t *testing.T) {
 	two := openRun(t, quotaConfig(t, settings))
 	defer closeEngine(t, two.eng)
 	gpu := reservation.AnyInTier(tier.GPU)
-	r, err := one.eng.Reservations().TryReserve(gpu, 800<<10)
+	r, err := one.eng.Reservations().TryReserve(gpu, 800<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -542,14 +542,14 @@ func TestLedgerHeldByAnotherEngine(t *testing.T) {
 		held[0].PID != os.Getpid() {
 		t.Fatalf("%+v, %v", held, err)
 	}
-	if _, err := two.eng.Reservations().TryReserve(gpu, 300<<10); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := two.eng.Reservations().TryReserve(gpu, 300<<10, nil); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("%v", err)
 	}
 	if err := r.Release(); err != nil {
 		t.Fatal(err)
 	}
 	closeEngine(t, one.eng)
-	if r, err = two.eng.Reservations().TryReserve(gpu, 900<<10); err != nil {
+	if r, err = two.eng.Reservations().TryReserve(gpu, 900<<10, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Release(); err != nil {

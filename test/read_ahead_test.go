@@ -152,14 +152,14 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 			}
 		}
 		ahead("there is room", true)
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.Used(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ahead("above the stop mark", false)
 		done := make(chan error)
 		go func() {
-			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Room()-2*tier.Page)
+			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Room-2*tier.Page, nil)
 			done <- errors.Join(err, w.Release())
 		}()
 		synctest.Wait()
@@ -220,9 +220,9 @@ func TestReadAheadAtOnce(t *testing.T) {
 		})
 	}
 	done.Wait()
-	if n := repo.Bytes(tier.Host); n == 0 || host.Usage().Peak > host.State().Stop {
+	if n := repo.Bytes(tier.Host); n == 0 || host.State().Usage.Peak > host.State().Stop {
 		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d",
-			n, host.Usage().Peak, host.State().Stop)
+			n, host.State().Usage.Peak, host.State().Stop)
 	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -152,7 +152,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		gpu := gpuOf(t, r.Engine)
 		err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), in(tier.GPU))
 		var full *tier.NoSpaceError
-		if !errors.As(err, &full) || full.Space != gpu.ID() || full.Available < full.Requested || full.Available > gpu.Room() {
+		if !errors.As(err, &full) || full.Space != gpu.ID() || full.Available < full.Requested || full.Available > gpu.State().Room {
 			t.Fatalf("%v", err)
 		}
 		if !strings.Contains(err.Error(), "refuses what the space has promised; it has 0 bytes") {
@@ -164,7 +164,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		r.refuse(0)
 		host0, _ := r.Reservations().Spaces().ByID(host)
 		most := host0.Available() / tier.Page * tier.Page
-		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most)
+		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err := b.Discard(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.Available()/tier.Page*tier.Page); err != nil {
+		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.Available()/tier.Page*tier.Page, nil); err != nil {
 			t.Fatal(err)
 		}
 		defer release(t, all)

@@ -89,8 +89,8 @@ func (p *pieces) same(t *testing.T) {
 // in use stay.
 func TestPromisedRoomInPieces(t *testing.T) {
 	t.Parallel()
-	reserve := func(t *testing.T, p *pieces, bytes int64) reservation.Reservation {
-		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes)
+	reserve := func(t *testing.T, p *pieces, bytes int64) *reservation.Reservation {
+		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +243,7 @@ func TestScratchInPieces(t *testing.T) {
 	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,7 +291,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	}
 	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	take := func(n int64) *tier.Buffer {
-		r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), n, reservation.WithoutClearing())
+		r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), n, &reservation.Options{NoClearing: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -307,10 +307,10 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = reg.Register(asIsIn(tier.Host), convert.ImageIn(tier.Disk), func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+	err = reg.Register(asIsIn(tier.Host), convert.ImageIn(tier.Disk), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		calls.Add(1)
 		between := src.(*asIsSmall)
-		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), between.desc.Body, reservation.WithoutClearing())
+		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), between.desc.Body, &reservation.Options{NoClearing: true})
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +347,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 			release(t, g)
 		}
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,7 @@ func full(t *testing.T, s *tier.Space, eng *spillway.Engine) (free func()) {
 	t.Helper()
 	for { // the monitor may take room between the two calls
 		n := s.Available() / tier.Page * tier.Page
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), n)
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), n, nil)
 		if err == nil {
 			return func() { release(t, r) }
 		}
@@ -417,7 +417,7 @@ var settings = []setting{
 			}
 			defer h.Close()
 			start := time.Now()
-			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.Room()/tier.Page*tier.Page)
+			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room/tier.Page*tier.Page, nil)
 			return errors.Is(err, reservation.ErrDeadlock) && time.Since(start) < 4*time.Second
 		}
 	}},
@@ -641,7 +641,7 @@ var otherMarks = tier.Fractions{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
 func marked(k tier.Kind) func(*spillway.Engine) bool {
 	return func(eng *spillway.Engine) bool {
 		s := spaceAt(eng, k, 0)
-		return s.Limit() == s.Capacity()/4*3 && s.State().Trigger == s.Capacity()/2 && s.State().Stop == s.Capacity()/4
+		return s.State().Limit == s.Capacity()/4*3 && s.State().Trigger == s.Capacity()/2 && s.State().Stop == s.Capacity()/4
 	}
 }
 

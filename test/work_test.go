@@ -89,7 +89,7 @@ func TestWorkGivesBackHalf(t *testing.T) {
 			},
 		})
 		lack := all*4/10 - host.Available()
-		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10)
+		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,14 +132,14 @@ func TestWorkThatGivesNothingBack(t *testing.T) {
 					},
 				})
 				before := time.Now()
-				r, err := eng.Reserve(t.Context(), inHostMemory, gives/2)
+				r, err := eng.Reserve(t.Context(), inHostMemory, gives/2, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(before); hangs != (took >= time.Second) || took > 1500*time.Millisecond {
 					t.Errorf("it was served after %v", took)
 				}
-				_, err = eng.Reserve(t.Context(), inHostMemory, need)
+				_, err = eng.Reserve(t.Context(), inHostMemory, need, nil)
 				if !errors.Is(err, spillway.ErrDeadlock) || !strings.Contains(err.Error(), `work of "q/build"`) {
 					t.Errorf("%v", err)
 				}
@@ -170,7 +170,7 @@ func TestWorkIsNotReclaimedForItself(t *testing.T) {
 		if err := w.Grow(t.Context(), shareOf(host, 1)+2*mib); !errors.Is(err, spillway.ErrDeadlock) {
 			t.Errorf("Grow: %v", err)
 		}
-		if err := w.Grow(t.Context(), host.Limit()); !errors.Is(err, spillway.ErrExceeded) {
+		if err := w.Grow(t.Context(), host.State().Limit); !errors.Is(err, spillway.ErrExceeded) {
 			t.Errorf("Grow to more than the space has: %v", err)
 		}
 		endWorks(t, eng, w, other)
@@ -194,7 +194,7 @@ func TestWorkHasBatchesEvicted(t *testing.T) {
 			}
 		}
 		asked := false
-		all := host.Limit() - host.State().Held
+		all := host.State().Limit - host.State().Held
 		w := newWork(t, plan, spillway.WorkOptions{
 			Operator: "build", Min: all / 2, Reclaim: func(context.Context, int64) int64 { asked = true; return 0 },
 		})
@@ -315,7 +315,7 @@ func TestWorksAndBatchesAtRandom(t *testing.T) {
 				all.Go(func() { operate(t, eng, plan, repo, rand.New(rand.NewPCG(seed, g)), &reclaims) })
 			}
 			all.Wait()
-			if u := host.Usage(); u.Reserved != 0 {
+			if u := host.State().Usage; u.Reserved != 0 {
 				t.Errorf("at the end the space has %+v", u)
 			}
 			for _, e := range eng.Stats().Edges {

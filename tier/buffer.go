@@ -104,7 +104,7 @@ type Buffer struct {
 	promise *books.Promise // gets the bytes back while it is open; Promote replaces it
 	stack   invariants.Trace
 
-	reclaimed func(n int64) // see Space.Draw; may be nil
+	reclaimed func(n int64) // see OnReclaimed; may be nil
 
 	// holders is the number of leases, plus the bit owned until the owner releases the buffer, plus
 	// the bit cached while it is the memory of a clean image. All are in one word, so that they
@@ -142,6 +142,11 @@ func (b *Buffer) Charge() int64 {
 	}
 	return b.charge
 }
+
+// OnReclaimed makes the space call f with the charge of b when the device is done with the memory,
+// just before the bytes are free, and with no lock held. f must be quick and must not block. Only the
+// caller may have b, which it has just drawn.
+func (b *Buffer) OnReclaimed(f func(n int64)) { b.reclaimed = f }
 
 // Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory; nil
 // for a nil buffer. It must not be used after Release, except for the holder of a

@@ -50,8 +50,7 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean
 	}
 	c := &Clean{space: s, bufs: bufs, shares: shares, drop: drop}
 	for i, b := range bufs {
-		_, open := b.promise.View()
-		if open || !b.holders.CompareAndSwap(owned, owned|cached) {
+		if b.promise.View().Open || !b.holders.CompareAndSwap(owned, owned|cached) {
 			for _, b := range bufs[:i] {
 				b.holders.And(^int64(cached))
 			}
@@ -191,13 +190,9 @@ func (s *Space) dropClean(n int64) (dropped int64) {
 	return dropped
 }
 
-// CopyChanges returns a number that changes when a clean image is made, and when its memory is free
-// or in use again.
-func (s *Space) CopyChanges() uint64 { return s.books.Now().CleanChanges }
-
 // DropOldest drops the oldest clean images, until n bytes were dropped or none is left. If others
 // have taken the last ones, it waits for the end of one. It reports whether an image was dropped or
-// promoted since CopyChanges returned seen: then the caller should try again what needs the room.
+// promoted since State.CleanChanges was seen: then the caller should try again what needs the room.
 // The caller must hold no lock, and must not have taken an image.
 func (s *Space) DropOldest(n int64, seen uint64) bool {
 	dropped := s.dropClean(n)
@@ -205,7 +200,7 @@ func (s *Space) DropOldest(n int64, seen uint64) bool {
 	s.clean.Lock()
 	if dropped > 0 || s.clean.taken == 0 {
 		s.clean.Unlock()
-		return dropped > 0 || s.CopyChanges() != seen
+		return dropped > 0 || s.books.Now().CleanChanges != seen
 	}
 	if s.clean.settled == nil {
 		s.clean.settled = make(chan struct{})
@@ -217,7 +212,7 @@ func (s *Space) DropOldest(n int64, seen uint64) bool {
 }
 
 // DropAllClean drops all clean images that are listed now.
-func (s *Space) DropAllClean() { s.dropClean(s.Usage().Cached) }
+func (s *Space) DropAllClean() { s.dropClean(s.books.Now().Cached) }
 
 // DropSharing drops clean images that share dictionaries, the oldest first, until used bytes have
 // fallen by at least bytes or none is left. bytes may be 0 or less.

@@ -69,7 +69,7 @@ func clean(t testing.TB, s *tier.Space, pages int64) *tier.Clean {
 
 func wantUsage(t testing.TB, s *tier.Space, live, reserved, cached int64) {
 	t.Helper()
-	u := s.Usage()
+	u := s.State().Usage
 	if u.Live != live*page || u.Reserved != reserved*page || u.Cached != cached*page || u.Retired != 0 {
 		t.Errorf("%+v, want %d pages live, %d reserved, %d cached", u, live, reserved, cached)
 	}
@@ -129,7 +129,7 @@ func TestCleanImagesAreDropped(t *testing.T) {
 	s.Pool().(*tightPool).left.Add(-5 * page) // others have it
 	before := s.Evicted()
 	b := draw(t, s, 3*page)
-	if n := s.Usage().Cached; n >= 4*page || s.Evicted() != before+4*page-n {
+	if n := s.State().Usage.Cached; n >= 4*page || s.Evicted() != before+4*page-n {
 		t.Errorf("%d bytes are cached, %d were evicted", n, s.Evicted()-before)
 	}
 	s.DropAllClean()
@@ -147,8 +147,9 @@ func TestLimitFallsWhileAnImageIsKept(t *testing.T) {
 	clean(t, s, 2)
 	r := promise(t, s, 3*page)
 	r.Draw(3*page, 0, false)
-	b, err := s.Draw(r, 3*page, nil, func(int64) { ok(t, s.SetLimit(2*page)) }) // called while it is kept
+	b, err := s.Draw(r, 3*page, nil)
 	ok(t, err)
+	b.OnReclaimed(func(int64) { ok(t, s.SetLimit(2*page)) }) // called while it is kept
 	ok(t, s.Release(r))
 	keepClean(t, s, b)
 	wantUsage(t, s, 0, 0, 0)
@@ -185,8 +186,8 @@ func TestImageThatIsFreedLate(t *testing.T) {
 	var c changes
 	defer s.Subscribe(c.listen)()
 	pool.keep = true
-	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.Usage().Cached != 320 {
-		t.Errorf("promised bytes that are not back: %v, %+v", err, s.Usage())
+	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.State().Usage.Cached != 320 {
+		t.Errorf("promised bytes that are not back: %v, %+v", err, s.State().Usage)
 	}
 	c.expect(t, "a refusal")
 	pool.reclaim()
@@ -197,19 +198,19 @@ func TestImageThatIsFreedLate(t *testing.T) {
 // TestDropOldest reports whether it makes sense to try again.
 func TestDropOldest(t *testing.T) {
 	s := cleanSpace(t, 10, nil)
-	if s.DropOldest(page, s.CopyChanges()) {
+	if s.DropOldest(page, s.State().CleanChanges) {
 		t.Error("there is nothing to drop")
 	}
 	clean(t, s, 2)
 	clean(t, s, 2)
 	clean(t, s, 2)
-	seen := s.CopyChanges()
-	if !s.DropOldest(3*page, s.CopyChanges()) {
+	seen := s.State().CleanChanges
+	if !s.DropOldest(3*page, s.State().CleanChanges) {
 		t.Error("nothing was dropped")
 	}
 	wantUsage(t, s, 0, 0, 2)
 	s.DropAllClean()
-	if s.DropOldest(page, s.CopyChanges()) || !s.DropOldest(page, seen) {
+	if s.DropOldest(page, s.State().CleanChanges) || !s.DropOldest(page, seen) {
 		t.Error("want true only if an image was dropped since the changes were seen")
 	}
 }
@@ -270,8 +271,9 @@ func TestDrawerIsToldOfACleanImage(t *testing.T) {
 	r := promise(t, s, page)
 	r.Draw(page, 0, false)
 	var told []int64
-	b, err := s.Draw(r, page, nil, func(n int64) { told = append(told, n) })
+	b, err := s.Draw(r, page, nil)
 	ok(t, err)
+	b.OnReclaimed(func(n int64) { told = append(told, n) })
 	ok(t, s.Release(r))
 	c := keepClean(t, s, b)
 	if len(told) != 1 || told[0] != page {
@@ -460,13 +462,13 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 						for range 2 {
 							b, err := drawFrom(s, r, n*page)
 							if err != nil {
-								t.Errorf("promised and not there: %v (%+v)", err, s.Usage())
+								t.Errorf("promised and not there: %v (%+v)", err, s.State().Usage)
 								return
 							}
 							bufs = append(bufs, b)
 						}
 						check(s.Release(r))
-						if u := s.Usage(); u.Used()+u.Cached > pages*page {
+						if u := s.State().Usage; u.Used()+u.Cached > pages*page {
 							t.Errorf("%+v", u)
 						}
 						kept, of = append(kept, keepClean(t, s, bufs...)), append(of, bufs)

@@ -87,7 +87,7 @@ type Leak struct {
 // Leaks lists the bytes that are in use, the largest leak first. It must be called with no lock
 // held. Clean images are not among them, because their batches are in other spaces.
 func (s *Space) Leaks() (leaks []Leak) {
-	u := s.Usage()
+	u := s.State().Usage
 	rest := u.Live + u.Reserved
 	add := func(l Leak) {
 		if rest -= l.Bytes; l.Bytes > 0 {

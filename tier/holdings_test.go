@@ -32,7 +32,7 @@ func holdings(t testing.TB, s *tier.Space, batches func(add func(tier.Holder, an
 	for _, h := range slices.Concat(all.Holders, all.Batches) {
 		sum += h.Bytes
 	}
-	if sum != all.Used || all.Used != s.Used() || all.Limit != s.Limit() || all.Space != s.ID() {
+	if sum != all.Used || all.Used != s.Used() || all.Limit != s.State().Limit || all.Space != s.ID() {
 		t.Errorf("the parts are %d bytes of %d: %+v", sum, s.Used(), all)
 	}
 	return all
@@ -162,7 +162,7 @@ func TestHoldersOfBuffers(t *testing.T) {
 	for _, h := range []*books.Hold{&first, &second, &third, &fourth} {
 		h.End()
 	}
-	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.Usage().Live {
+	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.State().Usage.Live {
 		t.Errorf("the leaks are %+v", leaks)
 	}
 }

@@ -35,8 +35,8 @@ func TestSpaceIsLost(t *testing.T) {
 	ok(t, err)
 	heard := 0
 	defer s.Subscribe(func(pressed bool) {
-		if heard++; pressed || s.Limit() != 0 || s.Lost() == nil {
-			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", pressed, s.Limit(), s.Lost())
+		if heard++; pressed || s.State().Limit != 0 || s.Lost() == nil {
+			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", pressed, s.State().Limit, s.Lost())
 		}
 	})()
 	dev.Lose(errGone)
@@ -62,13 +62,13 @@ func TestSpaceIsLost(t *testing.T) {
 	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
 	taken, _, _ := s.Books().Reserve(nil, 1, 0)
-	if taken || s.Limit() != 0 || s.Room() != 0 || s.Available() != 0 || s.State().Ceiling != 0 {
+	if taken || s.State().Limit != 0 || s.State().Room != 0 || s.Available() != 0 || s.State().Ceiling != 0 {
 		t.Error("there is room in a lost space")
 	}
 	ok(t, b.Release())
 	ok(t, s.Release(r))
 	ok(t, s.Close())
-	if u := s.Usage(); u.Used() != 0 {
+	if u := s.State().Usage; u.Used() != 0 {
 		t.Errorf("the space ends with %+v", u)
 	}
 }

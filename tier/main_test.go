@@ -66,7 +66,7 @@ func drawFrom(s *tier.Space, p *books.Promise, size int64) (*tier.Buffer, error)
 	if out := p.Draw(charge, 0, false); out.Released || out.Short > 0 {
 		panic(out)
 	}
-	return s.Draw(p, size, nil, nil)
+	return s.Draw(p, size, nil)
 }
 
 // draw draws a buffer from a promise of its own, which is released.

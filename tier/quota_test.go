@@ -150,7 +150,7 @@ func TestRefusedBytesAreNotCharged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.Promise(s.Limit() + 1); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := s.Promise(s.State().Limit + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
 	if _, err := s.Occupy(s.Capacity() + 1); !errors.Is(err, tier.ErrNoSpace) {
@@ -182,8 +182,8 @@ func TestQuotaIsChargedForWhatIsUsed(t *testing.T) {
 	if _, err := s.Promise(301); !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the quota has: %v", err)
 	}
-	if s.Available() != 300 || s.Room() != 500 {
-		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.Room())
+	if s.Available() != 300 || s.State().Room != 500 {
+		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.State().Room)
 	}
 	ok(t, s.Release(r))
 	charged("the promise released:", 128)

@@ -121,13 +121,10 @@ func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
 // Usage is the counts of a space at one moment, in bytes. Used is live + retired + reserved.
 type Usage = books.Usage
 
-// Usage returns the counts, all at the same moment.
-func (s *Space) Usage() Usage { return s.books.Now().Usage }
-
 // Used returns live + retired + reserved bytes.
-func (s *Space) Used() int64 { return s.Usage().Used() }
+func (s *Space) Used() int64 { return s.books.Now().Used() }
 
-// ResetPeak sets Usage.Peak to the bytes in use now, so that the next Usage has the peak of one
+// ResetPeak sets Usage.Peak to the bytes in use now, so that the next State has the peak of one
 // phase of a program.
 func (s *Space) ResetPeak() { s.books.ResetPeak() }
 
@@ -140,6 +137,9 @@ type State struct {
 	Stop     int64 // the pressure at which it ends at the latest
 	External int64 // what other programs hold on the device, as last sampled
 	Pressure int64 // Used and External: what Trigger and Stop are compared with
+
+	// CleanChanges changes when a clean image is made, and when its memory is free or in use again.
+	CleanChanges uint64
 
 	// Held are used for as long as the space is open: the engine's own (Hold), and retired bytes of
 	// which the pool cannot find out whether the device has freed them, which are Unsure. Room+Held is
@@ -159,7 +159,7 @@ type State struct {
 func (s *Space) State() State {
 	now, external := s.books.Now(), s.foreign.Load()
 	x := State{
-		Usage: now.Usage, Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
+		Usage: now.Usage, CleanChanges: now.CleanChanges, Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
 		External: external, Pressure: now.Used() + external, Held: s.held.Load(),
 		Available: now.Limit - now.Used(), Room: now.Limit, Ceiling: now.Limit,
 	}
@@ -179,12 +179,6 @@ func (s *Space) State() State {
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
-// Limit returns State.Limit.
-func (s *Space) Limit() int64 { return s.books.Now().Limit }
-
-// Room returns State.Room.
-func (s *Space) Room() int64 { return s.State().Room }
-
 // Available returns State.Available.
 func (s *Space) Available() int64 { return s.State().Available }
 
@@ -195,7 +189,7 @@ func (s *Space) Hold(n int64) { s.held.Add(n) }
 // stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
 func (s *Space) Pace() stripe.Pace {
 	if p, ok := s.cfg.Pool.(paced); ok {
-		return p.Pace().After(s.Usage().Reserved)
+		return p.Pace().After(s.books.Now().Reserved)
 	}
 	return stripe.Pace{}
 }
@@ -338,9 +332,9 @@ func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
 		query = d.FreeBytes
 	}
 	for range 4 {
-		before := s.Usage()
+		before := s.books.Now()
 		free, err := query()
-		after := s.Usage()
+		after := s.books.Now()
 		if err != nil || s.Lost() != nil {
 			break
 		}

@@ -17,8 +17,7 @@ import (
 // Pool. A size of 0 gives a nil buffer and no error.
 //
 // When the memory is reclaimed, the bytes return to p if it is still open, and otherwise are free.
-// reclaimed, which may be nil, is called with the charge just before that, with no lock held.
-func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(n int64)) (*Buffer, error) {
+func (s *Space) Draw(p *books.Promise, size int64, cuts []int64) (*Buffer, error) {
 	switch {
 	case size < 0:
 		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
@@ -27,10 +26,10 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 	}
 	charge, failed := s.Charge(size), s.Lost()
 	for n := size; failed == nil; n = min(2*n, s.cfg.Capacity) {
-		seen := s.CopyChanges()
+		seen := s.books.Now().CleanChanges
 		mem, err := s.alloc(size, cuts)
 		if err == nil {
-			return s.newBuffer(mem, charge, p, reclaimed), nil
+			return s.newBuffer(mem, charge, p), nil
 		}
 		// Where the pool has no room, or not in one piece, clean images are dropped, twice as many
 		// with each try.
@@ -44,8 +43,8 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64, reclaimed func(
 }
 
 // newBuffer returns a buffer that its owner has.
-func (s *Space) newBuffer(mem Memory, charge int64, p *books.Promise, reclaimed func(n int64)) *Buffer {
-	b := &Buffer{space: s, mem: mem, charge: charge, promise: p, reclaimed: reclaimed, stack: invariants.Stack()}
+func (s *Space) newBuffer(mem Memory, charge int64, p *books.Promise) *Buffer {
+	b := &Buffer{space: s, mem: mem, charge: charge, promise: p, stack: invariants.Stack()}
 	b.holders.Store(owned)
 	return b
 }
@@ -57,7 +56,7 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 		return nil, err
 	}
 	p.Draw(s.Charge(size), 0, false)
-	b, err := s.Draw(p, size, cuts, nil)
+	b, err := s.Draw(p, size, cuts)
 	return b, errors.Join(err, s.Release(p))
 }
 
@@ -68,7 +67,7 @@ func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 	if out := p.Draw(charge, 0, false); out != (books.Outcome{}) {
 		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.cfg.ID, charge, out))
 	}
-	return s.newBuffer(mem, charge, p, nil)
+	return s.newBuffer(mem, charge, p)
 }
 
 // alloc asks the pool. It makes a panic of a backend an error, and completes an error for lack of
@@ -77,7 +76,7 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer guard.Error(&err, "a pool's Alloc")
 	if p, ok := s.cfg.Pool.(paced); ok {
-		p.Promised(s.Usage().Reserved)
+		p.Promised(s.books.Now().Reserved)
 	}
 	mem, err = s.cfg.Pool.Alloc(size, cuts)
 	if err == nil && mem == nil {
@@ -186,7 +185,9 @@ func (s *Space) Together() int64 {
 func (s *Space) Split(b *Buffer, sizes []int64) (parts []*Buffer) {
 	for i, mem := range s.cfg.Pool.(splitter).Split(b.mem, sizes) {
 		b.holders.Store(0)
-		parts = append(parts, s.newBuffer(mem, sizes[i], b.promise, b.reclaimed))
+		part := s.newBuffer(mem, sizes[i], b.promise)
+		part.reclaimed = b.reclaimed
+		parts = append(parts, part)
 	}
 	return parts
 }

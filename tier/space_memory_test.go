@@ -29,7 +29,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
 	b := s.Adopt(r, fakeMemory(3*page))
-	if u := s.Usage(); u.Live != 3*page || u.Reserved != 5*page || b.Size() != 3*page {
+	if u := s.State().Usage; u.Live != 3*page || u.Reserved != 5*page || b.Size() != 3*page {
 		t.Errorf("%+v, a buffer of %d", u, b.Size())
 	}
 	end, leased := b.TryLease()
@@ -53,7 +53,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	}
 	ok(t, s.Release(r))
 	if s.Used() != 0 {
-		t.Errorf("%+v", s.Usage())
+		t.Errorf("%+v", s.State().Usage)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestTryLeaseBesideRelease(t *testing.T) {
 		})
 		all.Wait()
 		if pool.count() != round+1 || s.Used() != 0 {
-			t.Fatalf("round %d: %d freed, %+v", round, pool.count(), s.Usage())
+			t.Fatalf("round %d: %d freed, %+v", round, pool.count(), s.State().Usage)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func TestLentMemoryGoesBack(t *testing.T) {
 	}
 	end()
 	if back != 1 || pool.count() != 0 || s.Used() != 0 {
-		t.Errorf("given back %d times, to the pool %d times, %+v", back, pool.count(), s.Usage())
+		t.Errorf("given back %d times, to the pool %d times, %+v", back, pool.count(), s.State().Usage)
 	}
 }
 
@@ -184,8 +184,9 @@ func TestSplit(t *testing.T) {
 	r := promise(t, s, 512)
 	r.Draw(512, 0, false)
 	var reclaimed []int64
-	b, err := s.Draw(r, 512, nil, func(n int64) { reclaimed = append(reclaimed, n) })
+	b, err := s.Draw(r, 512, nil)
 	ok(t, err)
+	b.OnReclaimed(func(n int64) { reclaimed = append(reclaimed, n) })
 	if s.Together() != 512 || s.Split(b, []int64{256, 256}) != nil || b.Leased() != 0 || b.Memory() == nil {
 		t.Error("a refused split has changed the buffer")
 	}
@@ -246,17 +247,17 @@ func TestHeldBytes(t *testing.T) {
 	b, c := draw(t, s, 64), draw(t, s, 128)
 	s.Hold(b.Charge())
 	s.Hold(6)
-	if s.State().Held != 70 || s.Room() != 830 || s.Used() != 192 {
-		t.Errorf("%d bytes are held, the room is %d", s.State().Held, s.Room())
+	if s.State().Held != 70 || s.State().Room != 830 || s.Used() != 192 {
+		t.Errorf("%d bytes are held, the room is %d", s.State().Held, s.State().Room)
 	}
 	s.Hold(-6)
 	told := 0
 	defer s.Subscribe(func(bool) { told++ })()
 	pool.fail = true
 	ok(t, c.Release())
-	if s.State().Unsure != 128 || s.State().Held != 192 || s.Room() != 708 || told != 1 {
+	if s.State().Unsure != 128 || s.State().Held != 192 || s.State().Room != 708 || told != 1 {
 		t.Errorf("%d bytes are unsure, %d held, the room is %d; %d calls",
-			s.State().Unsure, s.State().Held, s.Room(), told)
+			s.State().Unsure, s.State().Held, s.State().Room, told)
 	}
 }
 

@@ -92,7 +92,7 @@ func newSpace(t testing.TB, capacity int64, pool tier.Pool) *tier.Space {
 
 func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int64) {
 	t.Helper()
-	u := s.Usage()
+	u := s.State().Usage
 	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
 		t.Errorf("%s: %+v; want live %d, retired %d, reserved %d", when, u, live, retired, reserved)
 	}
@@ -175,7 +175,7 @@ func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
 	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(),
-		s.Capacity(), s.Limit(), s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
+		s.Capacity(), s.State().Limit, s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
@@ -207,12 +207,12 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 	}
 	p.reclaim()
 	usage(t, s, "reclaimed", 0, 0, 0)
-	if s.Usage().Peak != 300 {
-		t.Errorf("peak %d", s.Usage().Peak)
+	if s.State().Usage.Peak != 300 {
+		t.Errorf("peak %d", s.State().Usage.Peak)
 	}
 	s.ResetPeak()
-	if s.Usage().Peak != 0 {
-		t.Errorf("peak %d after a reset", s.Usage().Peak)
+	if s.State().Usage.Peak != 0 {
+		t.Errorf("peak %d after a reset", s.State().Usage.Peak)
 	}
 	ok(t, s.Close())
 	if err := s.Close(); !errors.Is(err, tier.ErrClosed) || !p.closed {
@@ -223,7 +223,7 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 func TestSpaceOfNothing(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	r := promise(t, s, 0)
-	b, err := s.Draw(r, 0, nil, nil)
+	b, err := s.Draw(r, 0, nil)
 	if b != nil || err != nil {
 		t.Errorf("a buffer of 0 bytes is %v, %v; want nil and no error", b, err)
 	}
@@ -235,7 +235,7 @@ func TestSpaceOfNothing(t *testing.T) {
 	if _, err := s.Promise(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("Promise(-1): %v", err)
 	}
-	if b, err := s.Draw(r, -1, nil, nil); b != nil || err == nil {
+	if b, err := s.Draw(r, -1, nil); b != nil || err == nil {
 		t.Errorf("Draw(-1) gave %v, %v", b, err)
 	}
 	// A limit below what is used refuses new bytes, but no bytes can always be had.
@@ -317,7 +317,7 @@ func TestSpaceDrawFails(t *testing.T) {
 func TestSpaceDoesNotHideViolations(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{alloc: func(int64) (tier.Memory, error) { panic(lockrank.Violation("broken")) }})
 	r := promise(t, s, 64)
-	if p := mustPanic(t, func() { _, _ = s.Draw(r, 1, nil, nil) }); p != lockrank.Violation("broken") {
+	if p := mustPanic(t, func() { _, _ = s.Draw(r, 1, nil) }); p != lockrank.Violation("broken") {
 		t.Errorf("it panicked with %v", p)
 	}
 }
@@ -458,7 +458,7 @@ func TestSpaceForeign(t *testing.T) {
 // TestSetMarks: all marks change at once, and listeners hear what follows from it.
 func TestSetMarks(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
-	marks := func() [3]int64 { return [3]int64{s.Limit(), s.State().Trigger, s.State().Stop} }
+	marks := func() [3]int64 { return [3]int64{s.State().Limit, s.State().Trigger, s.State().Stop} }
 	for _, wrong := range []tier.Fractions{
 		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
 		// less than a byte, or less apart
@@ -493,8 +493,8 @@ func TestSetMarks(t *testing.T) {
 func TestSpaceSetLimit(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	for _, n := range []int64{0, -1, 1001, math.MinInt64, math.MaxInt64} {
-		if err := s.SetLimit(n); err == nil || s.Limit() != 900 {
-			t.Errorf("SetLimit(%d): %v, the limit is %d", n, err, s.Limit())
+		if err := s.SetLimit(n); err == nil || s.State().Limit != 900 {
+			t.Errorf("SetLimit(%d): %v, the limit is %d", n, err, s.State().Limit)
 		}
 	}
 	promise(t, s, 500)
@@ -570,7 +570,7 @@ func TestSubscribersMayDoAnything(t *testing.T) {
 		cancel()
 		s.Subscribe(func(bool) { calls += 10 })
 		r := promise(t, s, 10)
-		s.Usage()
+		s.State()
 		s.Leaks()
 		ok(t, s.Release(r)) // which calls the new subscriber only
 	})
@@ -612,18 +612,19 @@ func TestBytesReturnToAnOpenPromise(t *testing.T) {
 	for _, open := range []bool{true, false} {
 		r.Draw(128, 0, false)
 		var reclaimed, retired int64
-		b, err := s.Draw(r, 100, nil, func(n int64) {
-			lockrank.AssertNone("the drawer is told")
-			reclaimed, retired = n, s.Usage().Retired
-		})
+		b, err := s.Draw(r, 100, nil)
 		ok(t, err)
+		b.OnReclaimed(func(n int64) {
+			lockrank.AssertNone("the drawer is told")
+			reclaimed, retired = n, s.State().Retired
+		})
 		if !open {
 			ok(t, s.Release(r))
 			c.expect(t, "the release of 72 bytes", false)
 		}
 		ok(t, b.Release())
-		if s.Usage().Retired != 128 || reclaimed != 0 {
-			t.Errorf("released: %+v, %d bytes reclaimed", s.Usage(), reclaimed)
+		if s.State().Usage.Retired != 128 || reclaimed != 0 {
+			t.Errorf("released: %+v, %d bytes reclaimed", s.State().Usage, reclaimed)
 		}
 		p.reclaim()
 		if reclaimed != 128 || retired != 128 {
@@ -691,8 +692,8 @@ func TestSpaceConcurrent(t *testing.T) {
 						open = nil
 					}
 				}
-				if u := s.Usage(); u.Used() > s.Limit() || u.Peak > s.Limit() {
-					t.Errorf("%+v, the limit is %d", u, s.Limit())
+				if u := s.State().Usage; u.Used() > s.State().Limit || u.Peak > s.State().Limit {
+					t.Errorf("%+v, the limit is %d", u, s.State().Limit)
 				}
 			}
 			for _, b := range held {

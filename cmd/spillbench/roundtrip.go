@@ -155,7 +155,7 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 			need += s.Charge(d.Size()) // shared by both
 		}
 		if need > have {
-			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.Limit(),
+			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.State().Limit,
 				Hint: "verifying needs room for a batch twice"}
 		}
 	}

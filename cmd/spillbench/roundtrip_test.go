@@ -67,7 +67,7 @@ func TestEdgesOf(t *testing.T) {
 	if err := eng.Registry().Unregister(convert.ImageIn(tier.GPU), convert.ImageIn(tier.Disk)); err != nil {
 		t.Fatal(err)
 	}
-	same := func(_ context.Context, p batch.Payload, _ reservation.Reservation) (batch.Payload, error) {
+	same := func(_ context.Context, p batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
 		return p, nil
 	}
 	own := convert.Form{Type: "own", Kind: tier.GPU}
@@ -133,10 +133,10 @@ func TestVerifyBrokenConverter(t *testing.T) {
 	err := registry.Register(
 		convert.ImageIn(tier.GPU),
 		convert.ImageIn(tier.Host),
-		func(ctx context.Context, src batch.Payload, r reservation.Reservation) (batch.Payload, error) {
+		func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			img := src.(*batch.Image)
 			d := img.Descriptor()
-			buf, err := r.AllocCuts(d.Body, d.Cuts())
+			buf, err := r.Alloc(d.Body, d.Cuts()...)
 			if err != nil {
 				return nil, err
 			}

@@ -185,7 +185,7 @@ func TestReleasedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := callbacks().open(); n != 0 || r.gpu.Used() != 0 {
-			t.Errorf("%d exports are open, the GPU holds %+v", n, r.gpu.Usage())
+			t.Errorf("%d exports are open, the GPU holds %+v", n, r.gpu.State().Usage)
 		}
 		if away {
 			r.drop(t, c)

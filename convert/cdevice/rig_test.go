@@ -70,7 +70,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	check(err)
 	streams, err := devpool.NewStreams(r.dev, 4)
 	check(err)
-	res, err := reservations.TryReserve(onHost, 8*chunk)
+	res, err := reservations.TryReserve(onHost, 8*chunk, nil)
 	check(err)
 	buf, err := res.Alloc(8 * chunk)
 	check(err)
@@ -98,7 +98,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 				t.Errorf("leaked: %+v", l)
 			}
 			if s.Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if n := callbacks().open(); n != 0 {

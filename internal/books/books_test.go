@@ -90,7 +90,7 @@ func TestRandom(t *testing.T) {
 					break
 				}
 				p := open[rng.IntN(len(open))]
-				before, _ := p.View()
+				before := p.View()
 				grow := before.Moves // a reservation has one policy
 				out := p.Draw(n, 0, grow)
 				extra := out.Short
@@ -119,14 +119,14 @@ func TestRandom(t *testing.T) {
 				b.Retire(n)
 				freed := p.Reclaim(n)
 				freed += p.Resize(-grown).Freed
-				if after, _ := p.View(); after != before || freed != extra {
+				if after := p.View(); after != before || freed != extra {
 					t.Fatalf("a draw that was undone freed %d bytes of %d more; %+v, before %+v",
 						freed, extra, after, before)
 				}
 			case 3:
 				if len(open) > 0 {
 					i := rng.IntN(len(open))
-					v, _ := open[i].View()
+					v := open[i].View()
 					if out := open[i].Release(); out.Freed != v.Unused {
 						t.Fatalf("released %+v: %+v", v, out)
 					}
@@ -140,7 +140,7 @@ func TestRandom(t *testing.T) {
 			case 4:
 				if len(open) > 0 {
 					p := open[rng.IntN(len(open))]
-					v, _ := p.View()
+					v := p.View()
 					if out := p.Resize(-n); n > v.Unused && out.Short != n-v.Unused || n <= v.Unused && out.Freed != n {
 						t.Fatalf("shrinking %+v by %d: %+v", v, n, out)
 					}
@@ -168,7 +168,7 @@ func TestRandom(t *testing.T) {
 				}
 			case 8:
 				if len(buffers) > 0 && !buffers[0].retired {
-					if _, open := buffers[0].from.View(); !open {
+					if !buffers[0].from.View().Open {
 						b.Cache(buffers[0].n)
 						cached = append(cached, buffers[0].n)
 						buffers = buffers[1:]
@@ -178,7 +178,7 @@ func TestRandom(t *testing.T) {
 			var want Usage
 			var views []PromiseView
 			for _, p := range open {
-				v, _ := p.View()
+				v := p.View()
 				want.Reserved += v.Unused
 				views = append(views, v)
 			}
@@ -284,16 +284,16 @@ func TestOwner(t *testing.T) {
 	if !p.SetOwner("a") || p.SetOwner("b") {
 		t.Error("want the first owner only")
 	}
-	if v, open := p.View(); v.Owner != "a" || !open {
-		t.Errorf("%+v, open %t", v, open)
+	if v := p.View(); v.Owner != "a" || !v.Open {
+		t.Errorf("%+v", v)
 	}
 	q, _ := promise(b, 10, 0, nil, true)
 	q.Release()
 	if q.SetOwner("a") {
 		t.Error("a released promise has an owner")
 	}
-	if v, open := q.View(); v.Promised != 0 || v.Unused != 0 || !v.Moves || open {
-		t.Errorf("%+v, open %t", v, open)
+	if v := q.View(); v.Promised != 0 || v.Unused != 0 || !v.Moves || v.Open {
+		t.Errorf("%+v, open %t", v, v.Open)
 	}
 	if all := b.Promises(); len(all) != 1 || all[0].Owner != "a" || all[0].Promised != 10 {
 		t.Errorf("the promises are %+v", all)
@@ -337,7 +337,7 @@ func TestOverdraft(t *testing.T) {
 	if freed := p.Reclaim(20); freed != 5 {
 		t.Errorf("%d bytes are free, want 5 of 20", freed)
 	}
-	if v, _ := p.View(); v.Promised != 15 || v.Unused != 15 || of(b).Used() != 15 {
+	if v := p.View(); v.Promised != 15 || v.Unused != 15 || of(b).Used() != 15 {
 		t.Errorf("%+v, %+v", v, of(b))
 	}
 }

@@ -34,6 +34,7 @@ var Occupied any = struct{ name string }{"memory that was there before"}
 type PromiseView struct {
 	By
 	Promised, Unused int64 // Unused is not set in a sum
+	Open             bool  // not in a sum
 }
 
 // addLocked adds n promised bytes to a sum of open promises.
@@ -64,11 +65,11 @@ func (b *Books) Promises() []PromiseView {
 	return slices.DeleteFunc(all, func(v PromiseView) bool { return v.Promised == 0 })
 }
 
-// View returns the promise as it is, and whether it is open. A released promise has no bytes.
-func (p *Promise) View() (v PromiseView, open bool) {
+// View returns the promise as it is. A released promise has no bytes.
+func (p *Promise) View() PromiseView {
 	p.books.mu.Lock()
 	defer p.books.mu.Unlock()
-	return PromiseView{By: p.By, Promised: p.promised, Unused: p.unusedLocked()}, !p.released
+	return PromiseView{By: p.By, Promised: p.promised, Unused: p.unusedLocked(), Open: !p.released}
 }
 
 // SetOwner sets who holds the promise, and reports whether it was open and had no owner.

@@ -324,7 +324,7 @@ func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 
 func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int64) {
 	t.Helper()
-	u := s.Usage()
+	u := s.State().Usage
 	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
 		t.Errorf("%s: %+v; want live %d, retired %d, reserved %d", when, u, live, retired, reserved)
 	}

@@ -291,7 +291,7 @@ func TestReservedMemoryConcurrently(t *testing.T) {
 					continue // it is full
 				}
 				p.Draw(size, 0, false)
-				b, err := space.Draw(p, size, nil, nil)
+				b, err := space.Draw(p, size, nil)
 				if err != nil {
 					t.Errorf("%d bytes that were reserved: %v", size, err)
 				}

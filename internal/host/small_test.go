@@ -211,7 +211,7 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 					continue
 				}
 				p.Draw(charge, 0, false)
-				b, err := space.Draw(p, size, nil, nil)
+				b, err := space.Draw(p, size, nil)
 				if err := space.Release(p); err != nil {
 					t.Error(err)
 				}

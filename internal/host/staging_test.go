@@ -28,7 +28,7 @@ func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if u := space.Usage(); u.Used() != 0 {
+		if u := space.State().Usage; u.Used() != 0 {
 			t.Errorf("in the end the space has %+v", u)
 		}
 		if err := space.Close(); err != nil {

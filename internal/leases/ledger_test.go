@@ -403,7 +403,7 @@ func TestWaiterIsWoken(t *testing.T) {
 	defer cancel()
 	got := make(chan error, 1)
 	go func() {
-		r, err := m.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8<<10)
+		r, err := m.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8<<10, nil)
 		if err == nil {
 			err = r.Release()
 		}

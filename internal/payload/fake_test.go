@@ -48,7 +48,7 @@ func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 // mustBeEmpty fails if anything of s is still in use.
 func mustBeEmpty(t testing.TB, s *tier.Space) {
 	t.Helper()
-	if u := s.Usage(); u.Used() != 0 {
+	if u := s.State().Usage; u.Used() != 0 {
 		t.Errorf("%s is not empty: %+v", s.ID(), u)
 	}
 }

@@ -79,7 +79,7 @@ func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 // the space does not have. The new image shares the descriptor of src, unless that has no checksums
 // yet. One permit covers the body and the dictionaries.
 func (b *Builtin) Convert(
-	ctx context.Context, src batch.Payload, encoding payload.Encoding, r reservation.Reservation,
+	ctx context.Context, src batch.Payload, encoding payload.Encoding, r *reservation.Reservation,
 ) (_ batch.Payload, err error) {
 	from, ok := src.(*payload.Image)
 	if !ok {
@@ -125,7 +125,7 @@ func (b *Builtin) Convert(
 // need at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their
 // places in a plain image. Memory that nobody opens in place may be split at any page: it is
 // compressed, or is on a disk, where free room may be in many pieces.
-func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
+func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error {
 	body := parts.Descriptor.Body
 	if parts.Encoding == payload.Scattered {
 		parts.Ranges = make([]payload.DeviceRange, len(parts.Descriptor.Buffers))
@@ -138,10 +138,10 @@ func (d *bytesTo) alloc(parts *payload.Parts, r reservation.Reservation) error {
 	} else {
 		cuts = parts.Descriptor.Cuts()
 	}
-	buf, err := r.AllocCuts(body, cuts)
+	buf, err := r.Alloc(body, cuts...)
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind().IsStorage() {
-		buf, err = r.AllocCuts(body, pages(body))
+		buf, err = r.Alloc(body, pages(body)...)
 	}
 	if err != nil || buf == nil {
 		return err
@@ -195,7 +195,7 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 // between images, other than the built-in ones, needs for dictionaries. Between memory
 // and disk it takes a permit, unless it is called within OnDisk.
 func (b *Builtin) Share(
-	ctx context.Context, src *batch.Image, r reservation.Reservation,
+	ctx context.Context, src *batch.Image, r *reservation.Reservation,
 ) (shared []batch.Shared, err error) {
 	all := src.Shared()
 	if len(all) == 0 {
@@ -236,7 +236,7 @@ func (b *Builtin) Share(
 // that are missing there: layouts are those of each, as Resolve returns them. Then each layout returns
 // the descriptor that all share.
 func (b *Builtin) LayDictionaries(
-	ctx context.Context, dicts []*Dictionary, layouts [][]*image.Layout, r reservation.Reservation,
+	ctx context.Context, dicts []*Dictionary, layouts [][]*image.Layout, r *reservation.Reservation,
 ) (shared []batch.Shared, err error) {
 	for i, d := range dicts {
 		l := layouts[i][0]
@@ -261,7 +261,7 @@ func (b *Builtin) LayDictionaries(
 // sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not
 // measure the disk's speed for the choice of a codec where it does not compress, because the disk
 // also waits for the layout.
-func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r reservation.Reservation) error {
+func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r *reservation.Reservation) error {
 	parts.Descriptor = l.Plan()
 	out := &bytesTo{space: r.Space()}
 	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {

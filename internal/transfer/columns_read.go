@@ -28,13 +28,13 @@ const (
 // ReadColumns reads the planned parts of an image on disk into memory drawn from r, with one
 // permit, and opens them there. enter lists the record in the space as a holder of that memory.
 func (b *Builtin) ReadColumns(
-	ctx context.Context, p *columns.Plan, img *batch.Image, r reservation.Reservation,
+	ctx context.Context, p *columns.Plan, img *batch.Image, r *reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
 	// An image of those dictionaries alone. It is never released: its references are img's.
 	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Memory.Dictionaries}, nil, img.Space(), p.Shared...)
 	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Memory, p.Shared), func(ctx context.Context) (err error) {
-		buf, err := r.AllocCuts(p.Memory.Body, p.Memory.Cuts())
+		buf, err := r.Alloc(p.Memory.Body, p.Memory.Cuts()...)
 		if err != nil {
 			return err
 		}

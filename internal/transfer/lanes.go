@@ -54,7 +54,7 @@ type scratch struct {
 func (s *scratch) Bind(m *reservation.Manager) {
 	total := int64(0)
 	for _, h := range m.Spaces().InTier(tier.Host) {
-		total += h.Limit()
+		total += h.State().Limit
 	}
 	n := min(total/ScratchShare/BlockSize, int64(max(maxBlocks, 2*runtime.GOMAXPROCS(0))))
 	s.from, s.lent = m, make(chan struct{}, max(n, MinBlocks))
@@ -196,8 +196,8 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 			}
 		}
 		var block []byte
-		if near != nil && MinBlocks*BlockSize <= near.Limit()/smallShare {
-			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, reservation.WithoutClearing())
+		if near != nil && MinBlocks*BlockSize <= near.State().Limit/smallShare {
+			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, &reservation.Options{NoClearing: true})
 			if err == nil {
 				buf, err := r.Alloc(BlockSize)
 				if err = errors.Join(err, r.Release()); err == nil {

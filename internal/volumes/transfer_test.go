@@ -482,7 +482,7 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 	_, err = v.Trim(context.Background())
 	note(err)
 	release(use(capacity)) // all of it is there
-	if u := space.Usage(); u.Used() != 0 {
+	if u := space.State().Usage; u.Used() != 0 {
 		t.Errorf("in the end the space has %+v", u)
 	}
 	note(space.Close())

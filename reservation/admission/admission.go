@@ -172,7 +172,7 @@ func New(cfg Config) (*Admitter, error) {
 		return nil, err
 	}
 	// An invalid policy is an error of each request.
-	nothing, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 0, reservation.WithPolicy(rules.Policy))
+	nothing, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 0, &reservation.Options{Policy: rules.Policy})
 	if err != nil && !errors.Is(err, reservation.ErrNoCandidate) {
 		return nil, fmt.Errorf("admission: Policy: %w", err)
 	}

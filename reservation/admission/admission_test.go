@@ -47,7 +47,7 @@ func TestStrict(t *testing.T) {
 func TestStrictAgainstOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threshold: 0.6})})
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestStrictInUnits(t *testing.T) {
 					w.end(full[1], full[2], next.g)
 					w.end(more.runs())
 
-					other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 3*quarter)
+					other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 3*quarter, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -175,7 +175,7 @@ func ended(c *call) bool { return errors.Is(c.err, errDone) }
 func TestAloneWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +226,7 @@ func TestAloneInItsSpace(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
 		idle := 1 - one.Reservation().Space().ID().Ordinal
-		others, err := w.m.TryReserve(reservation.Specific(w.gpus[idle].ID()), 200)
+		others, err := w.m.TryReserve(reservation.Specific(w.gpus[idle].ID()), 200, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +265,7 @@ func TestAloneInAFullSpace(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
 		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
-		rest, err := w.m.TryReserve(reservation.Specific(idle), 200) // batches at rest, which cannot leave
+		rest, err := w.m.TryReserve(reservation.Specific(idle), 200, nil) // batches at rest, which cannot leave
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,7 +290,7 @@ func TestNeedIsCharged(t *testing.T) {
 		w.used(512)
 		two := w.admit(exactly(500))
 		two.waits() // 0.9 of 1024 are 921
-		if _, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 513); !errors.Is(err, tier.ErrNoSpace) {
+		if _, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 513, nil); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("somebody else was promised what a task has: %v", err)
 		}
 		b, err := one.Alloc(500)
@@ -345,7 +345,7 @@ func TestInputsBeforeRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		other, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 600)
+		other, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 600, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -366,7 +366,7 @@ func TestInputsBeforeRoom(t *testing.T) {
 func TestAloneLeavesItsInputs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
-		input, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300)
+		input, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

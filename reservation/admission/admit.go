@@ -55,7 +55,7 @@ func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Sp
 	return dst
 }
 
-// sizeIn is for reservation.Sized. It asks also for the bytes that must stay free, so that the
+// sizeIn is for reservation.Options.Sized. It asks also for the bytes that must stay free, so that the
 // request waits until they are.
 func (w *waiter) sizeIn(s *tier.Space) (bytes int64, _ func()) {
 	p := w.plans[slices.IndexFunc(w.plans, func(p plan) bool { return p.Space == s })]
@@ -157,7 +157,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
 		hasAll = hasAll && p.need >= p.most
-		possible = possible || s.Lost() == nil && p.known <= s.Room()
+		possible = possible || s.Lost() == nil && p.known <= s.State().Room
 	}
 	for i, p := range ps {
 		if ps[i].need = min(p.need, most); !possible {
@@ -166,7 +166,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	}
 	slices.SortStableFunc(ps, func(p, q plan) int { return cmp.Compare(p.need, q.need) })
 
-	var r reservation.Reservation
+	var r *reservation.Reservation
 	defer func() {
 		if g == nil {
 			_ = r.Release()
@@ -192,16 +192,17 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 		return nil, fmt.Errorf("admission: the admitter is %w", tier.ErrClosed)
 	}
 	if !possible {
-		r, err = a.reservations.TryReserve(w, 0, reservation.Sized(w.sizeIn)) // which fails
+		r, err = a.reservations.TryReserve(w, 0, &reservation.Options{Sized: w.sizeIn}) // which fails
 		return nil, err
 	}
-	options := []reservation.Option{reservation.WithPolicy(a.rules.Policy), reservation.Consuming()}
+	options := reservation.Options{Policy: a.rules.Policy, Purpose: reservation.Consuming}
 	if i := slices.IndexFunc(ps, plan.fits); may && next == w && i >= 0 {
 		// The head gets the error below, if there is another one than too little room.
-		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, options...)
+		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, &options)
 	}
-	if may && isHead && r.IsZero() {
-		r, err = a.reservations.Reserve(waiting, w, 0, append(options, reservation.Sized(w.sizeIn))...)
+	if may && isHead && r == nil {
+		options.Sized = w.sizeIn
+		r, err = a.reservations.Reserve(waiting, w, 0, &options)
 		// Look again if too much must stay free, a limit has changed, or a space was lost. While a
 		// task runs, its end may make room in a space from which nothing else can leave.
 		again := waiting.Err() != nil || errors.Is(err, reservation.ErrExceeded) || errors.Is(err, tier.ErrLost) ||
@@ -210,7 +211,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 			return nil, err
 		}
 	}
-	if r.IsZero() {
+	if r == nil {
 		select {
 		case <-w.bell:
 		case <-ctx.Done():
@@ -260,7 +261,7 @@ func (w *waiter) planIn(s *tier.Space, all bool) plan {
 	if all {
 		there, missing = 0, add(there, missing)
 	}
-	room := max(0, min(s.Room()-there, s.Capacity()))
+	room := max(0, min(s.State().Room-there, s.Capacity()))
 	return plan{
 		Space: s,
 		known: add(there, charge(s, add(missing, add(max(0, w.Output), max(0, w.Overhead))))),

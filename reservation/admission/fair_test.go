@@ -230,7 +230,7 @@ func TestPassersAreWokenByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threshold: 0.8})})
 		one := w.admit(exactly(300)).runs()
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 500, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,7 +290,7 @@ func TestLastThread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threads: 2})})
 		one := w.admit(exactly(100)).runs()
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 700)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 700, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -380,7 +380,7 @@ func TestRoomAfterALongWait(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
 		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
-		rest, err := w.m.TryReserve(reservation.Specific(idle), 200)
+		rest, err := w.m.TryReserve(reservation.Specific(idle), 200, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 // concurrent use. It must be ended once, by Done or Release.
 type Grant struct {
 	a     *Admitter
-	r     reservation.Reservation
+	r     *reservation.Reservation
 	e     Estimate
 	plan  plan
 	work  int64 // the part of the need for output and overhead, before it was charged
@@ -32,7 +32,7 @@ type Grant struct {
 
 // Reservation returns the task's reservation, in the space where it runs. It must not be released:
 // the grant does that.
-func (g *Grant) Reservation() reservation.Reservation { return g.r }
+func (g *Grant) Reservation() *reservation.Reservation { return g.r }
 
 // Owner returns the task's owner, by which deadlocks between tasks are found. It has one goroutine
 // unless SetWorkers changes that. Waits with its Context are the task's.

@@ -61,9 +61,9 @@ func TestServedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		for range 100 {
-			var full []reservation.Reservation
+			var full []*reservation.Reservation
 			for _, s := range w.gpus {
-				r, err := w.m.Reserve(context.Background(), reservation.Specific(s.ID()), 1000)
+				r, err := w.m.Reserve(context.Background(), reservation.Specific(s.ID()), 1000, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -92,7 +92,7 @@ func TestOthersAreFaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const need = 123
 		var w *world
-		var other reservation.Reservation
+		var other *reservation.Reservation
 		asked := 0
 		w = newWorld(t, setup{cap: 1000, Config: with(admission.Rules{Threshold: 0.5}), charging: func(n int64) {
 			if n != need {
@@ -100,7 +100,7 @@ func TestOthersAreFaster(t *testing.T) {
 			}
 			if asked++; asked == 2 { // the plan was the first
 				var err error
-				if other, err = w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300); err != nil {
+				if other, err = w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300, nil); err != nil {
 					t.Error(err)
 				}
 			}
@@ -123,7 +123,7 @@ func TestAllOfASmallerSpace(t *testing.T) {
 	if err := w.gpus[1].SetLimit(500); err != nil {
 		t.Fatal(err)
 	}
-	busy, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 900)
+	busy, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 900, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

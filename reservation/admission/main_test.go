@@ -130,7 +130,7 @@ func newWorld(t testing.TB, c setup) *world {
 		}
 		for _, s := range w.gpus {
 			if s.Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID(), s.Usage())
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 	})

@@ -346,7 +346,7 @@ func TestDeadlockIsNoLowEstimate(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		other := reservation.NewOwner("other")
 		gpu := reservation.AnyInTier(tier.GPU)
-		held, err := w.m.TryReserve(gpu, 400, reservation.WithOwner(other))
+		held, err := w.m.TryReserve(gpu, 400, &reservation.Options{Owner: other})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +363,7 @@ func TestDeadlockIsNoLowEstimate(t *testing.T) {
 					return nil
 				}
 				<-waits
-				r, err := w.m.Reserve(ctx, gpu, 300)
+				r, err := w.m.Reserve(ctx, gpu, 300, nil)
 				return errors.Join(err, r.Release())
 			})
 		}()
@@ -372,7 +372,7 @@ func TestDeadlockIsNoLowEstimate(t *testing.T) {
 			synctest.Wait() // until the line below waits
 			close(waits)
 		}()
-		more, err := w.m.Reserve(other.Context(t.Context()), gpu, 300)
+		more, err := w.m.Reserve(other.Context(t.Context()), gpu, 300, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

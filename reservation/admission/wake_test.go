@@ -17,7 +17,7 @@ func TestWakeUpsAreBounded(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, setup{cap: 1000})
 			one := w.admit(exactly(500)).runs()
-			other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300)
+			other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 300, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +72,7 @@ func TestForeignChangesWhileTheHeadWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		one := w.admit(exactly(100)).runs()
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 700)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 700, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,17 +147,17 @@ func TestHeadKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
 		one := w.admit(exactly(500)).runs()
-		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 400)
+		other, err := w.m.TryReserve(reservation.AnyInTier(tier.GPU), 400, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		head := w.admit(exactly(300))
 		head.waits()
-		var younger reservation.Reservation
+		var younger *reservation.Reservation
 		done := make(chan error)
 		go func() {
 			var err error
-			younger, err = w.m.Reserve(context.Background(), reservation.AnyInTier(tier.GPU), 400)
+			younger, err = w.m.Reserve(context.Background(), reservation.AnyInTier(tier.GPU), 400, nil)
 			done <- err
 		}()
 		synctest.Wait()
@@ -173,7 +173,7 @@ func TestHeadKeepsItsPlace(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range []reservation.Reservation{other, younger} {
+		for _, r := range []*reservation.Reservation{other, younger} {
 			if err := r.Release(); err != nil {
 				t.Fatal(err)
 			}

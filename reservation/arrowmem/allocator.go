@@ -45,7 +45,7 @@ import (
 // goroutine of its own. To find the place of an allocation that was not freed, wrap it in arrow-go's
 // memory.NewCheckedAllocator.
 type Allocator struct {
-	r           reservation.Reservation
+	r           *reservation.Reservation
 	unsupported error        // why the reservation has no memory for arrays; nil in host memory
 	heap        *HeapCounter // of a Work; nil: no memory is a panic
 	closed      atomic.Bool
@@ -80,8 +80,8 @@ func (e *UnfreedError) Error() string {
 
 // New returns an allocator of the bytes that r promises; the caller still owns r. If r is in other
 // than host memory, the error is tier.ErrNotSupported.
-func New(r reservation.Reservation) (*Allocator, error) {
-	if r.IsZero() {
+func New(r *reservation.Reservation) (*Allocator, error) {
+	if r == nil {
 		return nil, fmt.Errorf("arrowmem: %w", tier.ErrReleased)
 	}
 	a := newAllocator(r, nil)
@@ -91,7 +91,7 @@ func New(r reservation.Reservation) (*Allocator, error) {
 	return a, nil
 }
 
-func newAllocator(r reservation.Reservation, heap *HeapCounter) *Allocator {
+func newAllocator(r *reservation.Reservation, heap *HeapCounter) *Allocator {
 	a := &Allocator{r: r, heap: heap}
 	a.mu.blocks = make(map[*byte]*block)
 	if s := r.Space(); !s.Kind().IsMemory() {

@@ -43,7 +43,7 @@ func arenaOf(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
-		if u := s.Usage(); u.Used() != 0 {
+		if u := s.State().Usage; u.Used() != 0 {
 			t.Errorf("the space is not empty at the end: %+v", u)
 		}
 	})
@@ -57,14 +57,14 @@ type testAllocator struct {
 }
 
 // live returns how many bytes are allocated, as the space charges them.
-func (a testAllocator) live() int64 { return a.space.Usage().Live }
+func (a testAllocator) live() int64 { return a.space.State().Usage.Live }
 
 // allocatorOf returns an allocator over a reservation of bytes, which is released in
 // the end with nothing left in it.
-func allocatorOf(t testing.TB, capacity, bytes int64, opts ...reservation.Option) testAllocator {
+func allocatorOf(t testing.TB, capacity, bytes int64, opts *reservation.Options) testAllocator {
 	t.Helper()
 	m, s := arenaOf(t, capacity)
-	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), bytes, opts...)
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), bytes, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestAllocatorOnlyOverHostMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	r, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 100)
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Disk), 100, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +104,13 @@ func TestAllocatorOnlyOverHostMemory(t *testing.T) {
 	if _, err := arrowmem.New(r); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("over a disk: %v", err)
 	}
-	if _, err := arrowmem.New(reservation.Reservation{}); !errors.Is(err, tier.ErrReleased) {
+	if _, err := arrowmem.New(nil); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("over no reservation: %v", err)
 	}
 }
 
 func TestAllocatorGivesZeroedAlignedMemory(t *testing.T) {
-	a := allocatorOf(t, 1<<20, 1<<20)
+	a := allocatorOf(t, 1<<20, 1<<20, nil)
 	for range 2 { // the second time what is had was used before
 		var all [][]byte
 		for _, size := range []int{1, 63, 64, 65, 1000, 4000, 4096, 5000, 8192, 8193, 100000} {
@@ -141,7 +141,7 @@ func TestAllocatorGivesZeroedAlignedMemory(t *testing.T) {
 }
 
 func TestAllocatorZeroBytes(t *testing.T) {
-	a := allocatorOf(t, 1<<20, 0)
+	a := allocatorOf(t, 1<<20, 0, nil)
 	if b := a.Allocate(0); b != nil {
 		t.Error("0 bytes are not nil")
 	}
@@ -163,7 +163,7 @@ func TestAllocatorZeroBytes(t *testing.T) {
 func TestAllocatorRefusalsCarryTheirError(t *testing.T) {
 	const size = 64 << 10
 	m, s := arenaOf(t, 16*size)
-	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), size)
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), size, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestAllocatorRefusalsCarryTheirError(t *testing.T) {
 // free range that is as long.
 func TestAllocatorInPieces(t *testing.T) {
 	const size = 64 << 10
-	a := allocatorOf(t, 8*size, 8*size)
+	a := allocatorOf(t, 8*size, 8*size, nil)
 	var all [][]byte
 	for range 8 {
 		all = append(all, a.Allocate(size))
@@ -230,10 +230,10 @@ func TestAllocatorInPieces(t *testing.T) {
 
 func TestReallocate(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, opts := range [][]reservation.Option{
-		nil, {reservation.WithPolicy(reservation.Ignore())}, {reservation.WithPolicy(reservation.Increase(1.25))},
+	for _, opts := range []*reservation.Options{
+		nil, {Policy: reservation.Ignore()}, {Policy: reservation.Increase(1.25)},
 	} {
-		a := allocatorOf(t, 80<<10, 32<<10, opts...)
+		a := allocatorOf(t, 80<<10, 32<<10, opts)
 		var b, model []byte
 		grown, refused := 0, 0
 		for range 1000 {
@@ -288,7 +288,7 @@ func TestReallocateInPlace(t *testing.T) {
 	const size = 64 << 10
 	// Under the policy Ignore there is room, but not within the promise.
 	for _, policy := range []reservation.LimitPolicy{reservation.Fail(), reservation.Ignore()} {
-		a := allocatorOf(t, 2*size, size, reservation.WithPolicy(policy))
+		a := allocatorOf(t, 2*size, size, &reservation.Options{Policy: policy})
 		b := a.Allocate(size)
 		for i := range b {
 			b[i] = 9
@@ -334,7 +334,7 @@ func TestForeignMemory(t *testing.T) {
 			a.Free(b)
 		},
 	} {
-		a := allocatorOf(t, 1<<20, 1<<20)
+		a := allocatorOf(t, 1<<20, 1<<20, nil)
 		freed, live := a.Allocate(100), a.Allocate(100)
 		a.Free(freed)
 		before := a.live()
@@ -350,7 +350,7 @@ func TestForeignMemory(t *testing.T) {
 }
 
 func TestCloseReportsAndFreesWhatIsLeft(t *testing.T) {
-	a := allocatorOf(t, 1<<20, 1<<20)
+	a := allocatorOf(t, 1<<20, 1<<20, nil)
 	b := a.Allocate(100)
 	a.Allocate(10000)
 	err := a.Close()

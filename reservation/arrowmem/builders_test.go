@@ -64,7 +64,7 @@ func arraysOfAllTypes(t *testing.T, n int) []arrow.Array {
 // TestBuildersOfAllTypes builds within a promise what arrow-go builds on the heap,
 // under arrow-go's own checks.
 func TestBuildersOfAllTypes(t *testing.T) {
-	a := allocatorOf(t, 1<<20, 512<<10)
+	a := allocatorOf(t, 1<<20, 512<<10, nil)
 	for _, rows := range arraysOfAllTypes(t, 150) {
 		checked := memory.NewCheckedAllocator(a)
 		wb, want := build(memory.NewGoAllocator(), rows)
@@ -114,7 +114,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 	lost := make(map[string]int)
 	for _, rows := range arraysOfAllTypes(t, 20) {
 		for n, done := 0, false; !done; n++ {
-			r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 256<<10)
+			r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 256<<10, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,7 +137,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 			if b != nil {
 				b.Release()
 			}
-			if s.Usage().Live > 0 {
+			if s.State().Usage.Live > 0 {
 				lost[rows.DataType().Name()]++
 			}
 			if err := a.Close(); err != nil && !isUnfreed(err) {
@@ -162,7 +162,7 @@ func TestConcatenateWrapsRefusals(t *testing.T) {
 	g := arrowgen.New(2)
 	rows := g.Array(arrow.BinaryTypes.String, 1000)
 	defer rows.Release()
-	a := allocatorOf(t, 1<<20, 1000)
+	a := allocatorOf(t, 1<<20, 1000, nil)
 	err := arrowmem.Guard(func() error {
 		both, err := array.Concatenate([]arrow.Array{rows, rows}, a)
 		if err == nil {
@@ -188,7 +188,7 @@ func TestAllocatorConcurrently(t *testing.T) {
 		reservation.Fail(), reservation.Ignore(), reservation.Increase(1.25),
 	} {
 		m, s := arenaOf(t, 1<<20)
-		r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 100<<10, reservation.WithPolicy(policy))
+		r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 100<<10, &reservation.Options{Policy: policy})
 		if err != nil {
 			t.Fatal(err)
 		}

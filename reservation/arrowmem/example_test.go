@@ -36,7 +36,7 @@ func newExample() *reservation.Manager {
 func ExampleAllocator() {
 	m := newExample() // of an arena of 1 MiB
 	defer m.Close()
-	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 600)
+	r, err := m.TryReserve(reservation.AnyInTier(tier.Host), 600, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func TestGuardLetsOthersPass(t *testing.T) {
 }
 
 func TestGuardNestedAndWrapped(t *testing.T) {
-	a := allocatorOf(t, 1<<20, 0)
+	a := allocatorOf(t, 1<<20, 0, nil)
 	outer := arrowmem.Guard(func() error {
 		inner := guarded(func() { a.Allocate(1) })
 		if !errors.Is(inner, reservation.ErrExceeded) {

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func release(t testing.TB, r reservation.Reservation) {
+func release(t testing.TB, r *reservation.Reservation) {
 	t.Helper()
 	if err := r.Release(); err != nil {
 		t.Error(err)

@@ -20,14 +20,14 @@ import (
 
 // reserved is the result of a Reserve on another goroutine.
 type reserved struct {
-	r   reservation.Reservation
+	r   *reservation.Reservation
 	err error
 }
 
 func reserve(ctx context.Context, m *reservation.Manager, bytes int64) <-chan reserved {
 	c := make(chan reserved, 1)
 	go func() {
-		r, err := m.Reserve(ctx, inHost, bytes)
+		r, err := m.Reserve(ctx, inHost, bytes, nil)
 		c <- reserved{r, err}
 	}()
 	return c
@@ -402,7 +402,7 @@ func (o *operator) step(ctx context.Context, m *reservation.Manager, heap *arrow
 		}
 		return err
 	case 1:
-		r, err := m.Reserve(ctx, inHost, n)
+		r, err := m.Reserve(ctx, inHost, n, nil)
 		if err != nil {
 			return err
 		}

@@ -69,7 +69,7 @@ func NewWork(ctx context.Context, m *reservation.Manager, heap *HeapCounter, o W
 		return nil, fmt.Errorf("%s: Min %d and Max %d: Min must be from 0 to Max, or Max 0", w.name, o.Min, o.Max)
 	}
 	r, err := m.Reserve(ctx, o.In, min(o.Min, math.MaxInt64-w.slack)+w.slack,
-		reservation.WithOwner(reservation.OwnerOf(ctx)), reservation.WithName("work of "+o.Operator))
+		&reservation.Options{Owner: reservation.OwnerOf(ctx), Name: "work of " + o.Operator})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", w.name, err)
 	}

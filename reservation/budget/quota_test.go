@@ -73,7 +73,7 @@ func TestPromisesHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	promise.Draw(40*kib, 0, false)
-	buf, err := one.Draw(promise, 40*kib, nil, nil)
+	buf, err := one.Draw(promise, 40*kib, nil)
 	if err := errors.Join(err, one.Release(promise)); err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +99,8 @@ func TestPromisesHold(t *testing.T) {
 		t.Error(err)
 	}
 	checkBooks(t, b.Stats())
-	if two.Room() != 40*kib {
-		t.Errorf("the room is %d with a limit of %d", two.Room(), 40*kib)
+	if two.State().Room != 40*kib {
+		t.Errorf("the room is %d with a limit of %d", two.State().Room, 40*kib)
 	}
 }
 
@@ -113,8 +113,8 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	}
 	top, _ := wrap(t, outer, d)
 	s := newSpace(t, top, 64*kib)
-	if s.Room() != 32*kib || s.Available() != 32*kib {
-		t.Errorf("room %d, available %d", s.Room(), s.Available())
+	if s.State().Room != 32*kib || s.Available() != 32*kib {
+		t.Errorf("room %d, available %d", s.State().Room, s.Available())
 	}
 	promise, err := s.Promise(32 * kib)
 	if err != nil {
@@ -264,7 +264,7 @@ func TestCreditBesideAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := m.TryReserve(reservation.Specific(s.ID()), 64*kib)
+	held, err := m.TryReserve(reservation.Specific(s.ID()), 64*kib, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestCreditBesideAllocations(t *testing.T) {
 	defer cancel()
 	waited := make(chan error)
 	go func() {
-		r, err := m.Reserve(ctx, reservation.Specific(s.ID()), 32*kib)
+		r, err := m.Reserve(ctx, reservation.Specific(s.ID()), 32*kib, nil)
 		waited <- errors.Join(err, r.Release())
 	}()
 	for len(m.Demand(nil)) == 0 {

@@ -131,14 +131,14 @@ func TestTheDeviceIsNotAsked(t *testing.T) {
 		t.Fatalf("%v; want an error that names the space", err)
 	}
 	wantRefusal(t, err, 4096, 0, 64<<10, 64<<10)
-	if space.Available() != 0 || space.Room() != 64<<10 {
-		t.Errorf("available %d, room %d", space.Available(), space.Room())
+	if space.Available() != 0 || space.State().Room != 64<<10 {
+		t.Errorf("available %d, room %d", space.Available(), space.State().Room)
 	}
 	if dev.allocs.Load() != 0 {
 		t.Errorf("the device was asked %d times", dev.allocs.Load())
 	}
 	promise.Draw(64<<10, 0, false)
-	b, err := space.Draw(promise, 64<<10, nil, nil)
+	b, err := space.Draw(promise, 64<<10, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,7 +79,7 @@ func managerOf(t testing.TB, cfg reservation.Config) *reservation.Manager {
 			t.Errorf("closing the manager: %v", err)
 		}
 		for _, s := range cfg.Spaces {
-			if u := s.Usage(); u.Used() != 0 {
+			if u := s.State().Usage; u.Used() != 0 {
 				t.Errorf("%s is not empty at the end: %+v", s.ID(), u)
 			}
 		}
@@ -95,10 +95,10 @@ func one(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 }
 
 func mustTry(
-	t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts ...reservation.Option,
-) reservation.Reservation {
+	t testing.TB, m *reservation.Manager, s reservation.Strategy, bytes int64, opts *reservation.Options,
+) *reservation.Reservation {
 	t.Helper()
-	r, err := m.TryReserve(s, bytes, opts...)
+	r, err := m.TryReserve(s, bytes, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func release(t testing.TB, rs ...interface{ Release() error }) {
 	}
 }
 
-func wantReservation(t testing.TB, r reservation.Reservation, promised, unused int64) {
+func wantReservation(t testing.TB, r *reservation.Reservation, promised, unused int64) {
 	t.Helper()
 	if r.Bytes() != promised || r.Unused() != unused {
 		t.Errorf("the reservation promises %d, %d unused; want %d, %d", r.Bytes(), r.Unused(), promised, unused)

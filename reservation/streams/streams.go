@@ -32,7 +32,7 @@ type Streams struct {
 // stream has the numbers of one stream.
 type stream struct {
 	current, peak int64
-	attached      reservation.Reservation
+	attached      *reservation.Reservation
 }
 
 // New returns Streams of a GPU space of the manager.
@@ -54,7 +54,7 @@ var errNoStream = errors.New("reservation: a stream is required")
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
 // stream can have one only, even if that was released meanwhile. r must be of the Streams' own
 // space and open.
-func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
+func (s *Streams) Attach(on tier.Stream, r *reservation.Reservation) error {
 	switch {
 	case on == nil:
 		return errNoStream
@@ -67,7 +67,7 @@ func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.streamLocked(on)
-	if !st.attached.IsZero() {
+	if st.attached != nil {
 		return fmt.Errorf("reservation: a stream of %s has a reservation already", s.space.ID())
 	}
 	st.attached = r
@@ -77,7 +77,7 @@ func (s *Streams) Attach(on tier.Stream, r reservation.Reservation) error {
 // Detach ends what Attach began and returns the reservation, which the caller may
 // release now; the zero value if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
-func (s *Streams) Detach(on tier.Stream) (r reservation.Reservation) {
+func (s *Streams) Detach(on tier.Stream) (r *reservation.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st := s.mu.streams[on]; st != nil {
@@ -109,20 +109,21 @@ func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	st := s.streamLocked(on)
 	r := st.attached
 	s.mu.Unlock()
-	if r.IsZero() {
+	if r == nil {
 		// The reservation ends at once, so that the bytes are the space's when the buffer is freed.
 		var err error
-		if r, err = s.manager.TryReserve(reservation.Specific(s.space.ID()), size); err != nil {
+		if r, err = s.manager.TryReserve(reservation.Specific(s.space.ID()), size, nil); err != nil {
 			return nil, err
 		}
 		defer func() { _ = r.Release() }() // nobody else can have released it
 	}
-	// The bytes are counted off before another request can have them. Otherwise a sum above the
-	// capacity would be visible.
-	b, err := r.AllocCounted(size, nil, func(n int64) { s.count(st, -n) })
-	if err == nil {
-		// Not before, because a failed allocation is never visible. No goroutine can free it
-		// earlier.
+	b, err := r.Alloc(size)
+	if b != nil {
+		// The bytes are counted off before another request can have them. Otherwise a sum above the
+		// capacity would be visible.
+		b.OnReclaimed(func(n int64) { s.count(st, -n) })
+		// They are counted only now, because a failed allocation is never visible. No goroutine can
+		// free the buffer earlier.
 		s.count(st, b.Charge())
 	}
 	return b, err

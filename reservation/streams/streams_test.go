@@ -92,7 +92,7 @@ func total(s *streams.Streams) int64 {
 // and peak are kept by stream and in total.
 func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 	s, on, m, space := simStreams(t, 100*granule, 2)
-	r := mustTry(t, m, onGPU0, 10*granule)
+	r := mustTry(t, m, onGPU0, 10*granule, nil)
 	if err := s.Attach(on[0], r); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 	if got := s.Detach(on[0]); got != r {
 		t.Errorf("%v was attached", got)
 	}
-	if got := s.Detach(on[0]); !got.IsZero() {
+	if got := s.Detach(on[0]); got != nil {
 		t.Errorf("%v is attached still", got)
 	}
 	release(t, r)
@@ -141,9 +141,9 @@ func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 
 func TestAttachRefuses(t *testing.T) {
 	s, on, m, _ := simStreams(t, 100*granule, 2)
-	r := mustTry(t, m, onGPU0, granule)
-	other := mustTry(t, m, reservation.Specific(gpu1), 10)
-	gone, err := m.TryReserve(onGPU0, granule)
+	r := mustTry(t, m, onGPU0, granule, nil)
+	other := mustTry(t, m, reservation.Specific(gpu1), 10, nil)
+	gone, err := m.TryReserve(onGPU0, granule, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,16 +193,16 @@ func TestStreamsHeedTheDoor(t *testing.T) {
 			t.Fatal(err)
 		}
 		on := &namedStream{}
-		held := mustTry(t, m, onGPU0, 50)
+		held := mustTry(t, m, onGPU0, 50, nil)
 		if _, err := s.Alloc(on, 51); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("no room: %v", err)
 		}
 		b := mustAllocOn(t, s, on, 10)
-		var large reservation.Reservation
+		var large *reservation.Reservation
 		served := make(chan error, 1)
 		go func() {
 			var err error
-			large, err = m.Reserve(t.Context(), onGPU0, 90)
+			large, err = m.Reserve(t.Context(), onGPU0, 90, nil)
 			served <- err
 		}()
 		synctest.Wait()
@@ -239,7 +239,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
 	})()
-	r := mustTry(t, m, onGPU0, 40)
+	r := mustTry(t, m, onGPU0, 40, nil)
 	if err := s.Attach(on, r); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 		t.Fatal(err)
 	}
 	on := &namedStream{}
-	r := mustTry(t, m, onGPU0, 40, reservation.WithPolicy(reservation.Ignore()))
+	r := mustTry(t, m, onGPU0, 40, &reservation.Options{Policy: reservation.Ignore()})
 	if err := s.Attach(on, r); err != nil {
 		t.Fatal(err)
 	}
@@ -319,8 +319,8 @@ func TestStreamsAtOnce(t *testing.T) {
 				t.Errorf("stream %d: %d bytes, at most %d", i, now, most)
 			}
 		}
-		if _, most := s.Usage(nil); most < int64(len(on))*each*granule || most > min(sum, space.Usage().Peak) {
-			t.Errorf("all: %d; the streams had %d, the space %+v", most, sum, space.Usage())
+		if _, most := s.Usage(nil); most < int64(len(on))*each*granule || most > min(sum, space.State().Usage.Peak) {
+			t.Errorf("all: %d; the streams had %d, the space %+v", most, sum, space.State().Usage)
 		}
 	})
 }
@@ -338,7 +338,7 @@ func streamsAtOnce(t *testing.T, s *streams.Streams, m *reservation.Manager, on 
 	}
 	for i, st := range on {
 		if i%2 == 0 { // the others take from the space
-			r := mustTry(t, m, onGPU0, 100*granule)
+			r := mustTry(t, m, onGPU0, 100*granule, nil)
 			defer release(t, r)
 			if err := s.Attach(st, r); err != nil {
 				t.Fatal(err)

@@ -121,7 +121,7 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 		}
 		return err
 	}
-	owner := reservation.WithOwner(reservation.NewOwner("hold"))
+	owner := &reservation.Options{Owner: reservation.NewOwner("hold")}
 	r, err := eng.Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), owner)
 	if err != nil {
 		return err

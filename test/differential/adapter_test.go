@@ -320,14 +320,14 @@ func (e *engine) task(ctx context.Context, c claim, fail error, f func(string, e
 }
 
 // reservation is a promise of bytes.
-type promise = reservation.Reservation
+type promise = *reservation.Reservation
 
 func (e *engine) reserve(ctx context.Context, where string, n int64) (promise, error) {
-	return e.eng.Reserve(ctx, strategy(where), n)
+	return e.eng.Reserve(ctx, strategy(where), n, nil)
 }
 
 func (e *engine) tryReserve(where string, n int64) (promise, error) {
-	return e.eng.Reservations().TryReserve(strategy(where), n)
+	return e.eng.Reservations().TryReserve(strategy(where), n, nil)
 }
 
 // at returns the space that a batch is in, "" if it is gone, and how many bytes it takes there.

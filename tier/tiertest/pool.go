@@ -574,7 +574,7 @@ func testPoolConcurrent(t *testing.T, p *pool) {
 	if err := space.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	u := space.Usage()
+	u := space.State().Usage
 	if u.Used() != 0 {
 		t.Errorf("after all was released: %+v", u)
 	}
