@@ -218,7 +218,7 @@ type Event struct {
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.Kind.String())
-	for _, a := range e.attrs() {
+	for _, a := range e.Attrs() {
 		b.WriteString(" " + a.String())
 	}
 	return named.Inert(b.String())

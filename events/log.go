@@ -21,12 +21,12 @@ func Log(l *slog.Logger) func(Event) {
 		if !l.Enabled(ctx, level) {
 			return
 		}
-		l.LogAttrs(ctx, level, "spillway: "+e.Kind.String(), e.attrs()...)
+		l.LogAttrs(ctx, level, "spillway: "+e.Kind.String(), e.Attrs()...)
 	}
 }
 
-// attrs returns the fields that the event has.
-func (e Event) attrs() (all []slog.Attr) {
+// Attrs returns the fields that the event has.
+func (e Event) Attrs() (all []slog.Attr) {
 	add := func(is bool, a slog.Attr) {
 		if is {
 			all = append(all, a)

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -42,8 +44,12 @@ type space struct {
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
-	// Guarded by the index's mutex.
-	edges []*edge // by the place of the target; nil where there is no way down
+	// Guarded by the Monitor's mutex.
+	edges   []*edge // by the place of the target; nil where there is no way down
+	victims *btree.BTreeG[listed]
+	small   *btree.BTreeG[listed] // the victims by their bytes
+	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
+	summary
 
 	// Run's.
 	gone       bool // its loss was reported
@@ -75,7 +81,7 @@ func (s *space) below(m *Monitor) (all []*space) {
 	}
 	for _, t := range to {
 		if t.Lost() == nil {
-			all = append(all, m.spaces[m.byID[t.ID()]])
+			all = append(all, m.byID[t.ID()])
 		}
 	}
 	return all
@@ -113,11 +119,10 @@ func (m *Monitor) give(s *space) {
 // batches are whole where they were. A reservation.Config needs it. It must be called with no lock
 // held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
-	place, known := m.byID[id]
-	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
+	s := m.byID[id]
+	if s == nil || s.Lost() != nil || ctx.Err() != nil {
 		return e
 	}
-	s := m.spaces[place]
 	select {
 	case s.token <- struct{}{}:
 	default:
@@ -171,7 +176,7 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	below := s.below(m)
 	for _, t := range append([]*space{s}, below...) {
-		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
+		e.Busy = e.Busy || m.sums(t).moving > 0
 	}
 	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
 	// the way; or else why a target refuses batches: of several, the one of the slowest tier. If moves
@@ -179,7 +184,7 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	var why error
 	var of tier.Kind
 	hasFailed, disks, now := false, 0, time.Now()
-	m.index.mu.Lock()
+	m.mu.Lock()
 	for _, from := range append([]*space{s}, below...) {
 		for i, way := range from.edges {
 			if way == nil || m.spaces[i].Lost() != nil {
@@ -195,7 +200,7 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 			}
 		}
 	}
-	m.index.mu.Unlock()
+	m.mu.Unlock()
 	e.Broken = why != nil && disks == 0
 	e.Why = func() string { return m.whyDry(s, why) }
 	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
@@ -205,7 +210,6 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 // relieve evicts batches from a space until its pressure is low enough, or nothing can be moved.
 // Between two lists of moves others may have the token.
 func (m *Monitor) relieve(ctx context.Context, s *space) {
-	defer m.working.Done()
 	defer func() {
 		s.relieving.Store(false)
 		if s.dry.Load() == nil { // else it would be found dry again: the next step comes in a period
@@ -234,14 +238,13 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 //
 // Clear waits for the moves, and for others that evict from the space, but for no release.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
-	i, known := m.byID[id]
-	if !known || m.spaces[i].lower == 0 || !m.spaces[i].take(ctx) {
+	s := m.byID[id]
+	if s == nil || s.lower == 0 || !s.take(ctx) {
 		return
 	}
-	s := m.spaces[i]
 	defer m.give(s)
 	// Batches may come as fast as others leave. Each that stays may have failed once for each tier.
-	rounds := m.index.summary(i).count * int(tier.Disk)
+	rounds := m.sums(s).count * int(tier.Disk)
 	for moves := true; moves && !enough() && rounds > 0 && ctx.Err() == nil; rounds-- {
 		moved, retry := m.evict(ctx, s, 1, decide.Demand)
 		moves = moved > 0 || retry
@@ -356,20 +359,20 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 				sp.Room -= min(d.Bytes, is.Limit)
 			}
 		}
-		m.index.mu.Lock()
+		m.mu.Lock()
 		sp.Refused = s.edges[t.place].refused(now, used)
 		for _, from := range below { // what t has no piece for is the same wherever it comes from
 			if n := from.edges[t.place].refused(now, used); n > everything && (sp.Refused == 0 || n < sp.Refused) {
 				sp.Refused = n
 			}
 		}
-		m.index.mu.Unlock()
+		m.mu.Unlock()
 		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
 		state[i] = sp
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
 	_, long := m.cfg.Policy.(guarded)
-	sum := m.index.summary(s.place)
+	sum := m.sums(s)
 	expected := min(shortlistMax, need/max(1, sum.bytes/int64(max(1, sum.count)))) // victims of average size
 	for short := true; short; {
 		for i, t := range all {
@@ -416,17 +419,17 @@ func (m *Monitor) victims(
 	s *space, below []*space, room byKind, limit int, now time.Time,
 ) (list []Victim, more bool) {
 	var open []*space
-	m.index.mu.Lock()
+	m.mu.Lock()
 	for _, t := range below {
 		if s.edges[t.place].refused(now, t.Used()) != everything {
 			open = append(open, t)
 		}
 	}
-	m.index.mu.Unlock()
+	m.mu.Unlock()
 	if len(open) == 0 {
 		return nil, false
 	}
-	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
+	list, more = m.shortlist(s, room, limit, now.UnixNano())
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
@@ -444,7 +447,9 @@ func (m *Monitor) victims(
 	for k := range list {
 		v := &list[k]
 		for _, in := range v.Batch.Copies() {
-			v.copied = v.copied.With(m.byID[in])
+			if t := m.byID[in]; t != nil {
+				v.copied = v.copied.With(t.place)
+			}
 		}
 		bytes := float64(v.Bytes) * float64(time.Second)
 		for i, t := range open {
@@ -467,7 +472,7 @@ func (m *Monitor) victims(
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
 // on it, Config.MovesPerEdge at most. Each takes the next batches of left, in the policy's order,
 // until there are none, the source has few enough bytes, or a move has failed in a way that concerns
-// the others. The mutex is a leaf except for the index's, and is not held during moves.
+// the others. The mutex is a leaf except for the Monitor's, and is not held during moves.
 type job struct {
 	m        *Monitor
 	from, to *space
@@ -507,13 +512,13 @@ func (j *job) run(ctx context.Context) {
 	}
 	// After a failure one move shows whether the others would fail, too.
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
-	j.m.index.mu.Lock()
+	j.m.mu.Lock()
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1
 	} else {
 		j.joins = j.to.Kind() == tier.Disk
 	}
-	j.m.index.mu.Unlock()
+	j.m.mu.Unlock()
 	var others sync.WaitGroup
 	for range atOnce - 1 {
 		others.Go(func() {
@@ -557,7 +562,7 @@ func (j *job) work(ctx context.Context) {
 				list, room = append(list, v), room-v.Bytes
 			} else {
 				isSmall, j.retry = true, true
-				j.m.index.BatchChanged(v.Batch, now)
+				j.m.BatchChanged(v.Batch, now)
 			}
 		}
 		j.mu.Unlock()
