@@ -28,8 +28,9 @@ func (m *Monitor) log(level slog.Level, text string, e events.Event) {
 
 // report logs an event and emits it.
 func (m *Monitor) report(level slog.Level, text string, e events.Event) {
-	m.log(level, text, e)
-	m.cfg.Events(e)
+	if m.log(level, text, e); m.cfg.Events != nil {
+		m.cfg.Events(e)
+	}
 }
 
 // logMove logs the end of a move. The mover emits the event.

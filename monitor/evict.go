@@ -174,26 +174,21 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 // noteDry notes that the list of moves which was begun then has moved nothing, and returns the
 // outcome for waiters. The caller has the space's token.
 func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
-	below := s.below(m)
-	for _, t := range append([]*space{s}, below...) {
-		e.Busy = e.Busy || m.sums(t).moving > 0
-	}
 	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
-	// the way; or else why a target refuses batches: of several, the one of the slowest tier. If moves
-	// fail to all disks, consumers cannot repair that.
+	// the way; or else why a target refuses batches: of several, the one of the slowest tier, which comes
+	// last. If moves fail to all disks, consumers cannot repair that.
 	var why error
-	var of tier.Kind
 	hasFailed, disks, now := false, 0, time.Now()
 	m.mu.Lock()
-	for _, from := range append([]*space{s}, below...) {
+	for _, from := range append([]*space{s}, s.below(m)...) {
+		e.Busy = e.Busy || from.moving > 0
 		for i, way := range from.edges {
 			if way == nil || m.spaces[i].Lost() != nil {
 				continue
 			}
 			fails := way.failures > 0 && way.refuses == everything
-			isCause := fails || way.why != nil && now.Before(way.until)
-			if kind := m.spaces[i].Kind(); isCause && (fails && !hasFailed || fails == hasFailed && kind >= of) {
-				why, hasFailed, of = way.why, fails, kind
+			if fails || !hasFailed && way.why != nil && now.Before(way.until) {
+				why, hasFailed = way.why, fails
 			}
 			if from == s && m.spaces[i].Kind() == tier.Disk && (way.failures < giveUp || !fails) {
 				disks++
@@ -277,7 +272,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	if len(below) == 0 || s.Lost() != nil {
 		return max(0, freed), false
 	}
-	m.stats.steps.Add(1)
+	m.steps.Add(1)
 	m.putBack(time.Now())
 	victims, moves := m.choose(s, below, need)
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room

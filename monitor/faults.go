@@ -150,29 +150,30 @@ func kindOf(err error, to tier.ID) outcome {
 //	cancelled  nothing
 func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
 	kind = kindOf(err, to.ID())
-	m.stats.outcomes[kind].Add(1)
 	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
 	var report events.Event
 	m.mu.Lock()
-	way, e := from.edges[to.place], m.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
+	stats, way, e := &m.mu.stats, from.edges[to.place], m.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
 	f := m.mu.faults[e]
 	if f == nil {
 		f = &fault{}
 	}
 	switch kind {
 	case moved:
-		m.stats.bytes.Add(v.Bytes)
+		stats.Moves, stats.Bytes = stats.Moves+1, stats.Bytes+v.Bytes
 		delete(m.mu.faults, e)
 		if v.Bytes >= way.refuses {
 			*way = edge{}
 		}
 	case noRoom:
+		stats.NoRoom++
 		cause := causeOf(err)
 		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
 			way.fail(now, unit, v.Bytes, to.Used(), cause)
 		}
 		retry = way.refused(now, to.Used()) > 0
 	case busy:
+		stats.Busy++
 		f.busy, retry = now.Add(unit), true
 	case unmovable, failed:
 		retry = true
@@ -186,9 +187,11 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 		}
 		f.not = f.not.With(k)
 		if kind == unmovable {
+			stats.Unmovable++
 			f.why, f.conversions = err, f.conversions.With(k)
 			break
 		}
+		stats.Failed++
 		way.fail(now, unit, everything, 0, err)
 	}
 	if e != nil && retry && kind != noRoom {

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,7 +110,6 @@ type Monitor struct {
 	cfg    Config
 	spaces []*space
 	byID   map[tier.ID]*space
-	stats  counters
 
 	mu struct { // also guards what each space says
 		lockrank.Mutex[lockrank.Monitor]
@@ -117,7 +117,9 @@ type Monitor struct {
 		faults  map[*entry]*fault // of the batches whose last moves failed
 		due     time.Time         // when the first of their pauses ends; zero if there is none
 		changes uint64            // what Config.Changes returned last
+		stats   Stats             // of moves
 	}
+	looks, steps atomic.Int64 // for Stats
 
 	wake    chan struct{} // take a step at once
 	running atomic.Bool
@@ -138,18 +140,9 @@ func New(cfg Config) (*Monitor, error) {
 	default:
 		cfg.Policy = guarded{cfg.Policy, &guard.Log{Logger: cfg.Logger}}
 	}
-	if cfg.Period == 0 {
-		cfg.Period = defaultPeriod
-	}
-	if cfg.MovesPerEdge == 0 {
-		cfg.MovesPerEdge = defaultMovesPerEdge
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Events == nil {
-		cfg.Events = func(events.Event) {}
-	}
+	cfg.Period = cmp.Or(cfg.Period, defaultPeriod)
+	cfg.MovesPerEdge = cmp.Or(cfg.MovesPerEdge, defaultMovesPerEdge)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Speed == nil {
 		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
 	}
@@ -231,7 +224,7 @@ func (m *Monitor) watch(ctx context.Context) {
 // else reports what is stuck.
 func (m *Monitor) step(ctx context.Context) time.Duration {
 	now := time.Now()
-	m.stats.looks.Add(1)
+	m.looks.Add(1)
 	demand := m.cfg.Reservations.Demand(nil)
 	needed := len(demand) > 0
 	for _, s := range m.spaces {
@@ -302,21 +295,13 @@ type Stats struct {
 	Refused   int64 // waiters sent away because everything was full
 }
 
-// counters are the Stats so far.
-type counters struct {
-	looks, steps, bytes atomic.Int64
-	outcomes            [failed + 1]atomic.Int64
-}
-
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	n := &m.stats.outcomes
-	return Stats{
-		Looks: m.stats.looks.Load(), Steps: m.stats.steps.Load(),
-		Moves: n[moved].Load(), Bytes: m.stats.bytes.Load(), NoRoom: n[noRoom].Load(), Busy: n[busy].Load(),
-		Unmovable: n[unmovable].Load(), Failed: n[failed].Load(),
-		Refused: m.cfg.Reservations.Waits().Refused,
-	}
+	m.mu.Lock()
+	s := m.mu.stats
+	m.mu.Unlock()
+	s.Looks, s.Steps, s.Refused = m.looks.Load(), m.steps.Load(), m.cfg.Reservations.Waits().Refused
+	return s
 }
 
 // Headroom returns how many bytes of a space a request for need bytes leaves free, so that

@@ -325,7 +325,9 @@ func (r *Repository) settle() {
 	for _, e := range r.mu.entries {
 		place := r.mu.place
 		place.Partition, place.Seq = e.part.number, e.seq
-		announce = append(announce, e.b.StoreAt(e, place))
+		if _, f, err := e.b.Store(e, place); err == nil { // else the batch was dropped
+			announce = append(announce, f)
+		}
 	}
 	r.mu.Unlock()
 	for _, f := range announce {
