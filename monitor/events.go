@@ -19,16 +19,12 @@ import (
 // that are too small. A lost space is at debug level, and so are the moves that this has ended,
 // because the opener of the space warns of it.
 
-// log logs an event.
-func (m *Monitor) log(level slog.Level, text string, e events.Event) {
+// report logs an event, and emits it if it has a kind.
+func (m *Monitor) report(level slog.Level, text string, e events.Event) {
 	if ctx := context.Background(); m.cfg.Logger.Enabled(ctx, level) {
 		m.cfg.Logger.LogAttrs(ctx, level, "spillway: "+text, e.Attrs()...)
 	}
-}
-
-// report logs an event and emits it.
-func (m *Monitor) report(level slog.Level, text string, e events.Event) {
-	if m.log(level, text, e); m.cfg.Events != nil {
+	if e.Kind != 0 && m.cfg.Events != nil {
 		m.cfg.Events(e)
 	}
 }
@@ -44,7 +40,7 @@ func (m *Monitor) logMove(v Victim, from, to *space, reason string, took time.Du
 	case kind == failed && !errors.Is(err, tier.ErrLost):
 		level = slog.LevelWarn
 	}
-	m.log(level, text, events.Event{
+	m.report(level, text, events.Event{
 		Batch: uint64(v.ID), From: from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reason, Took: took, Err: err,
 	})
 }

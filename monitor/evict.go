@@ -87,13 +87,6 @@ func (s *space) below(m *Monitor) (all []*space) {
 	return all
 }
 
-// coming returns how many bytes of the space will be free without a move: the device still works on
-// them.
-func (s *space) coming() int64 {
-	now := s.State()
-	return max(0, now.Retired-now.Unsure)
-}
-
 // take waits for the space's token. It returns false if ctx has ended.
 func (s *space) take(ctx context.Context) bool {
 	select {
@@ -134,7 +127,8 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		}
 	}
 	defer m.give(s)
-	begun, coming := time.Now(), s.coming()
+	begun, is := time.Now(), s.State()
+	coming := is.Retired - is.Unsure // is free without a move when the device has done its work
 	if coming < bytes {
 		if dry := s.dry.Load(); dry != nil {
 			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(begun)
@@ -254,7 +248,7 @@ func (m *Monitor) excess(s *space) int64 {
 	}
 	now := s.State()
 	over := max(decide.Excess(now.Pressure, now.Trigger, now.Stop), now.Used()-now.Ceiling)
-	return over - s.coming()
+	return over - (now.Retired - now.Unsure)
 }
 
 // evict moves one list of batches out of a space, of about need bytes. It returns how many bytes
@@ -347,7 +341,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 		}
 		sp.Headroom, sp.Spare = m.headroom(t)
 		if t.lower != 0 {
-			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + t.coming()
+			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + is.Retired - is.Unsure
 		}
 		for _, d := range demand {
 			if d.Space == t.ID() {
@@ -406,10 +400,15 @@ const (
 	storageSpeed = 1 << 30
 )
 
-// victims returns victims of a space in the policy's order, limit at most, and reports whether there
-// are more. There are none if all moves to the spaces of below fail. room is that of the tiers. It
-// adds what the index does not know: clean images, and about what it costs to move each victim down
-// and back: to the next tier, or onto a clean image, which costs nothing on the way down.
+// victims returns limit victims of a space, those with the smallest keys first, in the policy's order,
+// and reports whether there are more. There are none if all moves to the spaces of below fail.
+//
+// With CostAware, some that are stale are among them. With a limit of shortlistMax, if none of the first
+// ones is at most as large as room has for a tier, some that are, of the largest, are among them: a tier
+// below that is nearly full must not be the end while there is a batch that it could take.
+//
+// victims adds what the trees do not have: clean images, and about what it costs to move each victim
+// down and back: to the next tier, or onto a clean image, which costs nothing on the way down.
 func (m *Monitor) victims(
 	s *space, below []*space, room byKind, limit int, now time.Time,
 ) (list []Victim, more bool) {
@@ -421,10 +420,50 @@ func (m *Monitor) victims(
 		}
 	}
 	m.mu.Unlock()
-	if len(open) == 0 {
+	if more = limit < shortlistMax; !more { // it ends there all the same
+		limit = shortlistMax - smallMax - staleMax
+	}
+	if len(open) > 0 {
+		list = m.from(Victim{}, s, limit)
+	}
+	if len(list) == 0 {
 		return nil, false
 	}
-	list, more = m.shortlist(s, room, limit, now.UnixNano())
+	fits := func(v Victim) bool {
+		for k, n := range room {
+			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
+				return true
+			}
+		}
+		return false
+	}
+	end := listed{key: list[len(list)-1].Key, id: list[len(list)-1].ID}
+	m.mu.Lock()
+	if _, aware := m.cfg.Policy.(costAware); aware {
+		// Stale ones are among the last that were used more than once.
+		looked := 0
+		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
+			if looked++; looked > staleMax || !isLess(end, l) {
+				return false
+			}
+			if l.key.stale(now.UnixNano()) {
+				list = append(list, l.e.asVictim())
+			}
+			return true
+		})
+	}
+	if more = more && s.victims.Len() > len(list); !more && !slices.ContainsFunc(list, fits) {
+		first := len(list)
+		s.small.DescendLessOrEqual(listed{key: Key{uint64(max(0, slices.Max(room[:]))), 1}}, func(l listed) bool {
+			if v := l.e.asVictim(); fits(v) {
+				list = append(list, v)
+			}
+			return len(list) < first+smallMax
+		})
+		slices.SortStableFunc(list[first:], func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
+	}
+	m.mu.Unlock()
+
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:

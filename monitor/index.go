@@ -1,9 +1,6 @@
 package monitor
 
 import (
-	"math"
-	"slices"
-
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
@@ -79,9 +76,6 @@ func isLess(a, b listed) bool {
 	return a.id < b.id
 }
 
-// upTo comes right after all batches of a size in a tree by size.
-func upTo(bytes int64) listed { return listed{key: Key{uint64(max(0, bytes)), math.MaxUint64}} }
-
 // item is a batch in one of a space's trees; the zero item is in none.
 type item struct {
 	tree *btree.BTreeG[listed]
@@ -100,26 +94,6 @@ func (st *standing) items(e *entry) (all [3]item) {
 	return all
 }
 
-// count adds an entry of this standing to the sums of its space, or with a sign of -1 takes it out.
-func (st *standing) count(sign int64) {
-	s := st.in
-	if s == nil {
-		return
-	}
-	s.changes++
-	s.count += int(sign)
-	s.bytes += sign * st.bytes
-	if st.rest {
-		s.rest += sign * st.bytes
-	}
-	if st.idle {
-		s.idle += sign * st.bytes
-	}
-	if st.moving {
-		s.moving += sign * st.bytes
-	}
-}
-
 // become makes next the standing of e. Trees that list the batch in the same place before and after
 // are left alone.
 func (e *entry) become(next standing) {
@@ -127,8 +101,24 @@ func (e *entry) become(next standing) {
 	if was == next {
 		return
 	}
-	was.count(-1)
-	next.count(1)
+	for i, of := range []*standing{&was, &next} {
+		s, sign := of.in, int64(2*i-1) // the old standing leaves the sums of its space, the new one joins them
+		if s == nil {
+			continue
+		}
+		s.changes++
+		s.count += int(sign)
+		s.bytes += sign * of.bytes
+		if of.rest {
+			s.rest += sign * of.bytes
+		}
+		if of.idle {
+			s.idle += sign * of.bytes
+		}
+		if of.moving {
+			s.moving += sign * of.bytes
+		}
+	}
 	after := next.items(e)
 	for i, at := range was.items(e) {
 		to := after[i]
@@ -282,53 +272,3 @@ const (
 	// smallMax is how many victims beyond the policy's first ones are taken for their size.
 	smallMax = 24
 )
-
-// shortlist returns limit victims of a space, those with the smallest keys first, and reports whether
-// there are more. With CostAware, some that are stale follow. With a limit of shortlistMax, if none
-// of the first ones is at most as large as room has for a tier, some that are follow, of the largest:
-// a tier below that is nearly full must not be the end while there is a batch that it could take.
-func (m *Monitor) shortlist(s *space, room byKind, limit int, now int64) (list []Victim, more bool) {
-	if more = limit < shortlistMax; !more { // it ends there all the same
-		limit = shortlistMax - smallMax - staleMax
-	}
-	if list = m.from(Victim{}, s, limit); len(list) == 0 {
-		return nil, false
-	}
-	fits := func(v Victim) bool {
-		for k, n := range room {
-			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
-				return true
-			}
-		}
-		return false
-	}
-	end := listed{key: list[len(list)-1].Key, id: list[len(list)-1].ID}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, aware := m.cfg.Policy.(costAware); aware {
-		// Stale ones are among the last that were used more than once.
-		looked := 0
-		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
-			if looked++; looked > staleMax || !isLess(end, l) {
-				return false
-			}
-			if l.key.stale(now) {
-				list = append(list, l.e.asVictim())
-			}
-			return true
-		})
-	}
-	more = more && s.victims.Len() > len(list)
-	if more || slices.ContainsFunc(list, fits) {
-		return list, more
-	}
-	first := len(list)
-	s.small.DescendLessOrEqual(upTo(slices.Max(room[:])), func(l listed) bool {
-		if v := l.e.asVictim(); fits(v) {
-			list = append(list, v)
-		}
-		return len(list) < first+smallMax
-	})
-	slices.SortStableFunc(list[first:], func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
-	return list, more
-}

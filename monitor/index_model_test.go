@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/btree"
 
@@ -148,7 +149,7 @@ func TestIndexModel(t *testing.T) {
 				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
 					t.Errorf("after the first of %v come %v", list, next)
 				}
-				few, more := x.shortlist(x.spaces[0], byKind{}, 2, 0)
+				few, more := x.victims(x.spaces[0], x.spaces[1:], byKind{}, 2, time.Now())
 				if more != (len(list) > len(few)) {
 					t.Errorf("%d of %d victims are listed, and more is %t", len(few), len(list), more)
 				}

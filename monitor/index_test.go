@@ -18,9 +18,8 @@ func (w *world) index(id tier.ID) summary { return w.mon.sums(w.mon.byID[id]) }
 
 // shortlist returns the longest shortlist of the i-th space.
 func (w *world) shortlist(i int, fit byKind) []Victim {
-	now := time.Now().UnixNano()
-	v, _ := w.mon.shortlist(w.mon.spaces[i], fit, shortlistMax, now)
-	w.mon.cfg.Policy.Order(now, v)
+	s := w.mon.spaces[i]
+	v, _ := w.mon.victims(s, s.below(w.mon), fit, shortlistMax, time.Now())
 	return v
 }
 
