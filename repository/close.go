@@ -3,7 +3,6 @@ package repository
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spillway-db/spillway/batch"
 )
@@ -53,7 +52,7 @@ func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 		for _, e := range r.entries(n) {
 			dropped, bytes, err := r.drop(ctx, e, true)
 			if !dropped && err != nil { // ctx has ended
-				err = fmt.Errorf("repository %s, batch %d is %s: %w", r.key, e.b.ID(), e.b.Info().State, err)
+				err = r.errorf(", batch %d is %s: %w", e.b.ID(), e.b.Info().State, err)
 				return left, errors.Join(append(failed, err)...)
 			}
 			failed = append(failed, err)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"iter"
 	"sync"
@@ -53,7 +52,7 @@ func (r *Repository) Drain(
 ) iter.Seq2[*batch.Handle, error] {
 	return func(yield func(*batch.Handle, error) bool) {
 		if !to.Valid() {
-			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
+			yield(nil, r.errorf(": draining to an invalid tier"))
 			return
 		}
 		ctx, done := within(ctx, r.life)
@@ -98,11 +97,7 @@ type stream struct {
 func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 	mover := s.r.m.cfg.Mover
 	if mover == nil {
-		return nil, nil, fmt.Errorf(
-			"repository %s: draining and reading need a mover: %w",
-			s.r.key,
-			tier.ErrNotSupported,
-		)
+		return nil, nil, s.r.errorf(": draining and reading need a mover: %w", tier.ErrNotSupported)
 	}
 	s.taker.noWait = false // which is not for streams
 	var c *Claim
@@ -140,7 +135,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		// Skip a batch that another caller dropped in its place. Return other errors, even if a
 		// Clear has dropped the batch since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
-			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", s.r.key, s.partition, err)
+			return nil, nil, s.r.errorf(", partition %d: %w", s.partition, err)
 		}
 		c.restore()
 	}
@@ -208,7 +203,7 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	schema := r.mu.schema
 	r.mu.Unlock()
 	if schema == nil {
-		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
+		return nil, r.errorf(": %w", ErrNoSchema)
 	}
 	t := newTaker(workable, opts)
 	t.waitInput = true
@@ -269,7 +264,7 @@ func (s *stream) read() (rec arrow.RecordBatch, late, err error) {
 		return nil, nil, err
 	}
 	if rec, err = s.open(h); err != nil {
-		err = errors.Join(fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err), h.Close())
+		err = errors.Join(r.errorf(", batch %d: %w", e.b.ID(), err), h.Close())
 		s.taker.claim.restore()
 		return nil, nil, err
 	}
@@ -278,7 +273,7 @@ func (s *stream) read() (rec arrow.RecordBatch, late, err error) {
 	_ = e.b.Drop()
 	r.remove(e)
 	if late = h.Close(); late != nil {
-		late = fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), late)
+		late = r.errorf(", batch %d: %w", e.b.ID(), late)
 	}
 	return rec, late, nil
 }
