@@ -117,13 +117,9 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 			if v.not.Has(tier.Disk) || slices.ContainsFunc(v.Batch.Copies(), onDisk) {
 				continue
 			}
-			if wait := time.Until(c.next); wait > 0 {
-				t := time.NewTimer(wait)
-				select {
-				case <-t.C:
-				case <-ctx.Done():
-				}
-				t.Stop()
+			select {
+			case <-time.After(time.Until(c.next)):
+			case <-ctx.Done():
 			}
 			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
 				m.BatchChanged(v.Batch, now)

@@ -114,12 +114,16 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		var h *batch.Handle
 		if s.consumes {
 			to := s.taker.in
-			if from := e.b.Space(); to == nil && from != nil && from.Kind() > s.to {
-				to = reservation.ToUpgrade(from.ID(), s.to)
-			} else if to == nil && from != nil && from.Kind() < s.to {
-				to = reservation.ToDowngrade(from.ID(), s.to)
+			switch from := e.b.Cut().Space; {
+			case to != nil:
+			case from.Kind > s.to:
+				to = reservation.ToUpgrade(from, s.to)
+			case from.Valid() && from.Kind < s.to:
+				to = reservation.ToDowngrade(from, s.to)
+			default:
+				to = reservation.AnyInTier(s.to)
 			}
-			h, err = mover.Consume(s.ctx, e.b, cmp.Or(to, reservation.AnyInTier(s.to)))
+			h, err = mover.Consume(s.ctx, e.b, to)
 		} else {
 			if s.taker.in != nil {
 				err = mover.Move(s.ctx, e.b, s.taker.in)

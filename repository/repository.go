@@ -393,22 +393,14 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 // return a *batch.StateError.
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
-		for _, e := range r.entries(partition) {
-			if !yield(e.b) {
-				return
+		var all []*batch.Batch
+		r.mu.Lock()
+		if p := r.mu.parts[partition]; p != nil {
+			for at := p.queue.Front(); at != nil; at = at.Next() {
+				all = append(all, at.Value.(*entry).b)
 			}
 		}
+		r.mu.Unlock()
+		slices.Values(all)(yield)
 	}
-}
-
-// entries returns those of a partition, oldest first.
-func (r *Repository) entries(partition int) (entries []*entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p := r.mu.parts[partition]; p != nil {
-		for at := p.queue.Front(); at != nil; at = at.Next() {
-			entries = append(entries, at.Value.(*entry))
-		}
-	}
-	return entries
 }
