@@ -375,7 +375,7 @@ type Info struct {
 // creator owns it until it is handed to a repository or dropped.
 type Batch struct {
 	id       ID
-	observer guarded
+	observer Observer
 	clock    func() int64
 	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
 	panics   *guard.Log         // the engine's, or one to slog.Default
@@ -454,7 +454,7 @@ func New(o Options) (*Batch, error) {
 	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	}
-	b := &Batch{id: o.ID, clock: func() int64 { return time.Now().UnixNano() }}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
 	has, err := b.inspect(nil, o.Payload)
 	if o.Payload == nil {
 		err = fmt.Errorf("batch: the payload is nil: %w", err)
@@ -475,8 +475,9 @@ func New(o Options) (*Batch, error) {
 	if b.panics == nil {
 		b.panics = new(guard.Log)
 	}
-	_, own := o.Observer.(engine)
-	b.observer = guarded{o.Observer, own, b.panics}
+	if _, own := o.Observer.(engine); !own && o.Observer != nil {
+		b.observer = guarded{o.Observer, b.panics}
+	}
 	if o.Clock != nil {
 		b.clock = func() (now int64) {
 			now = time.Now().UnixNano() // if the clock panics
@@ -488,15 +489,21 @@ func New(o Options) (*Batch, error) {
 	b.mu.Place, b.mu.Version = o.Place, 1 // and the state is Idle
 	b.mu.LastUse = b.clock()
 	b.mu.Why, b.mu.Since = "put", b.mu.LastUse
-	_, isRegistrar := o.Observer.(Registrar)
+	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
 			b.id = o.IDs.Next()
 		}
 		b.mu.ID = b.id
 		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
-		if err = b.observer.Register(b, now); err == nil {
-			if b.emit != nil && isRegistrar {
+		switch {
+		case registrar != nil:
+			err = register(registrar, b, now)
+		case o.Observer != nil:
+			b.observer.BatchChanged(b, now)
+		}
+		if err == nil {
+			if b.emit != nil && registrar != nil {
 				b.emit(events.Event{
 					Kind: events.BatchPut, At: made, Origin: now.Place.Origin(), Batch: uint64(b.id),
 					To: now.Space, Bytes: now.Bytes,
@@ -533,31 +540,20 @@ func (b *Batch) watchLeases(p Payload) {
 	}
 }
 
-// guarded is an observer, which may be nil. The panics of a program's are logged, or errors of Register.
+// guarded is an observer of a program: its panics are logged.
 type guarded struct {
 	Observer
-	own    bool // it is the engine's
 	panics *guard.Log
 }
 
 func (g guarded) BatchChanged(b *Batch, now Info) {
-	if g.Observer == nil {
-		return
-	}
-	if !g.own {
-		defer g.panics.Recover("an observer of batches")
-	}
+	defer g.panics.Recover("an observer of batches")
 	g.Observer.BatchChanged(b, now)
 }
 
-// Register registers b with an observer that is a Registrar.
-func (g guarded) Register(b *Batch, now Info) (err error) {
-	if r, ok := g.Observer.(Registrar); ok {
-		defer guard.Error(&err, "an observer of batches")
-		return r.Register(b, now)
-	}
-	g.BatchChanged(b, now)
-	return nil
+func register(with Registrar, b *Batch, now Info) (err error) {
+	defer guard.Error(&err, "an observer of batches")
+	return with.Register(b, now)
 }
 
 // ID returns the batch's id.
@@ -675,7 +671,9 @@ func (b *Batch) update(apply func() (change, error)) error {
 		if store != nil {
 			store.BatchChanged(b, info)
 		}
-		b.observer.BatchChanged(b, info)
+		if b.observer != nil {
+			b.observer.BatchChanged(b, info)
+		}
 	}
 	if c.ahead != nil {
 		c.ahead(c.outcome)
