@@ -51,10 +51,9 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		return Explanation{State: batch.Released}
 	}
 	now := b.Info()
-	why, since, _ := b.Arrival()
 	x := Explanation{
 		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes,
-		Why: why, Since: time.Unix(0, since),
+		Why: now.Why, Since: time.Unix(0, now.Since),
 		Plan: now.Place.Name, Operator: now.Place.Operator, Port: now.Place.Port, Partition: now.Place.Partition,
 		Tasks: now.Pending, Handles: now.Active, LastUse: time.Unix(0, now.LastUse), Copies: b.Copies(),
 	}

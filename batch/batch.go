@@ -46,6 +46,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -357,6 +358,10 @@ type Info struct {
 	// between the uses so far. 0: there were fewer than two. Never and Stay come from Hint alone.
 	NextUse int64
 	Uses    uint8 // how many handles were opened so far while no other was; 255 at most
+
+	Why    string // the reason of the last move; "put": it has not moved
+	Since  int64  // by Options.Clock: when that was
+	Unread bool   // it has moved to a slower tier since it was used
 }
 
 // A Batch is one Arrow record batch with a stable id. Its data is in at most one image per tier:
@@ -388,10 +393,7 @@ type Batch struct {
 		gap      int64         // between uses, on average; 0 before the second
 		hint     int64         // see Hint; 0 if there is none
 
-		why    string            // see Arrival
-		since  int64             // see Arrival
-		unread bool              // see Arrival
-		ahead  func(events.Kind) // see CommitOptions.Ahead; nil if the batch was not prefetched
+		ahead func(events.Kind) // see CommitOptions.Ahead; nil if the batch was not prefetched
 	}
 }
 
@@ -445,9 +447,6 @@ type cleanImage struct {
 // created is the number of the last task of any batch.
 var created atomic.Uint64
 
-// put is the reason of a batch that has not moved yet; see Arrival.
-const put = "put"
-
 // New returns an idle batch that owns o.Payload. On an error, such as a panic of the payload's, the
 // payload stays the caller's. If o.Observer is a Registrar and has another batch of the id, the error
 // is ErrDuplicateID.
@@ -489,7 +488,7 @@ func New(o Options) (*Batch, error) {
 	b.setPayloadLocked(o.Payload, has)    // no other goroutine has b
 	b.mu.Place, b.mu.Version = o.Place, 1 // and the state is Idle
 	b.mu.LastUse = b.clock()
-	b.mu.why, b.mu.since = put, b.mu.LastUse
+	b.mu.Why, b.mu.Since = "put", b.mu.LastUse
 	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
@@ -499,10 +498,7 @@ func New(o Options) (*Batch, error) {
 		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
 		switch {
 		case registrar != nil:
-			func() {
-				defer guard.Error(&err, "an observer of batches")
-				err = registrar.Register(b, now)
-			}()
+			err = register(registrar, b, now)
 		case o.Observer != nil:
 			b.observer.BatchChanged(b, now)
 		}
@@ -513,9 +509,7 @@ func New(o Options) (*Batch, error) {
 					To: now.Space, Bytes: now.Bytes,
 				})
 			}
-			if l, ok := o.Payload.(leased); ok { // the batch can be moved when its last lease ends
-				b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
-			}
+			b.watchLeases(o.Payload)
 			if now.Leased && !b.leased(o.Payload) { // the last lease may have ended before it was watched
 				b.announce()
 			}
@@ -538,6 +532,14 @@ func (b *Batch) leased(p Payload) (is bool) {
 	return is
 }
 
+// watchLeases has changes announced when the last lease of p ends: the batch can then be moved.
+func (b *Batch) watchLeases(p Payload) {
+	if l, ok := p.(leased); ok {
+		defer b.panics.Recover("Payload.OnUnleased")
+		l.OnUnleased(b.announce)
+	}
+}
+
 // guarded is an observer of a program: its panics are logged.
 type guarded struct {
 	Observer
@@ -545,7 +547,13 @@ type guarded struct {
 }
 
 func (g guarded) BatchChanged(b *Batch, now Info) {
-	g.panics.Do("an observer of batches", func() { g.Observer.BatchChanged(b, now) })
+	defer g.panics.Recover("an observer of batches")
+	g.Observer.BatchChanged(b, now)
+}
+
+func register(with Registrar, b *Batch, now Info) (err error) {
+	defer guard.Error(&err, "an observer of batches")
+	return with.Register(b, now)
 }
 
 // ID returns the batch's id.
@@ -563,14 +571,7 @@ func (b *Batch) Info() Info {
 // there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
 // needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
-	b.mu.Lock()
-	all := b.mu.clean
-	b.mu.Unlock()
-	for _, r := range all {
-		if r.memory.Listed() {
-			in = append(in, r.payload.Space().ID())
-		}
-	}
+	b.EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
 	return in
 }
 
@@ -760,12 +761,7 @@ func (b *Batch) Subscribe() (cancel func()) {
 		})
 	}
 	add(1)
-	var ended atomic.Bool
-	return func() {
-		if ended.CompareAndSwap(false, true) {
-			add(-1)
-		}
-	}
+	return sync.OnceFunc(func() { add(-1) })
 }
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.
@@ -849,11 +845,11 @@ func (b *Batch) Transit(ctx context.Context) (t *Transit, err error) {
 func (b *Batch) TryTransit() (*Transit, error) {
 	t := &Transit{b: b}
 	err := b.update(func() (c change, err error) {
-		switch b.mu.State {
-		case Released:
-			return c, b.errorLocked("transit", MissingData)
-		case InTransit, Processing:
-			return c, b.errorLocked("transit", InvalidState)
+		if err = b.barLocked("transit"); err == nil && b.mu.Active > 0 {
+			err = b.errorLocked("transit", InvalidState)
+		}
+		if err != nil {
+			return c, err
 		}
 		b.mu.moving = true
 		t.payload, t.desc = b.mu.Payload, b.mu.Descriptor
@@ -897,7 +893,7 @@ type CommitOptions struct {
 	Last        bool // with Open: drops the batch
 	KeepPending bool // with Open: leaves pending tasks to their callers
 
-	// Reason is that of a move, for Arrival; "" changes nothing there. Slower is whether the move
+	// Reason is that of a move, for Info.Why; "" changes nothing there. Slower is whether the move
 	// goes to a slower tier.
 	Reason string
 	Slower bool
@@ -928,9 +924,7 @@ func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	}
 	t.lost.Stop()
 	now := b.clock()
-	if l, ok := p.(leased); ok {
-		b.panics.Do("Payload.OnUnleased", func() { l.OnUnleased(b.announce) })
-	}
+	b.watchLeases(p)
 	// With another descriptor the bytes may differ, and clean images have the old ones.
 	stale := has.desc != nil && t.desc != nil && has.desc != t.desc
 	var retained *cleanImage
@@ -945,7 +939,7 @@ func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 		}
 		c.images, c.made, c.stale = true, retained, stale
 		if o.Reason != "" {
-			b.mu.why, b.mu.since, b.mu.unread = o.Reason, now, b.mu.unread || o.Slower
+			b.mu.Why, b.mu.Since, b.mu.Unread = o.Reason, now, b.mu.Unread || o.Slower
 		}
 		switch {
 		case o.Ahead != nil:
@@ -1112,17 +1106,18 @@ func (b *Batch) Space() *tier.Space {
 	return b.mu.space
 }
 
-// Store makes store, a repository, the holder of the batch, and sets the batch's place. A batch
-// that has a holder already is ErrStored, so it cannot be in two repositories, or in one twice.
-// From then on the batch calls store at each change after now, before its own observer. The caller
-// may hold its own lock, and must call announce with no lock held.
+// Store makes store, a repository, the holder of the batch, and sets the batch's place; if store is
+// the holder already, it sets the place alone. A batch that has another holder is ErrStored, so it
+// cannot be in two repositories, or in one twice. From then on the batch calls store at each change
+// after now, before its own observer. The caller may hold its own lock, and must call announce with no
+// lock held.
 func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
 	case b.mu.released:
 		return Info{}, nil, b.errorLocked("store", MissingData)
-	case b.mu.store != nil:
+	case b.mu.store != nil && b.mu.store != store:
 		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store, announce = store, func() {}
@@ -1130,18 +1125,6 @@ func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err e
 		b.mu.Place, announce = p, b.announce
 	}
 	return b.mu.Info, announce, nil
-}
-
-// StoreAt changes the place of a batch that store still holds. No observer is called before
-// announce is: store may hold its own lock here, and must call announce with no lock held.
-func (b *Batch) StoreAt(store Observer, p Place) (announce func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.mu.store != store || b.mu.Place == p {
-		return func() {}
-	}
-	b.mu.Place = p
-	return b.announce
 }
 
 // Unstore ends what Store began; the batch keeps its place. If store does not hold
@@ -1152,14 +1135,6 @@ func (b *Batch) Unstore(store Observer) {
 	if b.mu.store == store {
 		b.mu.store = nil
 	}
-}
-
-// Arrival returns the reason of the batch's last move, "put" if it has not moved, and the time of
-// its arrival by Options.Clock. unread is whether it has moved to a slower tier since it was used.
-func (b *Batch) Arrival() (why string, since int64, unread bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.mu.why, b.mu.since, b.mu.unread
 }
 
 // Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.

@@ -129,7 +129,7 @@ func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
 		b.mu.Uses += min(1, math.MaxUint8-b.mu.Uses)
 	}
 	b.mu.LastUse = max(b.mu.LastUse, now)
-	b.mu.unread = false
+	b.mu.Unread = false
 	if c.ahead == nil { // else a commit ends one prefetch, and begins the next
 		c.ahead, c.outcome, b.mu.ahead = b.mu.ahead, events.AheadUsed, nil
 	}

@@ -400,8 +400,8 @@ func TestArrival(t *testing.T) {
 	}
 	want := func(what, why string, since int64, unread bool) {
 		t.Helper()
-		if w, at, u := b.Arrival(); w != why || at != since || u != unread {
-			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, w, at, u, why, since, unread)
+		if i := b.Info(); i.Why != why || i.Since != since || i.Unread != unread {
+			t.Errorf("%s: %q at %d, unread %t; want %q at %d, %t", what, i.Why, i.Since, i.Unread, why, since, unread)
 		}
 	}
 	move := func(o CommitOptions) {

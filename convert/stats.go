@@ -245,11 +245,8 @@ func (m *Mover) Speed(from, to tier.ID) int64 {
 
 // BatchChanged is for the observer of an engine's batches. It counts those that are dropped and had
 // moved to a slower tier without having been used there.
-func (m *Mover) BatchChanged(b *batch.Batch, now batch.Info) {
-	if now.State != batch.Released || now.Active > 0 || now.Descriptor == nil {
-		return
-	}
-	if _, _, unread := b.Arrival(); unread {
+func (m *Mover) BatchChanged(_ *batch.Batch, now batch.Info) {
+	if now.State == batch.Released && now.Active == 0 && now.Descriptor != nil && now.Unread {
 		m.stats.mu.Lock()
 		defer m.stats.mu.Unlock()
 		m.stats.workLocked(now.Place).Unread += now.Descriptor.Body

@@ -30,6 +30,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -218,7 +219,7 @@ type Event struct {
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.Kind.String())
-	for _, a := range e.attrs() {
+	for _, a := range e.Attrs() {
 		b.WriteString(" " + a.String())
 	}
 	return named.Inert(b.String())
@@ -254,19 +255,10 @@ func Tee(to ...func(Event)) func(Event) {
 	case 1:
 		return all[0]
 	}
-	return func(e Event) { callAll(all, e) }
-}
-
-func callAll(all []func(Event), e Event) {
-	done := 0
-	defer func() {
-		if done < len(all) { // that one panics
-			callAll(all[done+1:], e)
+	return func(e Event) {
+		for _, f := range slices.Backward(all) {
+			defer f(e) // runs also when one before it panics
 		}
-	}()
-	for _, f := range all {
-		f(e)
-		done++
 	}
 }
 

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"log/slog"
+	"reflect"
 )
 
 // Log returns a function that writes each event to l as one line: at warning level if it needs an
@@ -21,34 +22,45 @@ func Log(l *slog.Logger) func(Event) {
 		if !l.Enabled(ctx, level) {
 			return
 		}
-		l.LogAttrs(ctx, level, "spillway: "+e.Kind.String(), e.attrs()...)
+		l.LogAttrs(ctx, level, "spillway: "+e.Kind.String(), e.Attrs()...)
 	}
 }
 
-// attrs returns the fields that the event has.
-func (e Event) attrs() (all []slog.Attr) {
-	add := func(is bool, a slog.Attr) {
-		if is {
-			all = append(all, a)
+// Attrs returns the fields that the event has.
+func (e Event) Attrs() (all []slog.Attr) {
+	add := func(key string, value any) { all = append(all, slog.Any(key, value)) }
+	addSet := func(key string, value any) {
+		if !reflect.ValueOf(value).IsZero() {
+			add(key, value)
 		}
 	}
-	add(e.Batch != 0, slog.Uint64("batch", e.Batch))
-	add(e.From.Valid(), slog.String("from", e.From.String()))
-	add(e.To.Valid(), slog.String("to", e.To.String()))
-	add(e.Bytes != 0, slog.Int64("bytes", e.Bytes))
-	add(e.Limit != 0, slog.Int64("limit", e.Limit))
-	add(e.Kind == BatchHinted, slog.Int64("hint", e.Hint))
-	add(e.Took != 0, slog.Duration("took", e.Took))
-	add(e.Reason != "", slog.String("reason", e.Reason))
-	add(e.Copy, slog.Bool("copy", true))
-	add(e.Ahead, slog.Bool("ahead", true))
-	add(e.Plan != "", slog.String("plan", e.Plan))
-	add(e.Operator != "", slog.String("operator", e.Operator))
-	add(e.Operator != "", slog.Int("port", e.Port))
-	add(e.Operator != "", slog.Int("partition", e.Partition))
-	add(e.Task != "", slog.String("task", e.Task))
-	add(e.TaskID != 0, slog.Uint64("taskID", e.TaskID))
-	add(e.Text != "", slog.String("text", e.Text))
-	add(e.Err != nil, slog.Any("error", e.Err))
+	addSet("batch", e.Batch)
+	if e.From.Valid() {
+		add("from", e.From.String())
+	}
+	if e.To.Valid() {
+		add("to", e.To.String())
+	}
+	addSet("bytes", e.Bytes)
+	addSet("limit", e.Limit)
+	if e.Kind == BatchHinted {
+		add("hint", e.Hint)
+	}
+	addSet("took", e.Took)
+	addSet("reason", e.Reason)
+	addSet("copy", e.Copy)
+	addSet("ahead", e.Ahead)
+	addSet("plan", e.Plan)
+	if e.Operator != "" {
+		add("operator", e.Operator)
+		add("port", e.Port)
+		add("partition", e.Partition)
+	}
+	addSet("task", e.Task)
+	addSet("taskID", e.TaskID)
+	addSet("text", e.Text)
+	if e.Err != nil {
+		add("error", e.Err)
+	}
 	return all
 }

@@ -25,7 +25,7 @@ func BenchmarkChoose(b *testing.B) {
 	for _, n := range []int{1000, 100_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			w, all := manyBatches(b, n)
-			from := w.mon.spaces[w.mon.byID[gpu0]]
+			from := w.mon.byID[gpu0]
 			below := from.below(w.mon)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -59,7 +59,7 @@ func BenchmarkBatchChanged(b *testing.B) {
 func BenchmarkDryEvict(b *testing.B) {
 	evict := func(b *testing.B, w *world) {
 		b.ReportAllocs()
-		s := w.mon.spaces[w.mon.byID[gpu0]]
+		s := w.mon.byID[gpu0]
 		for b.Loop() {
 			s.dry.Store(nil) // or it would rest
 			if e := w.mon.Evict(context.Background(), gpu0, 100*kib); e.Moved > 0 {
@@ -80,7 +80,7 @@ func BenchmarkDryEvict(b *testing.B) {
 	b.Run("unmovable", func(b *testing.B) {
 		w, all := manyBatches(b, 100_000)
 		w.mon.cfg.Period = time.Hour // of the pauses
-		from := w.mon.spaces[w.mon.byID[gpu0]]
+		from := w.mon.byID[gpu0]
 		for _, one := range all {
 			for _, to := range from.below(w.mon) {
 				w.mon.noteMove(Victim{Batch: one, ID: one.ID(), Bytes: kib}, from, to, batch.ErrUnmovable)

@@ -77,7 +77,7 @@
 // the tokens of several spaces from the fastest to the slowest. It may wait for moves while it has
 // one, but takes no token with a lock held.
 //
-// There is one mutex, the index's, of rank Monitor, which is the outermost: batches are read under
+// There is one mutex, of rank Monitor, which is the outermost: batches are read under
 // it. It also guards the pauses of batches and edges. Policies, events, the mover and the reservation
 // manager are called with no lock held.
 //

@@ -19,25 +19,30 @@ import (
 // that are too small. A lost space is at debug level, and so are the moves that this has ended,
 // because the opener of the space warns of it.
 
-// logMove logs the end of a move.
+// report logs an event, and emits it if it has a kind.
+func (m *Monitor) report(level slog.Level, text string, e events.Event) {
+	if ctx := context.Background(); m.cfg.Logger.Enabled(ctx, level) {
+		m.cfg.Logger.LogAttrs(ctx, level, "spillway: "+text, e.Attrs()...)
+	}
+	if e.Kind != 0 && m.cfg.Events != nil {
+		m.cfg.Events(e)
+	}
+}
+
+// logMove logs the end of a move. The mover emits the event.
 func (m *Monitor) logMove(v Victim, from, to *space, reason string, took time.Duration, err error) {
-	ctx := context.Background()
-	if err == nil && !m.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
-		return
-	}
-	attrs := []any{
-		"batch", v.ID, "from", from.ID(), "to", to.ID(), "bytes", v.Bytes, "reason", reason, "took", took, "error", err,
-	}
+	level, text := slog.LevelDebug, "a move failed; the batch stays where it is"
 	switch kind := kindOf(err, to.ID()); {
 	case kind == moved:
-		m.cfg.Logger.Debug("spillway: a move has ended", attrs[:len(attrs)-2]...)
+		text = "a move has ended"
 	case kind == cancelled:
-		m.cfg.Logger.Debug("spillway: a move was broken off; the batch stays where it is", attrs...)
+		text = "a move was broken off; the batch stays where it is"
 	case kind == failed && !errors.Is(err, tier.ErrLost):
-		m.cfg.Logger.Warn("spillway: a move failed; the batch stays where it is", attrs...)
-	default:
-		m.cfg.Logger.Debug("spillway: a move failed; the batch stays where it is", attrs...)
+		level = slog.LevelWarn
 	}
+	m.report(level, text, events.Event{
+		Batch: uint64(v.ID), From: from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reason, Took: took, Err: err,
+	})
 }
 
 // reportPressure reports that a space's pressure rose to the trigger, or fell to the stop mark. When
@@ -45,20 +50,17 @@ func (m *Monitor) logMove(v Victim, from, to *space, reason string, took time.Du
 // level.
 func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 	e := events.Event{Kind: events.PressureFell, To: s.ID(), Bytes: pressure}
-	level, text := slog.LevelDebug, "spillway: pressure fell to the stop mark"
+	level, text := slog.LevelDebug, "pressure fell to the stop mark"
 	if rose {
-		e.Kind, text = events.PressureRose, "spillway: pressure rose to the trigger"
+		e.Kind, text = events.PressureRose, "pressure rose to the trigger"
 	}
 	if rose && s.lower == 0 {
-		e.Text, text = "there is no slower tier", text+", and there is no tier below"
+		e.Text = "there is no slower tier"
 		if !s.warned {
 			s.warned, level = true, slog.LevelWarn
 		}
 	}
-	marks := s.State()
-	m.cfg.Logger.Log(context.Background(), level, text, "space", s.ID(), "bytes", pressure,
-		"capacity", s.Capacity(), "trigger", marks.Trigger, "stop", marks.Stop)
-	m.cfg.Events(e)
+	m.report(level, text, e)
 }
 
 // These bits describe the last report of a stuck space.
@@ -90,10 +92,10 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	if s.stuckSince.IsZero() {
 		s.stuckSince = now
 	}
-	level, text := slog.LevelDebug, "spillway: room is needed that only work in progress can free"
-	resting := m.index.summary(s.place).idle
+	level, text := slog.LevelDebug, "room is needed that only work in progress can free"
+	resting := m.sums(s).idle
 	if resting > 0 {
-		is, level, text = is|stuckAtRest, slog.LevelWarn, "spillway: room is needed and no batch can be moved down"
+		is, level, text = is|stuckAtRest, slog.LevelWarn, "room is needed and no batch can be moved down"
 	}
 	if s.stuck|is == s.stuck || now.Sub(s.stuckSince) < m.cfg.Period {
 		return
@@ -105,7 +107,5 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		below := t.State()
 		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))
 	}
-	m.cfg.Logger.Log(context.Background(), level, text,
-		"space", s.ID(), "reason", reason, "need", need, "capacity", s.Capacity(), "details", details)
-	m.cfg.Events(events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details})
+	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details})
 }

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -42,8 +44,12 @@ type space struct {
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
-	// Guarded by the index's mutex.
-	edges []*edge // by the place of the target; nil where there is no way down
+	// Guarded by the Monitor's mutex.
+	edges   []*edge // by the place of the target; nil where there is no way down
+	victims *btree.BTreeG[listed]
+	small   *btree.BTreeG[listed] // the victims by their bytes
+	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
+	summary
 
 	// Run's.
 	gone       bool // its loss was reported
@@ -75,17 +81,10 @@ func (s *space) below(m *Monitor) (all []*space) {
 	}
 	for _, t := range to {
 		if t.Lost() == nil {
-			all = append(all, m.spaces[m.byID[t.ID()]])
+			all = append(all, m.byID[t.ID()])
 		}
 	}
 	return all
-}
-
-// coming returns how many bytes of the space will be free without a move: the device still works on
-// them.
-func (s *space) coming() int64 {
-	now := s.State()
-	return max(0, now.Retired-now.Unsure)
 }
 
 // take waits for the space's token. It returns false if ctx has ended.
@@ -113,11 +112,10 @@ func (m *Monitor) give(s *space) {
 // batches are whole where they were. A reservation.Config needs it. It must be called with no lock
 // held.
 func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reservation.Eviction) {
-	place, known := m.byID[id]
-	if !known || m.spaces[place].Lost() != nil || ctx.Err() != nil {
+	s := m.byID[id]
+	if s == nil || s.Lost() != nil || ctx.Err() != nil {
 		return e
 	}
-	s := m.spaces[place]
 	select {
 	case s.token <- struct{}{}:
 	default:
@@ -129,7 +127,8 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		}
 	}
 	defer m.give(s)
-	begun, coming := time.Now(), s.coming()
+	begun, is := time.Now(), s.State()
+	coming := is.Retired - is.Unsure // is free without a move when the device has done its work
 	if coming < bytes {
 		if dry := s.dry.Load(); dry != nil {
 			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(begun)
@@ -169,33 +168,28 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 // noteDry notes that the list of moves which was begun then has moved nothing, and returns the
 // outcome for waiters. The caller has the space's token.
 func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
-	below := s.below(m)
-	for _, t := range append([]*space{s}, below...) {
-		e.Busy = e.Busy || m.index.summary(t.place).moving > 0
-	}
 	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
-	// the way; or else why a target refuses batches: of several, the one of the slowest tier. If moves
-	// fail to all disks, consumers cannot repair that.
+	// the way; or else why a target refuses batches: of several, the one of the slowest tier, which comes
+	// last. If moves fail to all disks, consumers cannot repair that.
 	var why error
-	var of tier.Kind
 	hasFailed, disks, now := false, 0, time.Now()
-	m.index.mu.Lock()
-	for _, from := range append([]*space{s}, below...) {
+	m.mu.Lock()
+	for _, from := range append([]*space{s}, s.below(m)...) {
+		e.Busy = e.Busy || from.moving > 0
 		for i, way := range from.edges {
 			if way == nil || m.spaces[i].Lost() != nil {
 				continue
 			}
 			fails := way.failures > 0 && way.refuses == everything
-			isCause := fails || way.why != nil && now.Before(way.until)
-			if kind := m.spaces[i].Kind(); isCause && (fails && !hasFailed || fails == hasFailed && kind >= of) {
-				why, hasFailed, of = way.why, fails, kind
+			if fails || !hasFailed && way.why != nil && now.Before(way.until) {
+				why, hasFailed = way.why, fails
 			}
 			if from == s && m.spaces[i].Kind().IsStorage() && (way.failures < giveUp || !fails) {
 				disks++
 			}
 		}
 	}
-	m.index.mu.Unlock()
+	m.mu.Unlock()
 	e.Broken = why != nil && disks == 0
 	e.Why = func() string { return m.whyDry(s, why) }
 	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
@@ -205,7 +199,6 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 // relieve evicts batches from a space until its pressure is low enough, or nothing can be moved.
 // Between two lists of moves others may have the token.
 func (m *Monitor) relieve(ctx context.Context, s *space) {
-	defer m.working.Done()
 	defer func() {
 		s.relieving.Store(false)
 		if s.dry.Load() == nil { // else it would be found dry again: the next step comes in a period
@@ -234,14 +227,13 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 //
 // Clear waits for the moves, and for others that evict from the space, but for no release.
 func (m *Monitor) Clear(ctx context.Context, id tier.ID, enough func() bool) {
-	i, known := m.byID[id]
-	if !known || m.spaces[i].lower == 0 || !m.spaces[i].take(ctx) {
+	s := m.byID[id]
+	if s == nil || s.lower == 0 || !s.take(ctx) {
 		return
 	}
-	s := m.spaces[i]
 	defer m.give(s)
 	// Batches may come as fast as others leave. Each that stays may have failed once for each tier.
-	rounds := m.index.summary(i).count * (tier.KindCount - 1)
+	rounds := m.sums(s).count * (tier.KindCount - 1)
 	for moves := true; moves && !enough() && rounds > 0 && ctx.Err() == nil; rounds-- {
 		moved, retry := m.evict(ctx, s, 1, decide.Demand)
 		moves = moved > 0 || retry
@@ -256,7 +248,7 @@ func (m *Monitor) excess(s *space) int64 {
 	}
 	now := s.State()
 	over := max(decide.Excess(now.Pressure, now.Trigger, now.Stop), now.Used()-now.Ceiling)
-	return over - s.coming()
+	return over - (now.Retired - now.Unsure)
 }
 
 // evict moves one list of batches out of a space, of about need bytes. It returns how many bytes
@@ -274,7 +266,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	if len(below) == 0 || s.Lost() != nil {
 		return max(0, freed), false
 	}
-	m.stats.steps.Add(1)
+	m.steps.Add(1)
 	m.putBack(time.Now())
 	victims, moves := m.choose(s, below, need)
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room
@@ -349,27 +341,27 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 		}
 		sp.Headroom, sp.Spare = m.headroom(t)
 		if t.lower != 0 {
-			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + t.coming()
+			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + is.Retired - is.Unsure
 		}
 		for _, d := range demand {
 			if d.Space == t.ID() {
 				sp.Room -= min(d.Bytes, is.Limit)
 			}
 		}
-		m.index.mu.Lock()
+		m.mu.Lock()
 		sp.Refused = s.edges[t.place].refused(now, used)
 		for _, from := range below { // what t has no piece for is the same wherever it comes from
 			if n := from.edges[t.place].refused(now, used); n > everything && (sp.Refused == 0 || n < sp.Refused) {
 				sp.Refused = n
 			}
 		}
-		m.index.mu.Unlock()
+		m.mu.Unlock()
 		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
 		state[i] = sp
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
 	_, long := m.cfg.Policy.(guarded)
-	sum := m.index.summary(s.place)
+	sum := m.sums(s)
 	expected := min(shortlistMax, need/max(1, sum.bytes/int64(max(1, sum.count)))) // victims of average size
 	for short := true; short; {
 		for i, t := range all {
@@ -408,25 +400,70 @@ const (
 	storageSpeed = 1 << 30
 )
 
-// victims returns victims of a space in the policy's order, limit at most, and reports whether there
-// are more. There are none if all moves to the spaces of below fail. room is that of the tiers. It
-// adds what the index does not know: clean images, and about what it costs to move each victim down
-// and back: to the next tier, or onto a clean image, which costs nothing on the way down.
+// victims returns limit victims of a space, those with the smallest keys first, in the policy's order,
+// and reports whether there are more. There are none if all moves to the spaces of below fail.
+//
+// With CostAware, some that are stale are among them. With a limit of shortlistMax, if none of the first
+// ones is at most as large as room has for a tier, some that are, of the largest, are among them: a tier
+// below that is nearly full must not be the end while there is a batch that it could take.
+//
+// victims adds what the trees do not have: clean images, and about what it costs to move each victim
+// down and back: to the next tier, or onto a clean image, which costs nothing on the way down.
 func (m *Monitor) victims(
 	s *space, below []*space, room byKind, limit int, now time.Time,
 ) (list []Victim, more bool) {
 	var open []*space
-	m.index.mu.Lock()
+	m.mu.Lock()
 	for _, t := range below {
 		if s.edges[t.place].refused(now, t.Used()) != everything {
 			open = append(open, t)
 		}
 	}
-	m.index.mu.Unlock()
-	if len(open) == 0 {
+	m.mu.Unlock()
+	if more = limit < shortlistMax; !more { // it ends there all the same
+		limit = shortlistMax - smallMax - staleMax
+	}
+	if len(open) > 0 {
+		list = m.from(Victim{}, s, limit)
+	}
+	if len(list) == 0 {
 		return nil, false
 	}
-	list, more = m.index.victims(s.place, room, limit, now.UnixNano())
+	fits := func(v Victim) bool {
+		for k, n := range room {
+			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
+				return true
+			}
+		}
+		return false
+	}
+	end := listed{key: list[len(list)-1].Key, id: list[len(list)-1].ID}
+	m.mu.Lock()
+	if _, aware := m.cfg.Policy.(costAware); aware {
+		// Stale ones are among the last that were used more than once.
+		looked := 0
+		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
+			if looked++; looked > staleMax || !isLess(end, l) {
+				return false
+			}
+			if l.key.stale(now.UnixNano()) {
+				list = append(list, l.e.asVictim())
+			}
+			return true
+		})
+	}
+	if more = more && s.victims.Len() > len(list); !more && !slices.ContainsFunc(list, fits) {
+		first := len(list)
+		s.small.DescendLessOrEqual(listed{key: Key{uint64(max(0, slices.Max(room[:]))), 1}}, func(l listed) bool {
+			if v := l.e.asVictim(); fits(v) {
+				list = append(list, v)
+			}
+			return len(list) < first+smallMax
+		})
+		slices.SortStableFunc(list[first:], func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
+	}
+	m.mu.Unlock()
+
 	speed := func(from, to *space) float64 {
 		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
@@ -444,7 +481,9 @@ func (m *Monitor) victims(
 	for k := range list {
 		v := &list[k]
 		for _, in := range v.Batch.Copies() {
-			v.copied = v.copied.With(m.byID[in])
+			if t := m.byID[in]; t != nil {
+				v.copied = v.copied.With(t.place)
+			}
 		}
 		bytes := float64(v.Bytes) * float64(time.Second)
 		for i, t := range open {
@@ -467,7 +506,7 @@ func (m *Monitor) victims(
 // job is the part of a list of moves that goes from one space to one other. Several goroutines work
 // on it, Config.MovesPerEdge at most. Each takes the next batches of left, in the policy's order,
 // until there are none, the source has few enough bytes, or a move has failed in a way that concerns
-// the others. The mutex is a leaf except for the index's, and is not held during moves.
+// the others. The mutex is a leaf except for the Monitor's, and is not held during moves.
 type job struct {
 	m        *Monitor
 	from, to *space
@@ -507,13 +546,13 @@ func (j *job) run(ctx context.Context) {
 	}
 	// After a failure one move shows whether the others would fail, too.
 	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
-	j.m.index.mu.Lock()
+	j.m.mu.Lock()
 	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 		atOnce = 1
 	} else {
 		j.joins = j.to.Kind().IsStorage()
 	}
-	j.m.index.mu.Unlock()
+	j.m.mu.Unlock()
 	var others sync.WaitGroup
 	for range atOnce - 1 {
 		others.Go(func() {
@@ -557,7 +596,7 @@ func (j *job) work(ctx context.Context) {
 				list, room = append(list, v), room-v.Bytes
 			} else {
 				isSmall, j.retry = true, true
-				j.m.index.BatchChanged(v.Batch, now)
+				j.m.BatchChanged(v.Batch, now)
 			}
 		}
 		j.mu.Unlock()

@@ -3,6 +3,7 @@ package monitor
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -37,7 +38,7 @@ const (
 
 // edge is a way down. After a failure the target refuses all batches from a size on during the
 // pause: everything, or the size for which it had no room although its books had, because the file
-// system is full or the room is in pieces. The index's lock guards it.
+// system is full or the room is in pieces. The Monitor's lock guards it.
 type edge struct {
 	pause
 	refuses int64 // bytes
@@ -73,30 +74,24 @@ func (e *edge) refused(now time.Time, used int64) int64 {
 
 // fault is what is remembered of a batch whose move went wrong, until it is moved, gets another form
 // or is dropped. Until the pause is over, the batch is not moved to the tiers that it could not be
-// moved to. The index's lock guards it.
+// moved to; it is moved nowhere if it was in use. The Monitor's lock guards it.
 type fault struct {
 	pause
 	not         decide.Kinds // the tiers to which moves have failed since the pause began
 	conversions decide.Kinds // those of them for which the batch could not be converted
-	busy        time.Time    // until then it is moved nowhere, because it was in use
 	why         error        // of the last conversion that failed; nil if none did
 	reported    bool         // an Unmovable was sent
 }
 
 // excludePaused excludes the batch of e from the tiers that it is not to be moved to now, and makes
 // putBack look at it again when that ends. It returns those for which it cannot be converted. The
-// index's lock must be held.
+// Monitor's lock must be held.
 func (m *Monitor) excludePaused(e *entry, f *fault, now time.Time) (conversions decide.Kinds) {
 	var not decide.Kinds
 	if now.Before(f.until) {
 		not, conversions = f.not, f.conversions
-	}
-	if now.Before(f.busy) {
-		not = e.in.lower
-	}
-	for _, until := range []time.Time{f.until, f.busy} {
-		if due := &m.index.mu.due; now.Before(until) && (due.IsZero() || until.Before(*due)) {
-			*due = until
+		if m.mu.due.IsZero() || f.until.Before(m.mu.due) {
+			m.mu.due = f.until
 		}
 	}
 	e.excludeLocked(not)
@@ -149,30 +144,31 @@ func kindOf(err error, to tier.ID) outcome {
 //	cancelled  nothing
 func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
 	kind = kindOf(err, to.ID())
-	m.stats.outcomes[kind].Add(1)
-	now, unit, k, x := time.Now(), m.cfg.Period, to.Kind(), m.index
+	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
 	var report events.Event
-	x.mu.Lock()
-	way, e := from.edges[to.place], x.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
-	f := x.mu.faults[e]
+	m.mu.Lock()
+	stats, way, e := &m.mu.stats, from.edges[to.place], m.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
+	f := m.mu.faults[e]
 	if f == nil {
 		f = &fault{}
 	}
 	switch kind {
 	case moved:
-		m.stats.bytes.Add(v.Bytes)
-		delete(x.mu.faults, e)
+		stats.Moves, stats.Bytes = stats.Moves+1, stats.Bytes+v.Bytes
+		delete(m.mu.faults, e)
 		if v.Bytes >= way.refuses {
 			*way = edge{}
 		}
 	case noRoom:
+		stats.NoRoom++
 		cause := causeOf(err)
 		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
 			way.fail(now, unit, v.Bytes, to.Used(), cause)
 		}
 		retry = way.refused(now, to.Used()) > 0
 	case busy:
-		f.busy, retry = now.Add(unit), true
+		stats.Busy++
+		f.not, f.until, retry = from.lower, now.Add(unit), true
 	case unmovable, failed:
 		retry = true
 		if !now.Before(f.until) { // else it has failed for another tier as well
@@ -185,28 +181,27 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 		}
 		f.not = f.not.With(k)
 		if kind == unmovable {
+			stats.Unmovable++
 			f.why, f.conversions = err, f.conversions.With(k)
 			break
 		}
+		stats.Failed++
 		way.fail(now, unit, everything, 0, err)
 	}
 	if e != nil && retry && kind != noRoom {
-		x.mu.faults[e] = f
+		m.mu.faults[e] = f
 		if m.excludePaused(e, f, now) == from.lower && !f.reported {
 			f.reported = true
 			report = events.Event{
-				Kind: events.Unmovable, Batch: uint64(v.ID), From: x.ids[e.in.place], To: to.ID(),
+				Kind: events.Unmovable, Batch: uint64(v.ID), From: e.in.ID(), To: to.ID(),
 				Bytes: e.bytes, Text: string(e.form), Err: err,
 			}
 		}
 	}
-	x.mu.Unlock()
+	m.mu.Unlock()
 	if report.Batch != 0 {
 		report.Origin = v.Batch.Cut().Place.Origin()
-		m.cfg.Logger.Warn("spillway: a batch cannot be converted and stays where it is; others are moved instead",
-			"batch", v.ID, "space", report.From, "to", report.To, "form", report.Text, "bytes", report.Bytes,
-			"error", err)
-		m.cfg.Events(report)
+		m.report(slog.LevelWarn, "a batch cannot be converted and stays where it is; others are moved instead", report)
 	}
 	return kind, retry
 }
@@ -228,22 +223,21 @@ func (m *Monitor) putBack(now time.Time) {
 	if m.cfg.Changes != nil {
 		changes = m.cfg.Changes()
 	}
-	x := m.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	changed := changes != x.mu.changes
-	x.mu.changes = changes
-	if !changed && (x.mu.due.IsZero() || now.Before(x.mu.due)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed := changes != m.mu.changes
+	m.mu.changes = changes
+	if !changed && (m.mu.due.IsZero() || now.Before(m.mu.due)) {
 		return
 	}
-	x.mu.due = time.Time{}
-	for e, f := range x.mu.faults {
+	m.mu.due = time.Time{}
+	for e, f := range m.mu.faults {
 		if changed && f.why != nil {
 			e.excludeLocked(0)
-			delete(x.mu.faults, e)
+			delete(m.mu.faults, e)
 			continue
 		}
-		for to, way := range m.spaces[e.in.place].edges {
+		for to, way := range e.in.edges {
 			if way == nil {
 				continue
 			}
@@ -265,12 +259,12 @@ const refuseHint = "batches at rest fill it, and no slower tier has room for the
 // whyDry returns why no batch can leave a space, for errors. failing is the error of moves that fail.
 // It looks at all batches that could not be moved, so it is for requests that are refused.
 func (m *Monitor) whyDry(s *space, failing error) string {
-	m.index.mu.Lock()
-	defer m.index.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var n, bytes int64
 	var cannot error
-	for e, f := range m.index.mu.faults {
-		if f.why != nil && e.in.place == s.place {
+	for e, f := range m.mu.faults {
+		if f.why != nil && e.in == s {
 			n, bytes, cannot = n+1, bytes+e.bytes, f.why
 		}
 	}
@@ -282,7 +276,7 @@ func (m *Monitor) whyDry(s *space, failing error) string {
 		return hint
 	}
 	unmovable := fmt.Sprintf("%d batches of %d bytes cannot be converted (one of them: %v)", n, bytes, cannot)
-	if m.index.mu.spaces[s.place].victims.Len() > 0 {
+	if s.victims.Len() > 0 {
 		return hint + "; " + unmovable
 	}
 	return "all that is left there at rest cannot be moved: " + unmovable +

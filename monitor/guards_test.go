@@ -186,16 +186,18 @@ func TestCancelledEvictionShowsNothing(t *testing.T) {
 // move without pause.
 func TestFailedMoveWakesNobody(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib}, nil)
-	b := w.put(gpu0, kib, seq(1))
-	woken := 0
-	w.mon.index.gained = func(int) { woken++ }
+	gains := &gaining{Monitor: w.mon}
+	b, err := batch.New(batch.Options{ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: gains, Place: seq(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	tr, err := b.TryTransit()
 	if err != nil {
 		t.Fatal(err)
 	}
 	tr.Abort()
-	if w.use(b); woken != 1 {
-		t.Errorf("a failed move and a use woke waiters %d times, want once", woken)
+	if w.use(b); gains.n != 1 {
+		t.Errorf("a failed move and a use woke waiters %d times, want once", gains.n)
 	}
 	w.end(b)
 }

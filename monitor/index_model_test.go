@@ -1,11 +1,15 @@
 package monitor
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
+
+	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/decide"
@@ -14,21 +18,19 @@ import (
 )
 
 // verify compares the sums, orders and maps of an index with its entries, and these with the batches.
-func (x *index) verify(t *testing.T, batches []*batch.Batch) {
+func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 	t.Helper()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.mu.entries) != len(batches) {
 		t.Errorf("%d entries of %d batches", len(x.mu.entries), len(batches))
 	}
-	for place := range x.mu.spaces {
-		s := &x.mu.spaces[place]
+	for _, s := range x.spaces {
 		var sum summary
-		victims := make(map[listed]bool)
-		small, all := make(map[int64]int64), make(map[int64]int64)
+		var victims, small, all []listed
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Cut()
-			if e == nil || e.b != b || e.in == nil || x.ids[e.in.place] != now.Space {
+			if e == nil || e.b != b || e.in == nil || e.in.ID() != now.Space {
 				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
 			}
 			if e.in != s {
@@ -51,38 +53,34 @@ func (x *index) verify(t *testing.T, batches []*batch.Batch) {
 			if e.moving {
 				sum.moving += e.bytes
 			}
-			all[e.size]++
+			all = append(all, listed{Key{uint64(e.size)}, e.id, e})
 			if e.victim && e.not&s.lower != s.lower {
-				victims[listed{e.key, e.id, e}] = true
-				small[e.bytes]++
+				victims = append(victims, listed{e.key, e.id, e})
+				small = append(small, listed{Key{uint64(e.bytes)}, e.id, e})
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
-			t.Errorf("space %d: the sums are %+v, want %+v", place, s.summary, sum)
+			t.Errorf("%s: the sums are %+v, want %+v", s.ID(), s.summary, sum)
 		}
-		if s.victims.Len() != len(victims) {
-			t.Errorf("there are %d victims, want %d", s.victims.Len(), len(victims))
-		}
-		for l := range victims {
-			if got, ok := s.victims.Get(l); !ok || got != l {
-				t.Errorf("victim %d is not there", l.id)
-			}
-		}
-		verifySizes(t, "the victims by size", s.small, small)
-		verifySizes(t, "all by size", s.sizes, all)
+		verifyTree(t, "victims", s.victims, victims)
+		verifyTree(t, "victims by size", s.small, small)
+		verifyTree(t, "batches by size", s.sizes, all)
 	}
 }
 
-// verifySizes checks that a tree counts just these batches.
-func verifySizes(t *testing.T, what string, tree sizeTree, want map[int64]int64) {
+// verifyTree checks that a tree lists just these batches, in their order.
+func verifyTree(t *testing.T, what string, tree *btree.BTreeG[listed], want []listed) {
 	t.Helper()
-	got := make(map[int64]int64)
-	tree.Ascend(func(c sizeCount) bool {
-		got[c.bytes] = c.batches
+	var got []listed
+	tree.Ascend(func(l listed) bool {
+		got = append(got, l)
 		return true
 	})
-	if !maps.Equal(got, want) {
-		t.Errorf("%s: the counts are %v, want %v", what, got, want)
+	slices.SortFunc(want, func(a, b listed) int {
+		return cmp.Or(slices.Compare(a.key[:], b.key[:]), cmp.Compare(a.id, b.id))
+	})
+	if !slices.Equal(got, want) {
+		t.Errorf("the %s are %v, want %v", what, got, want)
 	}
 }
 
@@ -90,7 +88,7 @@ func verifySizes(t *testing.T, what string, tree sizeTree, want map[int64]int64)
 func TestIndexModel(t *testing.T) {
 	for seed := range testseed.Each(t, 20) {
 		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 4000 * kib, disk0: 4000 * kib}, nil)
-		x, r := w.mon.index, rand.New(rand.NewPCG(seed, 5))
+		x, r := w.mon, rand.New(rand.NewPCG(seed, 5))
 		var all []*batch.Batch
 		ends := make(map[*batch.Batch][]func()) // of subscriptions and leases
 		for range 300 {
@@ -146,12 +144,12 @@ func TestIndexModel(t *testing.T) {
 					all = slices.Delete(all, i, i+1)
 				}
 			}
-			if list := x.from(Victim{}, 0, 1000); len(list) > 0 { // the next page begins after the first
-				next := x.from(list[0], 0, 1000)
+			if list := x.from(Victim{}, x.spaces[0], 1000); len(list) > 0 { // the next page begins after the first
+				next := x.from(list[0], x.spaces[0], 1000)
 				if !slices.EqualFunc(next, list[1:], func(a, b Victim) bool { return a.ID == b.ID }) {
 					t.Errorf("after the first of %v come %v", list, next)
 				}
-				few, more := x.victims(0, byKind{}, 2, 0)
+				few, more := x.victims(x.spaces[0], x.spaces[1:], byKind{}, 2, time.Now())
 				if more != (len(list) > len(few)) {
 					t.Errorf("%d of %d victims are listed, and more is %t", len(few), len(list), more)
 				}
@@ -174,6 +172,23 @@ type overtaken struct{ *Monitor }
 func (o overtaken) BatchChanged(b *batch.Batch, now batch.Info) {
 	if now.State != batch.InTransit {
 		o.Monitor.BatchChanged(b, now)
+	}
+}
+
+// gaining counts how often its batch becomes a victim. If overtaken, it passes no announcement of a
+// batch in transit on.
+type gaining struct {
+	*Monitor
+	overtaken bool
+	n         int
+}
+
+func (g *gaining) BatchChanged(b *batch.Batch, now batch.Info) {
+	if g.overtaken && now.State == batch.InTransit {
+		return
+	}
+	if s, _ := g.note(b, now); s != nil {
+		g.n++
 	}
 }
 
@@ -211,15 +226,13 @@ func (w *world) replace(b *batch.Batch, p *batch.Image) {
 // TestIndexNotesWhereSomethingChanged: waiters go by the changes of spaces.
 func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
-	other := w.put(gpu0, kib, seq(2))
+	other, gains := w.put(gpu0, kib, seq(2)), &gaining{Monitor: w.mon, overtaken: true}
 	b, err := batch.New(batch.Options{
-		ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: overtaken{w.mon}, Place: seq(1),
+		ID: w.ids.Next(), Payload: w.image(gpu0, kib), Observer: gains, Place: seq(1),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	gained := 0
-	w.mon.index.gained = func(int) { gained++ }
 	changes := func(what string, in []tier.ID, f func()) {
 		t.Helper()
 		before := make(map[tier.ID]summary)
@@ -240,17 +253,17 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 	changes("a use", gpu, func() { w.use(b) })
 	changes("a move", both, func() { w.replace(b, w.image(host0, kib)) })
 	skip := func(b *batch.Batch) {
-		w.mon.index.mu.Lock()
-		defer w.mon.index.mu.Unlock()
-		w.mon.index.entryLocked(b).excludeLocked(decide.Kinds(0).With(tier.Host).With(tier.Disk))
+		w.mon.mu.Lock()
+		defer w.mon.mu.Unlock()
+		w.mon.entryLocked(b).excludeLocked(decide.Kinds(0).With(tier.Host).With(tier.Disk))
 	}
 	skip(other)
 	changes("a use of a batch that is skipped", gpu, func() { w.use(other) })
 	skip(b)
-	gained = 0
+	gains.n = 0
 	changes("a move of a batch that was skipped", both, func() { w.replace(b, w.image(gpu0, kib)) })
-	if gained != 1 {
-		t.Errorf("a batch that is skipped no more was announced %d times as a victim", gained)
+	if gains.n != 1 {
+		t.Errorf("a batch that is skipped no more was announced %d times as a victim", gains.n)
 	}
 	changes("a drop", gpu, func() {
 		if err := b.Drop(); err != nil {
@@ -265,7 +278,7 @@ func TestIndexNotesWhereSomethingChanged(t *testing.T) {
 func TestIndexRemembersFailures(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
 	b, larger := w.put(gpu0, kib, seq(1)), w.put(gpu0, 2*kib, seq(2))
-	x := w.mon.index
+	x := w.mon
 	disk := decide.Kinds(0).With(tier.Disk)
 	fail := func(not decide.Kinds) {
 		x.mu.Lock()
@@ -278,11 +291,11 @@ func TestIndexRemembersFailures(t *testing.T) {
 		return x.entryLocked(b).standing
 	}
 	fail(disk)
-	if e := now(); e.not != disk || !e.listed {
+	if e := now(); e.not != disk || !slices.Contains(w.victims(gpu0, 0), b.ID()) || !e.victim {
 		t.Errorf("after a failure the entry is %+v", e)
 	}
 	fail(disk.With(tier.Host))
-	if e := now(); e.listed {
+	if slices.Contains(w.victims(gpu0, 0), b.ID()) {
 		t.Error("it is a victim that can go nowhere")
 	}
 	w.replace(b, w.image(host0, kib))
@@ -304,19 +317,19 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	end := func(err error, want outcome) {
 		t.Helper()
 		v := Victim{Batch: b, ID: b.ID(), Bytes: kib}
-		if got, _ := m.noteMove(v, m.spaces[m.byID[host0]], m.spaces[m.byID[disk0]], err); got != want {
+		if got, _ := m.noteMove(v, m.byID[host0], m.byID[disk0], err); got != want {
 			t.Errorf("%v means %d, want %d", err, got, want)
 		}
 	}
 	end(errors.New("the disk is broken"), failed)
 	end(&batch.StateError{Batch: b.ID()}, busy)
 	end(&batch.UnmovableError{Batch: b.ID()}, unmovable)
-	if len(m.index.mu.faults) != 1 || len(w.victims(host0, 0)) != 0 {
-		t.Errorf("%d faults, and the batch is a victim: %v", len(m.index.mu.faults), w.victims(host0, 0))
+	if len(m.mu.faults) != 1 || len(w.victims(host0, 0)) != 0 {
+		t.Errorf("%d faults, and the batch is a victim: %v", len(m.mu.faults), w.victims(host0, 0))
 	}
 	end(nil, moved)
-	if len(m.index.mu.faults) != 0 {
-		t.Errorf("%d faults after a move", len(m.index.mu.faults))
+	if len(m.mu.faults) != 0 {
+		t.Errorf("%d faults after a move", len(m.mu.faults))
 	}
 	if s := m.Stats(); s != (Stats{Moves: 1, Bytes: kib, Busy: 1, Failed: 1, Unmovable: 1}) {
 		t.Errorf("the stats are %+v", s)
@@ -333,10 +346,10 @@ func TestEachHoldsNoLock(t *testing.T) {
 	n := 0
 	w.mon.Each(func(b *batch.Batch) {
 		n++
-		if !w.mon.index.mu.TryLock() {
+		if !w.mon.mu.TryLock() {
 			t.Fatal("called under the lock")
 		}
-		w.mon.index.mu.Unlock()
+		w.mon.mu.Unlock()
 		if err := b.Drop(); err != nil {
 			t.Error(err)
 		}

@@ -14,13 +14,12 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-func (w *world) index(id tier.ID) summary { return w.mon.index.summary(w.mon.byID[id]) }
+func (w *world) index(id tier.ID) summary { return w.mon.sums(w.mon.byID[id]) }
 
 // shortlist returns the longest shortlist of the i-th space.
 func (w *world) shortlist(i int, fit byKind) []Victim {
-	now := time.Now().UnixNano()
-	v, _ := w.mon.index.victims(i, fit, shortlistMax, now)
-	w.mon.cfg.Policy.Order(now, v)
+	s := w.mon.spaces[i]
+	v, _ := w.mon.victims(s, s.below(w.mon), fit, shortlistMax, time.Now())
 	return v
 }
 
@@ -41,20 +40,20 @@ func inEach(n int64) (all byKind) {
 
 // exclude keeps a batch from being a victim, or ends that.
 func (w *world) exclude(b *batch.Batch, is bool) {
-	w.mon.index.mu.Lock()
-	defer w.mon.index.mu.Unlock()
+	w.mon.mu.Lock()
+	defer w.mon.mu.Unlock()
 	not := decide.Kinds(0)
 	if is {
 		not = not.With(tier.Host).With(tier.Disk)
 	}
-	if e := w.mon.index.entryLocked(b); e != nil {
+	if e := w.mon.entryLocked(b); e != nil {
 		e.excludeLocked(not)
 	}
 }
 
 func (w *world) victims(id tier.ID, fit int64) []batch.ID {
 	var ids []batch.ID
-	for _, v := range w.shortlist(w.mon.byID[id], inEach(fit)) {
+	for _, v := range w.shortlist(w.mon.byID[id].place, inEach(fit)) {
 		ids = append(ids, v.ID)
 	}
 	return ids
@@ -135,7 +134,7 @@ func (p *asking) Leased() int             { p.asked(); return p.Image.Leased() }
 // TestPayloadIsAskedWithoutTheLock: a program's own payload may call what locks the index.
 func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 100 * kib}, nil)
-	x, asked := w.mon.index, 0
+	x, asked := w.mon, 0
 	r, err := w.res.TryReserve(specific(gpu0), kib, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +158,7 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	}
 	b.SetPlace(seq(1))
 	now := time.Now()
-	from, to := w.mon.spaces[w.mon.byID[gpu0]], w.mon.spaces[w.mon.byID[disk0]]
+	from, to := w.mon.byID[gpu0], w.mon.byID[disk0]
 	w.mon.noteMove(Victim{Batch: b, ID: 1}, from, to, batch.ErrUnmovable)
 	if len(w.victims(gpu0, 0)) != 0 {
 		t.Error("a batch that cannot be converted is still a victim")
@@ -238,7 +237,7 @@ func TestIndexConverges(t *testing.T) {
 						tr.Abort()
 					}
 				case 4:
-					w.mon.index.BatchChanged(b, b.Info())
+					w.mon.BatchChanged(b, b.Info())
 				}
 			}
 		})
@@ -249,7 +248,7 @@ func TestIndexConverges(t *testing.T) {
 		}
 	}
 	var keys []Key
-	for _, v := range w.shortlist(w.mon.byID[gpu0], inEach(1<<40)) {
+	for _, v := range w.shortlist(w.mon.byID[gpu0].place, inEach(1<<40)) {
 		if want := w.mon.cfg.Policy.Key(v.Batch.Info()); v.Key != want {
 			t.Errorf("batch %d is listed with %v, want %v", v.ID, v.Key, want)
 		}
@@ -269,7 +268,7 @@ func TestIndexConverges(t *testing.T) {
 func TestIndexOfFewOfMany(t *testing.T) {
 	const n = 2000
 	w := newWorld(t, sizes{gpu0: n * 10 * kib, disk0: n * 10 * kib}, nil)
-	x := w.mon.index
+	x := w.mon
 	r := rand.New(rand.NewPCG(1, 4))
 	var all, left []*batch.Batch
 	aside := make(map[*batch.Batch]bool)
@@ -338,7 +337,7 @@ func TestIndexDropsWhatIsOutdated(t *testing.T) {
 	b := w.put(gpu0, 4*kib, seq(1))
 	p.meddle = func() { b.SetPlace(seq(3)) }
 	b.SetPlace(seq(2)) // noted after seq(3)
-	v := w.shortlist(w.mon.byID[gpu0], inEach(0))
+	v := w.shortlist(w.mon.byID[gpu0].place, inEach(0))
 	if len(v) != 1 || v[0].Key != PlanOrder().Key(b.Info()) {
 		t.Errorf("the index has %+v of a batch at %+v", v, b.Info().Place)
 	}
@@ -383,7 +382,7 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, fit := range []int64{0, 100 * kib} { // by key, and by size
-		if n := len(w.victims(gpu0, fit)); n != 1 || !w.mon.index.Knows(first) || w.mon.index.Knows(second) {
+		if n := len(w.victims(gpu0, fit)); n != 1 || !w.mon.Knows(first) || w.mon.Knows(second) {
 			t.Errorf("%d victims, want the first batch alone", n)
 		}
 	}

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,10 +13,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/btree"
+
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -104,10 +108,18 @@ func (c Config) validate() error {
 // without Run; nothing else does.
 type Monitor struct {
 	cfg    Config
-	*index // is embedded for BatchChanged, Register and Knows
 	spaces []*space
-	byID   map[tier.ID]int
-	stats  counters
+	byID   map[tier.ID]*space
+
+	mu struct { // also guards what each space says
+		lockrank.Mutex[lockrank.Monitor]
+		entries map[batch.ID]*entry
+		faults  map[*entry]*fault // of the batches whose last moves failed
+		due     time.Time         // when the first of their pauses ends; zero if there is none
+		changes uint64            // what Config.Changes returned last
+		stats   Stats             // of moves
+	}
+	looks, steps atomic.Int64 // for Stats
 
 	wake    chan struct{} // take a step at once
 	running atomic.Bool
@@ -128,47 +140,29 @@ func New(cfg Config) (*Monitor, error) {
 	default:
 		cfg.Policy = guarded{cfg.Policy, &guard.Log{Logger: cfg.Logger}}
 	}
-	if cfg.Period == 0 {
-		cfg.Period = defaultPeriod
-	}
-	if cfg.MovesPerEdge == 0 {
-		cfg.MovesPerEdge = defaultMovesPerEdge
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Events == nil {
-		cfg.Events = func(events.Event) {}
-	}
+	cfg.Period = cmp.Or(cfg.Period, defaultPeriod)
+	cfg.MovesPerEdge = cmp.Or(cfg.MovesPerEdge, defaultMovesPerEdge)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.Speed == nil {
 		cfg.Speed = func(from, to tier.ID) int64 { return 0 }
 	}
-	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]int), wake: make(chan struct{}, 1)}
+	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]*space), wake: make(chan struct{}, 1)}
+	m.mu.entries, m.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
-		m.byID[s.ID()] = i
-		sp := &space{Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1)}
+		sp := &space{
+			Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1),
+			victims: btree.NewG(16, isLess), small: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
+		}
 		for j, to := range all {
 			if to.Kind() > s.Kind() {
 				sp.edges[j] = &edge{}
 				sp.lower = sp.lower.With(to.Kind())
 			}
 		}
-		m.spaces = append(m.spaces, sp)
+		m.byID[s.ID()], m.spaces = sp, append(m.spaces, sp)
 	}
-	m.cleaner.ended = make(chan error, 1)
-	m.index = newIndex(cfg.Policy, m.spaces, m.gained)
 	return m, nil
-}
-
-// gained wakes waiters that a new victim of a space may help: those for the space, and for faster
-// ones, whose batches may take its place.
-func (m *Monitor) gained(place int) {
-	for _, s := range m.spaces {
-		if s.place == place || s.Kind() < m.spaces[place].Kind() {
-			m.cfg.Reservations.Wake(s.ID())
-		}
-	}
 }
 
 // poke puts a token into c. It never blocks.
@@ -192,12 +186,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 }
 
 func (m *Monitor) watch(ctx context.Context) {
-	defer func() {
-		m.working.Wait()
-		if m.cleaner.cancel != nil {
-			m.hasCleaned(<-m.cleaner.ended)
-		}
-	}()
+	defer m.working.Wait()
 	for _, s := range m.spaces {
 		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
 		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
@@ -215,7 +204,7 @@ func (m *Monitor) watch(ctx context.Context) {
 			}
 		})()
 	}
-	m.cleaner.pause = pause{until: time.Now().Add(quiet)} // it begins when the monitor has been idle for a while
+	m.cleaner.pause, m.cleaner.needed = pause{}, time.Now() // it begins when the monitor has been idle for a while
 	next := time.NewTimer(0)
 	defer next.Stop()
 	for ctx.Err() == nil {
@@ -224,8 +213,6 @@ func (m *Monitor) watch(ctx context.Context) {
 		case <-ctx.Done():
 		case <-next.C:
 		case <-m.wake:
-		case err := <-m.cleaner.ended:
-			m.hasCleaned(err)
 		}
 	}
 }
@@ -237,7 +224,7 @@ func (m *Monitor) watch(ctx context.Context) {
 // else reports what is stuck.
 func (m *Monitor) step(ctx context.Context) time.Duration {
 	now := time.Now()
-	m.stats.looks.Add(1)
+	m.looks.Add(1)
 	demand := m.cfg.Reservations.Demand(nil)
 	needed := len(demand) > 0
 	for _, s := range m.spaces {
@@ -245,8 +232,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			if !s.gone {
 				s.gone = true
 				s.high.Store(false)
-				m.cfg.Logger.Debug("spillway: a space is lost", "space", s.ID(), "error", err)
-				m.cfg.Events(events.Event{Kind: events.Lost, To: s.ID(), Err: err})
+				m.report(slog.LevelDebug, "a space is lost", events.Event{Kind: events.Lost, To: s.ID(), Err: err})
 			}
 			continue
 		}
@@ -267,18 +253,17 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		dry := s.dry.Load()
 		isDue := dry == nil || now.Sub(dry.begun) > retryPeriods*m.cfg.Period
 		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
-			m.working.Add(1)
-			go func() {
+			m.working.Go(func() {
 				labels.Move.Set()
 				m.relieve(ctx, s)
-			}()
+			})
 		}
 		m.reportStuck(now, s, demand)
 	}
 	m.putBack(now)
 	if c := &m.cleaner; needed { // pre-cleaning ends, and begins later
-		if c.until = now.Add(max(quiet, c.until.Sub(now))); c.cancel != nil {
-			c.cancel(errNeeded)
+		if c.needed = now; c.cancel != nil {
+			c.cancel()
 		}
 		return m.cfg.Period
 	}
@@ -289,9 +274,9 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 // Each calls f with all batches, with no lock held. Those that come, or go, meanwhile may be left
 // out.
 func (m *Monitor) Each(f func(*batch.Batch)) {
-	m.index.mu.Lock()
-	all := slices.Collect(maps.Values(m.index.mu.entries))
-	m.index.mu.Unlock()
+	m.mu.Lock()
+	all := slices.Collect(maps.Values(m.mu.entries))
+	m.mu.Unlock()
 	for _, e := range all {
 		f(e.b)
 	}
@@ -310,32 +295,24 @@ type Stats struct {
 	Refused   int64 // waiters sent away because everything was full
 }
 
-// counters are the Stats so far.
-type counters struct {
-	looks, steps, bytes atomic.Int64
-	outcomes            [failed + 1]atomic.Int64
-}
-
 // Stats returns what the monitor has done so far.
 func (m *Monitor) Stats() Stats {
-	n := &m.stats.outcomes
-	return Stats{
-		Looks: m.stats.looks.Load(), Steps: m.stats.steps.Load(),
-		Moves: n[moved].Load(), Bytes: m.stats.bytes.Load(), NoRoom: n[noRoom].Load(), Busy: n[busy].Load(),
-		Unmovable: n[unmovable].Load(), Failed: n[failed].Load(),
-		Refused: m.cfg.Reservations.Waits().Refused,
-	}
+	m.mu.Lock()
+	s := m.mu.stats
+	m.mu.Unlock()
+	s.Looks, s.Steps, s.Refused = m.looks.Load(), m.steps.Load(), m.cfg.Reservations.Waits().Refused
+	return s
 }
 
 // Headroom returns how many bytes of a space a request for need bytes leaves free, so that
 // consumers can fetch batches when all tiers are full of batches at rest: see headroom. A
 // reservation.Config needs it.
 func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
-	i, known := m.byID[id]
-	if !known {
+	s := m.byID[id]
+	if s == nil {
 		return 0
 	}
-	n, spare := m.headroom(m.spaces[i])
+	n, spare := m.headroom(s)
 	return max(0, min(n, spare-need))
 }
 
@@ -348,18 +325,17 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 	}
 	var largest int64
 	now := s.State()
-	half := sizeCount{bytes: now.Ceiling / 2}
-	m.index.mu.Lock()
-	for i, other := range m.spaces {
+	m.mu.Lock()
+	for _, other := range m.spaces {
 		if other == s || other.Lost() != nil {
 			continue
 		}
-		m.index.mu.spaces[i].sizes.DescendLessOrEqual(half, func(c sizeCount) bool {
-			largest = max(largest, c.bytes)
+		other.sizes.DescendLessOrEqual(listed{key: Key{uint64(now.Ceiling / 2), 1}}, func(l listed) bool {
+			largest = max(largest, l.e.size)
 			return false
 		})
 	}
-	rest := m.index.mu.spaces[s.place].rest
-	m.index.mu.Unlock()
+	rest := s.rest
+	m.mu.Unlock()
 	return s.Charge(largest), now.Ceiling - max(0, now.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

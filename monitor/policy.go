@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -130,12 +129,10 @@ func policies() []Policy {
 // ByName returns the policy of that name, which is one of Names. The empty name means the default,
 // CostAware.
 func ByName(name string) (Policy, error) {
-	all := policies()
-	if name == "" {
-		return all[0], nil
-	}
-	if i := slices.IndexFunc(all, func(p Policy) bool { return p.Name() == name }); i >= 0 {
-		return all[i], nil
+	for _, p := range policies() {
+		if name == "" || p.Name() == name {
+			return p, nil
+		}
 	}
 	return nil, fmt.Errorf("monitor: policy %q is unknown: want one of %s", name, strings.Join(Names(), ", "))
 }

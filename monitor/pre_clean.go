@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/labels"
@@ -19,13 +20,14 @@ import (
 // its pressure or what disks have of copies and room has changed. So an engine in which all is clean
 // sleeps.
 //
-// Run's goroutine has it, except for next, failures and the spaces' covered, which the copying
-// goroutine has while there is one.
+// Run's goroutine has it, except for the pause, next and the spaces' covered, which the copying
+// goroutine has while it is running.
 type cleaner struct {
-	pause                          // nothing is begun before it is over
-	cancel context.CancelCauseFunc // of the goroutine; nil if there is none
-	ended  chan error              // why the goroutine has ended, nil if it is through
-	next   time.Time               // nothing is copied before, because of the rate
+	pause                      // nothing is begun before it is over
+	next    time.Time          // nothing is copied before, because of the rate
+	needed  time.Time          // when something was last needed
+	running atomic.Bool        // there is a copying goroutine
+	cancel  context.CancelFunc // of the last one; nil if there was none
 }
 
 // coverage is the state of a space in which all bytes above its stop mark had clean images. While
@@ -36,9 +38,6 @@ type coverage struct {
 	room    int64  // of disks, to their marks, without copies
 }
 
-// errNeeded ends pre-cleaning.
-var errNeeded = errors.New("monitor: something is needed")
-
 const (
 	// quiet is for how long nothing must have been needed, and the disks idle, before anything is
 	// copied.
@@ -47,10 +46,13 @@ const (
 	century = 100 * 365 * 24 * time.Hour
 )
 
-// preClean begins to copy batches, if there are some to be copied.
+// preClean begins to copy batches, if there are some to be copied. After an error there is a pause, a
+// longer one each time: others that use the disks may go on for long, and a disk that is full or broken
+// stays so for a while.
 func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 	c := &m.cleaner
-	if m.cfg.WriteAhead == nil || m.cfg.AheadRate <= 0 || c.cancel != nil || now.Before(c.until) {
+	if m.cfg.WriteAhead == nil || m.cfg.AheadRate <= 0 || c.running.Load() ||
+		now.Before(c.until) || now.Sub(c.needed) < quiet {
 		return
 	}
 	for _, s := range slices.Backward(m.spaces) { // what is nearest to a disk goes there first
@@ -58,7 +60,7 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 			continue
 		}
 		now := s.State()
-		seen := coverage{changes: m.index.summary(s.place).changes, above: now.Pressure - now.Stop}
+		seen := coverage{changes: m.sums(s).changes, above: now.Pressure - now.Stop}
 		for _, to := range s.below(m) {
 			if u := to.State(); to.Kind().IsStorage() {
 				seen.room += u.Stop + u.Limit - u.Used() - u.Cached
@@ -67,13 +69,25 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		if seen.above <= 0 || seen == s.covered {
 			continue
 		}
-		ctx, c.cancel = context.WithCancelCause(ctx)
-		m.working.Add(1)
-		go func() {
+		ctx, cancel := context.WithCancel(ctx)
+		c.cancel = cancel
+		c.running.Store(true)
+		m.working.Go(func() {
 			labels.WriteAhead.Set()
-			defer m.working.Done()
-			c.ended <- m.cleanSpace(ctx, s, seen)
-		}()
+			defer cancel()
+			err := m.cleanSpace(ctx, s, seen)
+			switch now := time.Now(); {
+			case err == nil:
+				c.failures = 0
+			case ctx.Err() != nil: // something is needed
+			case errors.Is(err, context.Canceled):
+				c.fail(now, quiet, backoffMax)
+			default:
+				c.fail(now, idlePeriod, backoffMax)
+			}
+			c.running.Store(false)
+			poke(m.wake)
+		})
 		return
 	}
 }
@@ -86,7 +100,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 	var after Victim
 	passed, copied := int64(0), int64(0)
 	for more := true; more; {
-		list := m.index.from(after, s.place, shortlistMax)
+		list := m.from(after, s, shortlistMax)
 		more = len(list) == shortlistMax
 		for _, v := range list {
 			now := s.State()
@@ -103,16 +117,12 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 			if v.not.Has(tier.Disk) || slices.ContainsFunc(v.Batch.Copies(), onDisk) {
 				continue
 			}
-			if wait := time.Until(c.next); wait > 0 {
-				t := time.NewTimer(wait)
-				select {
-				case <-t.C:
-				case <-ctx.Done():
-				}
-				t.Stop()
+			select {
+			case <-time.After(time.Until(c.next)):
+			case <-ctx.Done():
 			}
 			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
-				m.index.BatchChanged(v.Batch, now)
+				m.BatchChanged(v.Batch, now)
 				continue
 			}
 			start := time.Now()
@@ -123,7 +133,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 				c.failures = 0
 			}
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return ctx.Err()
 			}
 			if err != nil {
 				return err
@@ -135,22 +145,4 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 		s.covered = seen
 	}
 	return nil
-}
-
-// hasCleaned notes the end of the goroutine. After an error there is a pause, a longer one each
-// time: others that use the disks may go on for long, and a disk that is full or broken stays so for
-// a while.
-func (m *Monitor) hasCleaned(err error) {
-	c := &m.cleaner
-	c.cancel(nil)
-	c.cancel = nil
-	switch now := time.Now(); {
-	case err == nil:
-		c.failures = 0
-	case errors.Is(err, errNeeded):
-	case errors.Is(err, context.Canceled):
-		c.fail(now, quiet, backoffMax)
-	default:
-		c.fail(now, idlePeriod, backoffMax)
-	}
 }

@@ -337,7 +337,7 @@ func TestStuckIsToldOnce(t *testing.T) {
 		if s.Bytes != 8*kib || s.Text != text {
 			t.Errorf("stuck: %+v", s)
 		}
-		if n := strings.Count(log.String(), "need=8192"); n != 1 {
+		if n := strings.Count(log.String(), "bytes=8192"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, log)
 		}
 		if n := w.mon.Stats().Steps; n > 61*20+100 {
@@ -366,14 +366,14 @@ func TestStuckIsToldOnce(t *testing.T) {
 		out := w.reserve(ctx, gpu0, 8*kib)
 		settle(time.Minute)
 		i := slices.IndexFunc(w.stuck, func(s events.Event) bool { return s.To == gpu0 && s.Reason == decide.Demand })
-		if i < 0 || !strings.Contains(w.stuck[i].Text, " 0 of them in batches at rest") || strings.Contains(log.String(), "need=8192") {
+		if i < 0 || !strings.Contains(w.stuck[i].Text, " 0 of them in batches at rest") || strings.Contains(log.String(), "bytes=8192") {
 			t.Errorf("stuck: %+v\n%s", w.stuck, log)
 		}
 		for _, c := range cancel {
 			c()
 		}
 		settle(time.Minute)
-		if n := strings.Count(log.String(), "need=8192"); n != 1 {
+		if n := strings.Count(log.String(), "bytes=8192"); n != 1 {
 			t.Errorf("%d warnings when nobody waits for them any more:\n%s", n, log)
 		}
 		stop()

@@ -149,7 +149,7 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 		})
 		w.joinSmall()
 		var all []*batch.Batch
-		from, to := w.mon.spaces[w.mon.byID[host0]], w.mon.spaces[w.mon.byID[disk0]]
+		from, to := w.mon.byID[host0], w.mon.byID[disk0]
 		j := &job{
 			m: w.mon, from: from, to: to, reason: decide.Demand, until: time.Now().Add(time.Hour), joins: true,
 		}

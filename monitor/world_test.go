@@ -322,9 +322,9 @@ func (w *world) end(batches ...*batch.Batch) {
 			w.t.Errorf("%s has %+v in the end", id, u)
 		}
 	}
-	for i := range w.mon.spaces {
-		if s := w.mon.index.summary(i); s.count != 0 || s.bytes != 0 || s.rest != 0 || w.mon.index.mu.spaces[i].victims.Len() != 0 {
-			w.t.Errorf("the index still has %+v of %s", s, w.mon.spaces[i].ID())
+	for _, s := range w.mon.spaces {
+		if sum := w.mon.sums(s); sum.count != 0 || sum.bytes != 0 || sum.rest != 0 || s.victims.Len() != 0 {
+			w.t.Errorf("the index still has %+v of %s", sum, s.ID())
 		}
 	}
 	for e, n := range w.most {

@@ -3,7 +3,8 @@ package repository
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/spillway-db/spillway/batch"
 )
@@ -49,18 +50,19 @@ func (r *Repository) shut() bool {
 func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 	left := Leftover{Key: r.key}
 	var failed []error
-	for _, n := range r.Partitions() {
-		for _, e := range r.entries(n) {
-			dropped, bytes, err := r.drop(ctx, e, true)
-			if !dropped && err != nil { // ctx has ended
-				err = fmt.Errorf("repository %s, batch %d is %s: %w", r.key, e.b.ID(), e.b.Info().State, err)
-				return left, errors.Join(append(failed, err)...)
-			}
-			failed = append(failed, err)
-			if dropped {
-				left.Batches++
-				left.Bytes += bytes
-			}
+	r.mu.Lock()
+	all := slices.SortedFunc(maps.Values(r.mu.entries), older)
+	r.mu.Unlock()
+	for _, e := range all {
+		dropped, bytes, err := r.drop(ctx, e, true)
+		if !dropped && err != nil { // ctx has ended
+			err = r.errorf(", batch %d is %s: %w", e.b.ID(), e.b.Info().State, err)
+			return left, errors.Join(append(failed, err)...)
+		}
+		failed = append(failed, err)
+		if dropped {
+			left.Batches++
+			left.Bytes += bytes
 		}
 	}
 	return left, errors.Join(failed...)

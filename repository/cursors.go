@@ -3,7 +3,6 @@ package repository
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
 
@@ -72,7 +71,7 @@ func (m *cursorMemory) release() {
 func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64) (_ []*Cursor, err error) {
 	mover, n := r.m.cfg.Mover, int64(len(partitions))
 	if mover == nil || r.m.cfg.Reservations == nil {
-		return nil, fmt.Errorf("repository %s: cursors need a mover and reservations: %w", r.key, tier.ErrNotSupported)
+		return nil, r.errorf(": cursors need a mover and reservations: %w", tier.ErrNotSupported)
 	}
 	switch {
 	case r.life.Err() != nil:
@@ -82,7 +81,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	}
 	share := max(0, bytes/n/tier.Page*tier.Page)
 	if share == 0 {
-		return nil, fmt.Errorf("repository %s: cursors: %w", r.key, &reservation.ExceededError{
+		return nil, r.errorf(": cursors: %w", &reservation.ExceededError{
 			Space: tier.ID{Kind: tier.Host}, Requested: n * tier.Page, Available: bytes, Limit: bytes,
 			Hint: "each cursor needs 4 KiB and more: raise the bytes of Cursors, or read fewer partitions at a time",
 		})
@@ -90,7 +89,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	sorted := slices.Sorted(slices.Values(partitions))
 	for i, number := range sorted {
 		if i > 0 && number == sorted[i-1] {
-			return nil, fmt.Errorf("repository %s: two cursors for partition %d", r.key, number)
+			return nil, r.errorf(": two cursors for partition %d", number)
 		}
 		r.mu.Lock()
 		_, err := r.partitionLocked(number)
@@ -103,7 +102,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 				_, err = columns.NewRows(d, 0, share, tier.ID{Kind: tier.Host})
 			}
 			if err != nil {
-				return nil, fmt.Errorf("repository %s, partition %d, batch %d: %w", r.key, number, b.ID(), err)
+				return nil, r.errorf(", partition %d, batch %d: %w", number, b.ID(), err)
 			}
 		}
 	}
@@ -112,7 +111,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	held, err := r.m.cfg.Reservations.Reserve(inner, reservation.AnyInTier(tier.Host), n*share,
 		&reservation.Options{Owner: reservation.OwnerOf(ctx), Name: "cursors of " + r.key.String()})
 	if err != nil {
-		return nil, fmt.Errorf("repository %s: cursors: %w", r.key, err)
+		return nil, r.errorf(": cursors: %w", err)
 	}
 	var cuts []int64
 	for at := share; at < n*share; at += share {
@@ -120,7 +119,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 	}
 	buffer, err := held.Alloc(n*share, cuts...)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("repository %s: cursors: %w", r.key, err), held.Release())
+		return nil, errors.Join(r.errorf(": cursors: %w", err), held.Release())
 	}
 	memory := &cursorMemory{reservation: held, buffer: buffer}
 	memory.uses.Store(n)
@@ -154,10 +153,10 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 	c.dropRecord()
 	r := c.r
 	if c.closed {
-		return nil, fmt.Errorf("repository %s: the cursor is closed: %w", r.key, tier.ErrReleased)
+		return nil, r.errorf(": the cursor is closed: %w", tier.ErrReleased)
 	}
 	if c.inUse.Load() {
-		return nil, fmt.Errorf("repository %s, partition %d: %w", r.key, c.partition, ErrRowsInUse)
+		return nil, r.errorf(", partition %d: %w", c.partition, ErrRowsInUse)
 	}
 	if !r.m.cfg.Calls.Enter() {
 		return nil, r.closedError()
@@ -190,7 +189,7 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 		case errors.Is(err, batch.ErrState) && b.Info().State == batch.Released && c.rows == nil:
 			_ = c.endBatch(c.claim.Restore) // another caller has dropped it in its place
 		default:
-			return nil, fmt.Errorf("repository %s, partition %d, batch %d: %w", r.key, c.partition, b.ID(), err)
+			return nil, r.errorf(", partition %d, batch %d: %w", c.partition, b.ID(), err)
 		}
 	}
 }
@@ -273,7 +272,7 @@ func (c *Cursor) endBatch(end func() error) error {
 // without a further Next, is such a batch, too. A second Close is tier.ErrReleased.
 func (c *Cursor) Close() (err error) {
 	if c.closed {
-		return fmt.Errorf("repository %s: the cursor is closed: %w", c.r.key, tier.ErrReleased)
+		return c.r.errorf(": the cursor is closed: %w", tier.ErrReleased)
 	}
 	c.closed = true
 	c.dropRecord()

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"iter"
 	"sync"
-	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -54,7 +52,7 @@ func (r *Repository) Drain(
 ) iter.Seq2[*batch.Handle, error] {
 	return func(yield func(*batch.Handle, error) bool) {
 		if !to.Valid() {
-			yield(nil, fmt.Errorf("repository %s: draining to an invalid tier", r.key))
+			yield(nil, r.errorf(": draining to an invalid tier"))
 			return
 		}
 		ctx, done := within(ctx, r.life)
@@ -83,7 +81,7 @@ func (r *Repository) Drain(
 // that come next, one after the other, so that demand never waits for more than one of them.
 type stream struct {
 	r         *Repository
-	ctx       context.Context // of the caller and the repository: array.RecordReader has none in Next
+	ctx       context.Context // of the caller and the repository
 	partition int
 	to        tier.Kind
 	consumes  bool // the handles are in the tier, and free their batches
@@ -99,11 +97,7 @@ type stream struct {
 func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 	mover := s.r.m.cfg.Mover
 	if mover == nil {
-		return nil, nil, fmt.Errorf(
-			"repository %s: draining and reading need a mover: %w",
-			s.r.key,
-			tier.ErrNotSupported,
-		)
+		return nil, nil, s.r.errorf(": draining and reading need a mover: %w", tier.ErrNotSupported)
 	}
 	s.taker.noWait = false // which is not for streams
 	var c *Claim
@@ -120,12 +114,16 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		var h *batch.Handle
 		if s.consumes {
 			to := s.taker.in
-			if from := e.b.Space(); to == nil && from != nil && from.Kind() > s.to {
-				to = reservation.ToUpgrade(from.ID(), s.to)
-			} else if to == nil && from != nil && from.Kind() < s.to {
-				to = reservation.ToDowngrade(from.ID(), s.to)
+			switch from := e.b.Cut().Space; {
+			case to != nil:
+			case from.Kind > s.to:
+				to = reservation.ToUpgrade(from, s.to)
+			case from.Valid() && from.Kind < s.to:
+				to = reservation.ToDowngrade(from, s.to)
+			default:
+				to = reservation.AnyInTier(s.to)
 			}
-			h, err = mover.Consume(s.ctx, e.b, cmp.Or(to, reservation.AnyInTier(s.to)))
+			h, err = mover.Consume(s.ctx, e.b, to)
 		} else {
 			if s.taker.in != nil {
 				err = mover.Move(s.ctx, e.b, s.taker.in)
@@ -141,7 +139,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		// Skip a batch that another caller dropped in its place. Return other errors, even if a
 		// Clear has dropped the batch since.
 		if !errors.Is(err, batch.ErrState) || e.b.Info().State != batch.Released {
-			return nil, nil, fmt.Errorf("repository %s, partition %d: %w", s.r.key, s.partition, err)
+			return nil, nil, s.r.errorf(", partition %d: %w", s.partition, err)
 		}
 		c.restore()
 	}
@@ -209,103 +207,82 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	schema := r.mu.schema
 	r.mu.Unlock()
 	if schema == nil {
-		return nil, fmt.Errorf("repository %s: %w", r.key, ErrNoSchema)
+		return nil, r.errorf(": %w", ErrNoSchema)
 	}
-	ctx, done := within(ctx, r.life)
-	rd := &reader{done: done, schema: schema}
-	rd.stream = stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: newTaker(workable, opts)}
-	rd.taker.waitInput = true
-	rd.refs.Store(1)
-	return rd, nil
+	t := newTaker(workable, opts)
+	t.waitInput = true
+	inner := array.ReaderFromIter(schema, func(yield func(arrow.RecordBatch, error) bool) {
+		ctx, done := within(ctx, r.life)
+		s := stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: t}
+		defer s.running.Wait()
+		defer done()
+		var late error // of the first payload whose release failed: its record is whole
+		for {
+			rec, failed, err := s.read()
+			late = cmp.Or(late, failed)
+			if err != nil {
+				if errors.Is(err, io.EOF) {
+					err = nil
+				}
+				if err = errors.Join(err, late); err != nil {
+					yield(nil, err)
+				}
+				return
+			}
+			s.prefetch(nil)
+			if !yield(rec, nil) {
+				return
+			}
+		}
+	})
+	return &reader{RecordReader: inner}, nil
 }
 
+// reader keeps the error that ended a Reader: arrow-go's own forgets it at another call of Next.
 type reader struct {
-	stream
-	done   func() // ends the stream's context
-	schema *arrow.Schema
-	refs   atomic.Int64
-
-	current arrow.RecordBatch
-	err     error
-	late    error // of the first payload whose release failed: its record is whole
-	ended   bool
+	array.RecordReader
+	err error
 }
 
-func (rd *reader) Retain() { rd.refs.Add(1) }
-
-func (rd *reader) Release() {
-	if rd.refs.Add(-1) == 0 {
-		rd.end()
-		rd.drop()
-	}
-}
-
-// end ends the stream. It may be called again.
-func (rd *reader) end() {
-	rd.ended = true
-	rd.done()
-	rd.running.Wait()
-}
-
-func (rd *reader) drop() {
-	if rd.current != nil {
-		rd.current.Release()
-		rd.current = nil
-	}
-}
-
-func (rd *reader) Schema() *arrow.Schema          { return rd.schema }
-func (rd *reader) RecordBatch() arrow.RecordBatch { return rd.current }
-func (rd *reader) Record() arrow.RecordBatch      { return rd.current }
-func (rd *reader) Err() error                     { return rd.err }
+func (rd *reader) Err() error { return rd.err }
 
 func (rd *reader) Next() bool {
-	rd.drop()
-	if rd.ended {
+	if rd.err != nil {
 		return false
 	}
-	rec, err := rd.read()
-	if err != nil {
-		rd.end()
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		rd.err = errors.Join(err, rd.late)
-		return false
-	}
-	rd.current = rec
-	rd.prefetch(nil)
-	return true
+	next := rd.RecordReader.Next()
+	rd.err = rd.RecordReader.Err()
+	return next
 }
 
-// read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere.
-func (rd *reader) read() (arrow.RecordBatch, error) {
-	r := rd.r
+// read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere. late
+// is an error of the payload's release, which leaves the record whole.
+func (s *stream) read() (rec arrow.RecordBatch, late, err error) {
+	r := s.r
 	if !r.m.cfg.Calls.Enter() {
-		return nil, r.closedError()
+		return nil, nil, r.closedError()
 	}
 	defer r.m.cfg.Calls.Leave()
-	e, h, err := rd.next()
+	e, h, err := s.next()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	rec, err := rd.open(h)
-	if err != nil {
-		err = errors.Join(fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err), h.Close())
-		rd.taker.claim.restore()
-		return nil, err
+	if rec, err = s.open(h); err != nil {
+		err = errors.Join(r.errorf(", batch %d: %w", e.b.ID(), err), h.Close())
+		s.taker.claim.restore()
+		return nil, nil, err
 	}
 	// With a handle open only one error is possible, that the batch was dropped in place, and that
 	// makes no difference.
 	_ = e.b.Drop()
 	r.remove(e)
-	if err := h.Close(); err != nil && rd.late == nil {
-		rd.late = fmt.Errorf("repository %s, batch %d: %w", r.key, e.b.ID(), err)
+	if late = h.Close(); late != nil {
+		late = r.errorf(", batch %d: %w", e.b.ID(), late)
 	}
-	return rec, nil
+	return rec, late, nil
 }
 
-func (rd *reader) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
+func (s *stream) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "a payload") // the batch is put back
-	return rd.r.m.cfg.Mover.Record(rd.ctx, h)
+	return s.r.m.cfg.Mover.Record(s.ctx, h)
 }

@@ -556,9 +556,6 @@ func TestReaderErrors(t *testing.T) {
 		t.Errorf("a new reader goes on elsewhere: %v", again.Err())
 	}
 	again.Release() // in the middle
-	if again.Next() {
-		t.Error("a released reader goes on")
-	}
 	if r.Len(0) != 1 {
 		t.Errorf("%d left, want 1", r.Len(0))
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"container/list"
 	"context"
-	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -100,7 +99,7 @@ func newTaker(from []batch.State, opts []TakeOption) *taker {
 // partitionLocked returns a partition, and makes it if it is new.
 func (r *Repository) partitionLocked(n int) (*partition, error) {
 	if n < 0 || n >= r.opts.Partitions {
-		return nil, fmt.Errorf("repository %s, partition %d of %d: %w", r.key, n, r.opts.Partitions, ErrPartition)
+		return nil, r.errorf(", partition %d of %d: %w", n, r.opts.Partitions, ErrPartition)
 	}
 	p := r.mu.parts[n]
 	if p == nil {
@@ -237,7 +236,7 @@ func (t *taker) tryOnlyLocked(p *partition) (served bool) {
 	switch {
 	case e.at == nil:
 		if t.from != nil {
-			t.err = fmt.Errorf("repository %s, batch %d: %w", p.r.key, e.b.ID(), ErrUnknown)
+			t.err = p.r.errorf(", batch %d: %w", e.b.ID(), ErrUnknown)
 		}
 		return true
 	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.state)):

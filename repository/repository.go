@@ -135,7 +135,12 @@ func (r *Repository) Key() Key { return r.key }
 
 // closedError is what all callers get once the repository is closed.
 func (r *Repository) closedError() error {
-	return fmt.Errorf("repository %s: %w", r.key, tier.ErrClosed)
+	return r.errorf(": %w", tier.ErrClosed)
+}
+
+// errorf returns an error about the repository. The format goes on after its name.
+func (r *Repository) errorf(format string, args ...any) error {
+	return fmt.Errorf("repository %s%w", r.key, fmt.Errorf(format, args...))
 }
 
 // within returns a context that also ends, with the reason, when life ends. The caller must call
@@ -207,10 +212,10 @@ func (r *Repository) ingest(
 	}
 	mover := r.m.cfg.Mover
 	if mover == nil {
-		return nil, fmt.Errorf("repository %s: putting a record needs a mover: %w", r.key, tier.ErrNotSupported)
+		return nil, r.errorf(": putting a record needs a mover: %w", tier.ErrNotSupported)
 	}
 	if rec == nil {
-		return nil, fmt.Errorf("repository %s: putting into partition %d: the record is nil", r.key, partition)
+		return nil, r.errorf(": putting into partition %d: the record is nil", partition)
 	}
 	schema := rec.Schema() // a program's code, so not under the lock
 	r.mu.Lock()
@@ -229,7 +234,7 @@ func (r *Repository) ingest(
 	}
 	payload, err := mover.IngestAs(inside, rec, o.placement, !o.noWait, r.opts.ByRows)
 	if err != nil {
-		return nil, fmt.Errorf("repository %s: putting into partition %d: %w", r.key, partition, err)
+		return nil, r.errorf(": putting into partition %d: %w", partition, err)
 	}
 	place.Seq, place.Partition = r.m.seq.Add(1), partition
 	b, err := batch.New(batch.Options{
@@ -260,11 +265,10 @@ func (r *Repository) admitLocked(number int, schema *arrow.Schema) (*partition, 
 // is tier.ErrNotSupported.
 func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	if b == nil {
-		return fmt.Errorf("repository %s: putting into partition %d: the batch is nil", r.key, partition)
+		return r.errorf(": putting into partition %d: the batch is nil", partition)
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
-		return fmt.Errorf("repository %s: the engine does not know batch %d (make it with Engine.NewBatch): %w",
-			r.key, b.ID(), tier.ErrNotSupported)
+		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w", b.ID(), tier.ErrNotSupported)
 	}
 	return r.insert(partition, b, false)
 }
@@ -282,7 +286,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	r.mu.Lock()
 	p, err := r.admitLocked(partition, schema)
 	if other := r.mu.entries[b.ID()]; err == nil && other != nil && other.b != b {
-		err = fmt.Errorf("repository %s, batch %d: %w", r.key, b.ID(), ErrDuplicate)
+		err = r.errorf(", batch %d: %w", b.ID(), ErrDuplicate)
 	}
 	if err != nil {
 		r.mu.Unlock()
@@ -298,7 +302,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	now, announce, err := b.Store(e, place)
 	if err != nil {
 		r.mu.Unlock()
-		return fmt.Errorf("repository %s: %w", r.key, err)
+		return r.errorf(": %w", err)
 	}
 	e.at = p.queue.PushBack(e)
 	if p.free == nil {
@@ -325,7 +329,9 @@ func (r *Repository) settle() {
 	for _, e := range r.mu.entries {
 		place := r.mu.place
 		place.Partition, place.Seq = e.part.number, e.seq
-		announce = append(announce, e.b.StoreAt(e, place))
+		if _, f, err := e.b.Store(e, place); err == nil { // else the batch was dropped
+			announce = append(announce, f)
+		}
 	}
 	r.mu.Unlock()
 	for _, f := range announce {
@@ -387,22 +393,14 @@ func (r *Repository) Peek(partition int) (*batch.Batch, bool) {
 // return a *batch.StateError.
 func (r *Repository) Batches(partition int) iter.Seq[*batch.Batch] {
 	return func(yield func(*batch.Batch) bool) {
-		for _, e := range r.entries(partition) {
-			if !yield(e.b) {
-				return
+		var all []*batch.Batch
+		r.mu.Lock()
+		if p := r.mu.parts[partition]; p != nil {
+			for at := p.queue.Front(); at != nil; at = at.Next() {
+				all = append(all, at.Value.(*entry).b)
 			}
 		}
+		r.mu.Unlock()
+		slices.Values(all)(yield)
 	}
-}
-
-// entries returns those of a partition, oldest first.
-func (r *Repository) entries(partition int) (entries []*entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p := r.mu.parts[partition]; p != nil {
-		for at := p.queue.Front(); at != nil; at = at.Next() {
-			entries = append(entries, at.Value.(*entry))
-		}
-	}
-	return entries
 }

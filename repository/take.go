@@ -3,7 +3,6 @@ package repository
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 
 	"github.com/spillway-db/spillway/batch"
@@ -92,7 +91,7 @@ func (r *Repository) TakeByID(
 	case closed:
 		return nil, r.closedError()
 	case t.only == nil:
-		return nil, fmt.Errorf("repository %s, batch %d: %w", r.key, id, ErrUnknown)
+		return nil, r.errorf(", batch %d: %w", id, ErrUnknown)
 	}
 	return r.take(ctx, t.only.part.number, to, t)
 }
@@ -107,8 +106,8 @@ func (r *Repository) take(ctx context.Context, partition int, to batch.State, t 
 	case to == batch.InTransit && t.transit != nil:
 		t.from = removable
 	default:
-		const text = "repository %s: a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
-		return nil, fmt.Errorf(text, r.key, to)
+		const text = ": a batch cannot be taken as %s: want idle, task-created, or in-transit with Into"
+		return nil, r.errorf(text, to)
 	}
 	for {
 		c, err := r.claim(ctx, partition, t, true)
@@ -165,8 +164,7 @@ type Claim struct {
 // if one of them is restored. With WaitClaims it waits until they have ended.
 func (r *Repository) Claim(ctx context.Context, partition, limit int, opts ...TakeOption) (*Claim, error) {
 	if limit < 1 {
-		return nil, fmt.Errorf("repository %s: the number of batches to claim must be at least 1, got %d",
-			r.key, limit)
+		return nil, r.errorf(": the number of batches to claim must be at least 1, got %d", limit)
 	}
 	t := newTaker(workable, opts)
 	t.limit, t.waitInput = limit, true
@@ -183,8 +181,7 @@ func (r *Repository) ClaimBytes(
 	ctx context.Context, partition int, min, max int64, opts ...TakeOption,
 ) (*Claim, error) {
 	if min < 0 || max < 1 || max < min {
-		const text = "repository %s: cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1"
-		return nil, fmt.Errorf(text, r.key, min, max)
+		return nil, r.errorf(": cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1", min, max)
 	}
 	t := newTaker(workable, opts)
 	t.limit, t.min, t.max, t.waitInput = math.MaxInt, min, max, true
@@ -259,7 +256,7 @@ func (c *Claim) end() error {
 	c.r.mu.Lock()
 	defer c.r.mu.Unlock()
 	if c.ended {
-		return fmt.Errorf("repository %s: the claim was ended: %w", c.r.key, tier.ErrReleased)
+		return c.r.errorf(": the claim was ended: %w", tier.ErrReleased)
 	}
 	c.ended = true
 	return nil

@@ -2,7 +2,6 @@ package repository
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -50,14 +49,10 @@ func (r *Repository) Writer(
 	ctx context.Context, partition int, schema *arrow.Schema, bytes int64, opts ...PutOption,
 ) (*Writer, error) {
 	if schema == nil || bytes < 1 {
-		return nil, fmt.Errorf(
-			"repository %s: a writer needs a schema and at least 1 byte a batch, got %d",
-			r.key,
-			bytes,
-		)
+		return nil, r.errorf(": a writer needs a schema and at least 1 byte a batch, got %d", bytes)
 	}
 	if r.m.cfg.Reservations == nil {
-		return nil, fmt.Errorf("repository %s: a writer needs reservations: %w", r.key, tier.ErrNotSupported)
+		return nil, r.errorf(": a writer needs reservations: %w", tier.ErrNotSupported)
 	}
 	r.mu.Lock()
 	_, err := r.admitLocked(partition, schema)
@@ -71,7 +66,7 @@ func (r *Repository) Writer(
 		Operator: r.key.String() + " writer", In: reservation.AnyInTier(tier.Host), Min: 2 * bytes,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("repository %s: %w", r.key, err)
+		return nil, r.errorf(": %w", err)
 	}
 	return &Writer{r: r, partition: partition, schema: schema, bytes: bytes, opts: opts, work: work}, nil
 }
@@ -84,11 +79,11 @@ func (w *Writer) Append(ctx context.Context, rec arrow.RecordBatch, from, to int
 	case w.err != nil:
 		return w.err
 	case rec == nil:
-		return fmt.Errorf("repository %s: appending rows: the record is nil", w.r.key)
+		return w.r.errorf(": appending rows: the record is nil")
 	case !w.schema.Equal(rec.Schema()):
 		return &SchemaError{Key: w.r.key, Want: w.schema, Got: rec.Schema()}
 	case from < 0 || to < from || to > rec.NumRows():
-		return fmt.Errorf("repository %s: appending rows %d to %d of %d", w.r.key, from, to, rec.NumRows())
+		return w.r.errorf(": appending rows %d to %d of %d", from, to, rec.NumRows())
 	}
 	row := float64(max(1, bytesOf(rec.Columns()))) / float64(max(1, rec.NumRows()))
 	for from < to && w.err == nil {
@@ -147,7 +142,7 @@ func (w *Writer) copy(ctx context.Context, first int) {
 		}
 		column, err := concatenate(pieces, w.work.Allocator())
 		if err != nil {
-			w.err = fmt.Errorf("repository %s: gathering column %d: %w", w.r.key, i, err)
+			w.err = w.r.errorf(": gathering column %d: %w", i, err)
 			return
 		}
 		columns = append(columns, column)
@@ -283,6 +278,6 @@ func (w *Writer) drop() {
 // tier.ErrReleased.
 func (w *Writer) Close() error {
 	w.drop()
-	w.err = fmt.Errorf("repository %s: the writer is closed: %w", w.r.key, tier.ErrReleased)
+	w.err = w.r.errorf(": the writer is closed: %w", tier.ErrReleased)
 	return w.work.Close()
 }
