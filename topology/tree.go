@@ -15,7 +15,6 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Files and directories of Linux.
@@ -53,9 +52,8 @@ type tree struct {
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	nodes    []Node         // of the machine; DiskOf needs only their numbers
-	mounted  []procfs.Mount // what mounts returned, once hasMount is true
-	hasMount bool
+	top    Topology // what was found; DiskOf needs only the numbers of the nodes
+	mounts []mount
 }
 
 var (
@@ -105,7 +103,7 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	if t.ctx.Err() != nil {
 		return // what follows is the fault of the context, which is the error
 	}
-	line := procfs.Printable(p + ": " + fmt.Sprintf(format, args...))
+	line := printable(p + ": " + fmt.Sprintf(format, args...))
 	if len(line) > maxLineBytes {
 		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 	}
@@ -215,7 +213,7 @@ func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse
 
 // count returns the number from 0 in a file, which may be missing.
 func (t *tree) count(file ...string) (int64, bool) {
-	return parsed(t, path.Join(file...), t.want, procfs.Count)
+	return parsed(t, path.Join(file...), t.want, parseCount)
 }
 
 // set returns the set in a file, which may be missing.

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // The environment variables of CUDA that limit which GPUs a process sees.
@@ -33,7 +31,7 @@ type visibleDevicesError struct {
 }
 
 func (e *visibleDevicesError) Error() string {
-	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", procfs.Quote(e.Value), procfs.Quote(e.Entry),
+	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", quote(e.Value), quote(e.Entry),
 		e.Reason)
 }
 
@@ -45,7 +43,8 @@ func (e *visibleDevicesError) Is(target error) bool { return target == ErrVisibl
 // An index counts the GPUs that are not foreign. A MIG instance is MIG-<UUID>, or MIG-<UUID of the
 // GPU>/<GPU instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is
 // enough.
-func (t *tree) visible(top *Topology, listed listing, lookup func(string) (string, bool)) error {
+func (t *tree) visible(listed listing, lookup func(string) (string, bool)) error {
+	top := &t.top
 	countable, named := 0, true // named: all UUIDs are known
 	for i := range listed.gpus {
 		g := &listed.gpus[i]
@@ -64,7 +63,7 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 	if !set {
 		return nil
 	}
-	top.Limits.VisibleDevices = procfs.Label(value)
+	top.Limits.VisibleDevices = label(value)
 	order, _ := lookup(deviceOrder)
 	entries := strings.Split(value, ",")
 	if v := strings.TrimSpace(value); v == "" || v == noDevices {
@@ -83,13 +82,13 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 			return refuse("is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
 		}
 		if countable == 0 {
-			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", procfs.Quote(entry))
+			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", quote(entry))
 			continue
 		}
 		if !isIndex && !listed.fromDriver {
 			t.warnf(visibleDevices,
 				"which GPU %s is only the driver's library knows, and it was not queried: "+
-					"all GPUs are listed", procfs.Quote(entry))
+					"all GPUs are listed", quote(entry))
 			return nil
 		}
 		var found []GPU
@@ -124,7 +123,7 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 				return refuse(reason)
 			}
 			// It may name a GPU that could not be asked.
-			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", procfs.Quote(entry), reason)
+			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", quote(entry), reason)
 			continue
 		}
 		g := found[0]
