@@ -203,8 +203,8 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 
-	// Start the monitor, and what watches GPUs and disks, each by itself: a driver or a file system
-	// that does not answer must not keep the others waiting.
+	// Start the monitor, what watches GPUs and disks, and what prefetches for tasks, each by itself: a
+	// driver or a file system that does not answer must not keep the others waiting.
 	watch, stop := context.WithCancelCause(context.Background())
 	e.stop, e.watching = stop, make(chan struct{})
 	var others sync.WaitGroup
@@ -215,6 +215,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	others.Go(func() {
 		labels.WatchDisks.Set()
 		e.watchDisks(watch)
+	})
+	others.Go(func() {
+		labels.TaskAhead.Set()
+		e.ahead.run(watch)
 	})
 	go func() {
 		labels.Monitor.Set()

@@ -182,7 +182,7 @@ func (t *tree) hierarchy(controller string, groups map[string]string) (version i
 
 // limit adds to t.top.Limits, which has those of the cgroups, what the machine has and the process is
 // allowed: the smallest counts. Memory of GPUs is no host memory, unless there is no other.
-func (t *tree) limit(ofGPUs, allowedNodes Set) {
+func (t *tree) limit(allowedNodes Set) {
 	top, l := &t.top, &t.top.Limits
 	allowed := len(top.CPU.Allowed)
 	switch n := math.Ceil(l.CPUQuota); {
@@ -196,12 +196,14 @@ func (t *tree) limit(ofGPUs, allowedNodes Set) {
 		l.CPUs, l.CPUSource = allowed, selfStatus
 	}
 
-	all := Set{}
+	all, source := Set{}, selfStatus
+	l.MemoryNodes = Set{}
 	for _, n := range top.Nodes {
 		all = append(all, n.ID)
+		if !slices.ContainsFunc(top.GPUs, func(g GPU) bool { return g.OwnNodes.Contains(n.ID) }) {
+			l.MemoryNodes = append(l.MemoryNodes, n.ID)
+		}
 	}
-	source := selfStatus
-	l.MemoryNodes = slices.DeleteFunc(slices.Clone(all), ofGPUs.Contains)
 	if len(l.MemoryNodes) == 0 {
 		l.MemoryNodes = slices.Clone(all)
 	} else if len(l.MemoryNodes) < len(all) {

@@ -16,35 +16,18 @@ import (
 
 const nvidia = "0x10de" // PCI vendor
 
-// listing is what is known of the GPUs before CUDA_VISIBLE_DEVICES.
-type listing struct {
-	gpus       []GPU
-	fromDriver bool // UUIDs and MIG instances are known
-	partial    bool // there are GPUs that are not listed
-}
-
-// ownNodes returns the nodes whose memory is that of one of the GPUs.
-func (l listing) ownNodes() Set {
-	all := Set{}
-	for _, g := range l.gpus {
-		all = append(all, g.OwnNodes...)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
 // gpuSource is the type of Options.GPUs.
 type gpuSource = func(context.Context) ([]GPU, error)
 
 // errNotListed is in a source's error if there is a GPU that it does not list.
 var errNotListed = errors.New("cannot be asked")
 
-// gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(source gpuSource) listing {
+// gpus returns the GPUs of the source, or those on the PCI bus, whatever CUDA_VISIBLE_DEVICES says.
+func (t *tree) gpus(source gpuSource) []GPU {
 	given := source != nil
 	if !given {
 		if !t.live {
-			return listing{gpus: t.busGPUs()}
+			return t.busGPUs()
 		}
 		source = nvmlAt(nvml.DefaultPath)
 	}
@@ -54,7 +37,7 @@ func (t *tree) gpus(source gpuSource) listing {
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
 			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are listed", err)
 		}
-		return listing{gpus: gpus}
+		return gpus
 	}
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
@@ -67,7 +50,8 @@ func (t *tree) gpus(source gpuSource) listing {
 	for i := range gpus {
 		t.complete(&gpus[i])
 	}
-	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
+	t.fromDriver, t.partial = true, errors.Is(err, errNotListed)
+	return gpus
 }
 
 // ask lists the GPUs of a source, which may panic: the driver's library is not part of this module.

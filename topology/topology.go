@@ -15,7 +15,7 @@
 //	          ├─ Limits         of cgroups and cpusets: bytes, CPUs, nodes
 //	          └─ Warnings       what could not be read
 //	                │
-//	                ├─ Path(a, b), Matrix()   what lies between devices: NV12, PIX, PXB, PHB, NODE, SYS
+//	                ├─ Matrix()               what lies between devices: NV12, PIX, PXB, PHB, NODE, SYS
 //	                ├─ NICsAt(level)          those that are there, up, or have an address
 //	                └─ MemoryNode(node)       where memory near to a device is taken from
 //
@@ -302,11 +302,11 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	top.Memory = t.meminfo(systemMemory)
 	top.CPU = t.cpu(cpus)
 	top.Nodes = t.readNodes(top.CPU, top.Memory)
-	gpus := t.gpus(o.GPUs)
+	top.GPUs = t.gpus(o.GPUs)
 	top.NICs = t.nics(o.Addresses)
 	top.Disks, top.OtherMounts = t.disks()
-	t.limit(gpus.ownNodes(), nodes)
-	if err := t.visible(gpus, o.LookupEnv); err != nil {
+	t.limit(nodes)
+	if err := t.visible(o.LookupEnv); err != nil {
 		return nil, err
 	}
 	top.Warnings = t.warnings()

@@ -54,6 +54,9 @@ type tree struct {
 
 	top    Topology // what was found; DiskOf needs only the numbers of the nodes
 	mounts []mount
+
+	fromDriver bool // the driver listed the GPUs: UUIDs and MIG instances are known
+	partial    bool // there are GPUs that it did not list
 }
 
 var (
@@ -116,15 +119,12 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	}
 }
 
-// warn adds a warning for each error about the file p, which the errors of package os repeat.
-func (t *tree) warn(p string, errs ...error) {
-	for _, err := range errs {
-		var inner *fs.PathError
-		if errors.As(err, &inner) {
-			err = inner.Err
-		}
-		t.warnf(p, "%v", err)
+// warn adds a warning for an error about the file p, which the errors of package os repeat.
+func (t *tree) warn(p string, err error) {
+	if inner, ok := errors.AsType[*fs.PathError](err); ok {
+		err = inner.Err
 	}
+	t.warnf(p, "%v", err)
 }
 
 func (t *tree) warnings() []diag.Warning {
@@ -185,16 +185,16 @@ func (t *tree) need(file ...string) (text string, ok bool) {
 func (t *tree) want(file ...string) (text string, ok bool) {
 	p := path.Join(file...)
 	text, err := t.read(p)
-	if !missing(err) {
-		if err != nil {
-			t.warn(p, err)
+	if missing(err) {
+		if _, absent := t.root.Lstat(rel(p)); absent != nil {
+			return "", false
 		}
-		return text, err == nil
+		err = errors.New("a link to what is not there")
 	}
-	if _, err := t.root.Lstat(rel(p)); err == nil {
-		t.warnf(p, "a link to what is not there")
+	if err != nil {
+		t.warn(p, err)
 	}
-	return "", false
+	return text, err == nil
 }
 
 // parsed reads p by need or want and parses its text; an error is a warning.
