@@ -190,11 +190,7 @@ func (m machine) byLoad(gpus []topology.GPU) []topology.GPU {
 				holders++
 			}
 		}
-		used := g.MemoryBytes - g.FreeBytes
-		if g.MIGEnabled && len(g.MIG) > 0 {
-			used = g.MIG[0].MemoryBytes - g.MIG[0].FreeBytes
-		}
-		return max(bytes, used), holders
+		return max(bytes, g.MemoryBytes-g.FreeBytes), holders
 	}
 	gpus = slices.Clone(gpus)
 	slices.SortStableFunc(gpus, func(a, b topology.GPU) int {

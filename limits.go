@@ -198,17 +198,6 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 	return quota.Under(dev, over...), nil
 }
 
-func (l *limits) close() error {
-	if l.unwatch != nil {
-		l.unwatch()
-	}
-	var errs []error
-	for _, lease := range l.leases {
-		errs = append(errs, lease.Close())
-	}
-	return errors.Join(errs...)
-}
-
 // Quota returns the limit over the engine's GPU spaces, which may be changed while it
 // runs; nil if there is none. A raised limit helps up to the size that the spaces were
 // opened with.
