@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -180,8 +179,8 @@ func hostBytes(hosts []HostConfig) (sum int64) {
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
 // shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance,
-// the first, which has an id and memory of its own, and no other GPU next to it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
-// for others would be simulated ones.
+// the first, which has an id and memory of its own, and no other GPU next to it (NVIDIA's MIG User
+// Guide, CUDA Device Enumeration): spaces for others would be simulated ones.
 func shown(all []topology.GPU) []topology.GPU {
 	var whole []topology.GPU
 	for _, g := range all {
@@ -274,10 +273,12 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	case isDefault:
 		total = m.memory / defaultHostShare
 	}
-	var weights []uint64
+	var weights []float64
+	sum := 0.0
 	on := map[int]int64{} // spaces of each node
 	add := func(h HostConfig, weight int64) {
-		hosts, weights = append(hosts, h), append(weights, uint64(weight))
+		hosts, weights = append(hosts, h), append(weights, float64(weight))
+		sum += float64(weight)
 		on[h.Node]++
 	}
 	if cfg.HostPerGPU {
@@ -296,17 +297,12 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 			add(HostConfig{Node: id}, m.memoryOn(id))
 		}
 	}
-	sum := uint64(0) // or the largest number, if it is more
-	for _, w := range weights {
-		sum += min(w, math.MaxUint64-sum)
-	}
 	for i := range hosts {
-		h, part := &hosts[i], uint64(total)/uint64(len(hosts))
+		h, part := &hosts[i], 1/float64(len(hosts))
 		if sum > 0 {
-			high, low := bits.Mul64(uint64(total), weights[i])
-			part, _ = bits.Div64(high, low, sum) // no more than total
+			part = weights[i] / sum
 		}
-		h.Memory = wholePages(int64(part))
+		h.Memory = wholePages(min(total, int64(float64(total)*part)))
 		switch has := m.memoryOn(h.Node); {
 		case has == 0: // of no node in particular, or not known
 		case isDefault:

@@ -18,7 +18,8 @@ func (t *tree) meminfo(file string) (m Memory) {
 		return m
 	}
 	missing := map[string]*int64{
-		"MemTotal": &m.TotalBytes, "MemFree": &m.FreeBytes, "MemAvailable": &m.AvailableBytes, "SwapTotal": &m.SwapBytes,
+		"MemTotal": &m.TotalBytes, "MemFree": &m.FreeBytes,
+		"MemAvailable": &m.AvailableBytes, "SwapTotal": &m.SwapBytes,
 	}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
