@@ -1,10 +1,10 @@
 package spillway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,19 +80,45 @@ func newMachine(top *topology.Topology) machine {
 func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err error) {
 	if cfg.GPUs == nil {
 		if cfg.GPUs, err = m.gpus(cfg, gpus); err != nil {
-			return Config{}, err
+			return cfg, err
 		}
 	}
 	if cfg.Hosts == nil {
-		cfg.Hosts, err = m.hosts(cfg)
-	} else {
-		cfg.Hosts, err = m.inBytes(cfg.Hosts)
+		if cfg.Hosts, err = m.hosts(cfg); err != nil {
+			return cfg, err
+		}
 	}
-	if err != nil {
-		return Config{}, err
+	cfg.Hosts = slices.Clone(cfg.Hosts) // the program's, in which shares become bytes
+	for i := range cfg.Hosts {
+		h := &cfg.Hosts[i]
+		if _, ok := m.top.Node(h.Node); !ok && h.Node != topology.Unknown {
+			return cfg, fmt.Errorf("host:%d: the machine has no NUMA node %d", i, h.Node)
+		}
+		if h.Memory.Share != 0 {
+			n, err := h.Memory.Of(m.memory)
+			if err != nil {
+				return cfg, fmt.Errorf("host:%d: Memory: %w", i, err)
+			}
+			h.Memory = wholePages(n)
+		}
 	}
-	if cfg.Disks, err = m.disks(cfg.Disks); err != nil {
-		return Config{}, err
+	if cfg.Disks == nil {
+		cfg.Disks = []DiskConfig{{}}
+	}
+	cfg.Disks = slices.Clone(cfg.Disks)
+	for i := range cfg.Disks {
+		d := &cfg.Disks[i]
+		d.Dir = cmp.Or(d.Dir, os.TempDir())
+		if d.Node != nil || d.FS != nil { // the topology has only the machine's own file systems
+			continue
+		}
+		dir, err := filepath.Abs(d.Dir)
+		if err != nil {
+			return cfg, fmt.Errorf("disk:%d: Dir: %w", i, err)
+		}
+		if node := m.top.NodeOfDir(dir); node != topology.Unknown {
+			d.Node = &node
+		}
 	}
 	cfg.Topology = m.top
 	cfg.GPUMemory, cfg.MostGPUs, cfg.HostMemory, cfg.HostPerGPU = Amount{}, 0, Amount{}, false
@@ -153,8 +179,8 @@ func hostBytes(hosts []HostConfig) (sum int64) {
 func usable(g topology.GPU) bool { return g.Driver == "" || g.Driver == "nvidia" }
 
 // shown returns the GPUs that CUDA shows to a process. If some are divided it shows one instance,
-// the first, and no other GPU next to it (NVIDIA's MIG User Guide, CUDA Device Enumeration): spaces
-// for others would be simulated ones.
+// the first, which has an id and memory of its own, and no other GPU next to it (NVIDIA's MIG User
+// Guide, CUDA Device Enumeration): spaces for others would be simulated ones.
 func shown(all []topology.GPU) []topology.GPU {
 	var whole []topology.GPU
 	for _, g := range all {
@@ -163,6 +189,8 @@ func shown(all []topology.GPU) []topology.GPU {
 		case !g.MIGEnabled:
 			whole = append(whole, g)
 		case len(g.MIG) > 0:
+			first := g.MIG[0]
+			g.UUID, g.MemoryBytes, g.FreeBytes = cmp.Or(first.UUID, g.UUID), first.MemoryBytes, first.FreeBytes
 			return []topology.GPU{g}
 		}
 	}
@@ -183,9 +211,6 @@ func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err err
 			continue
 		}
 		total := g.MemoryBytes
-		if g.MIGEnabled && len(g.MIG) > 0 {
-			total = g.MIG[0].MemoryBytes // CUDA works on one instance, the first
-		}
 		memory, err := size.Of(total)
 		memory = memory / tier.Page * tier.Page
 		switch {
@@ -230,17 +255,8 @@ func nodeOf(g topology.GPU) int {
 	return g.Node
 }
 
-// idOf returns the id that the driver has for g: if a GPU is divided, that of the instance that
-// CUDA uses.
-func idOf(g topology.GPU) string {
-	switch {
-	case g.MIGEnabled && len(g.MIG) > 0 && g.MIG[0].UUID != "":
-		return g.MIG[0].UUID
-	case g.UUID != "":
-		return g.UUID
-	}
-	return g.PCIAddress
-}
+// idOf returns the id that the driver has for g.
+func idOf(g topology.GPU) string { return cmp.Or(g.UUID, g.PCIAddress) }
 
 // hosts divides the host's memory: each node has a part as large as its memory is of all nodes', so
 // that none is filled before the others; or each GPU has an equal part on the node that is nearest to
@@ -257,32 +273,36 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	case isDefault:
 		total = m.memory / defaultHostShare
 	}
-	var weights []uint64
+	var weights []float64
+	sum := 0.0
 	on := map[int]int64{} // spaces of each node
 	add := func(h HostConfig, weight int64) {
-		hosts, weights = append(hosts, h), append(weights, uint64(weight))
+		hosts, weights = append(hosts, h), append(weights, float64(weight))
+		sum += float64(weight)
 		on[h.Node]++
 	}
 	if cfg.HostPerGPU {
 		for i, g := range cfg.GPUs {
-			add(HostConfig{Node: m.top.MemoryNode(m.nodeOf(i, g)), GPUs: []int{i}}, 1)
+			near := m.nodes[i%len(m.nodes)] // of a simulated GPU
+			if meant := meantBy(m.top.GPUs, g.ID); len(meant) == 1 {
+				near = nodeOf(meant[0])
+			}
+			if g.Device != nil {
+				near = g.Device.Info().Node
+			}
+			add(HostConfig{Node: m.top.MemoryNode(nodeOr(g.Node, near)), GPUs: []int{i}}, 1)
 		}
 	} else {
 		for _, id := range m.nodes {
 			add(HostConfig{Node: id}, m.memoryOn(id))
 		}
 	}
-	sum := uint64(0) // or the largest number, if it is more
-	for _, w := range weights {
-		sum += min(w, math.MaxUint64-sum)
-	}
 	for i := range hosts {
-		h, part := &hosts[i], uint64(total)/uint64(len(hosts))
+		h, part := &hosts[i], 1/float64(len(hosts))
 		if sum > 0 {
-			high, low := bits.Mul64(uint64(total), weights[i])
-			part, _ = bits.Div64(high, low, sum) // no more than total
+			part = weights[i] / sum
 		}
-		h.Memory = wholePages(int64(part))
+		h.Memory = wholePages(min(total, int64(float64(total)*part)))
 		switch has := m.memoryOn(h.Node); {
 		case has == 0: // of no node in particular, or not known
 		case isDefault:
@@ -299,70 +319,12 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	return hosts, nil
 }
 
-// nodeOf returns the NUMA node that the GPU space i will be nearest to, if the topology has it.
-func (m machine) nodeOf(i int, g GPUConfig) int {
-	if g.Node != nil {
-		return *g.Node
-	}
-	if g.Device != nil {
-		return g.Device.Info().Node
-	}
-	if meant := meantBy(m.top.GPUs, g.ID); len(meant) == 1 {
-		return nodeOf(meant[0])
-	}
-	return m.nodes[i%len(m.nodes)] // as a simulated one
-}
-
 func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }
 
 // memoryOn returns the bytes of a node; 0 if they are not known.
 func (m machine) memoryOn(id int) int64 {
 	n, _ := m.top.Node(id)
 	return max(0, n.MemoryBytes)
-}
-
-// inBytes returns spaces that are given, with shares of the process's memory as bytes.
-func (m machine) inBytes(hosts []HostConfig) ([]HostConfig, error) {
-	hosts = slices.Clone(hosts)
-	for i := range hosts {
-		h := &hosts[i]
-		if _, ok := m.top.Node(h.Node); !ok && h.Node != topology.Unknown {
-			return nil, fmt.Errorf("host:%d: the machine has no NUMA node %d", i, h.Node)
-		}
-		if h.Memory.Share != 0 {
-			n, err := h.Memory.Of(m.memory)
-			if err != nil {
-				return nil, fmt.Errorf("host:%d: Memory: %w", i, err)
-			}
-			h.Memory = wholePages(n)
-		}
-	}
-	return hosts, nil
-}
-
-// disks fills in directories and nodes.
-func (m machine) disks(disks []DiskConfig) ([]DiskConfig, error) {
-	if disks == nil {
-		disks = []DiskConfig{{}}
-	}
-	disks = slices.Clone(disks)
-	for i := range disks {
-		d := &disks[i]
-		if d.Dir == "" {
-			d.Dir = os.TempDir()
-		}
-		if d.Node != nil || d.FS != nil { // the topology has only the machine's own file systems
-			continue
-		}
-		dir, err := filepath.Abs(d.Dir)
-		if err != nil {
-			return nil, fmt.Errorf("disk:%d: Dir: %w", i, err)
-		}
-		if node := m.top.NodeOfDir(dir); node != topology.Unknown {
-			d.Node = &node
-		}
-	}
-	return disks, nil
 }
 
 // defaultHostShare is the part of the memory that host spaces take: 1/4 leaves room for

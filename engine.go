@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/convert"
+	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/gate"
@@ -48,8 +49,13 @@ type Engine struct {
 	bare    []tier.Device         // of the GPU spaces, as GPUConfig.Wrap returned them
 	wrapped []tier.Device         // those under the budgets
 	limits  limits
-	warned  warned
-	stripe  volumes.Stripe // of all volumes
+
+	// What there is to warn of; but for logged it does not change once the engine is open.
+	warnings []diag.Warning // of the machine
+	warners  []warner
+	logged   sync.Map // of true, by warning
+
+	stripe volumes.Stripe // of all volumes
 
 	reservations *reservation.Manager
 	permits      *permit.Pool // closed with the engine unless it is Limits.PermitPool
@@ -188,11 +194,18 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Period:       e.cfg.MonitorPeriod,
 		MovesPerEdge: e.cfg.MovesPerEdge,
 		Logger:       e.cfg.Logger,
-		Events:       e.monitorEvent,
-		Speed:        e.mover.Speed,
-		Changes:      e.registry.Changes,
-		WriteAhead:   e.mover.WriteAhead,
-		AheadRate:    cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
+		Events: func(ev Event) {
+			if ev.Kind == events.Lost {
+				e.logWarnings() // at once
+			}
+			if e.cfg.Events != nil {
+				e.cfg.Events(ev)
+			}
+		},
+		Speed:      e.mover.Speed,
+		Changes:    e.registry.Changes,
+		WriteAhead: e.mover.WriteAhead,
+		AheadRate:  cmp.Or(e.cfg.WriteAhead, defaultWriteAhead),
 	})
 	if err != nil {
 		return nil, err
@@ -203,8 +216,8 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		return nil, err
 	}
 
-	// Start the monitor, and what watches GPUs and disks, each by itself: a driver or a file system
-	// that does not answer must not keep the others waiting.
+	// Start the monitor, what watches GPUs and disks, and what prefetches for tasks, each by itself: a
+	// driver or a file system that does not answer must not keep the others waiting.
 	watch, stop := context.WithCancelCause(context.Background())
 	e.stop, e.watching = stop, make(chan struct{})
 	var others sync.WaitGroup
@@ -215,6 +228,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	others.Go(func() {
 		labels.WatchDisks.Set()
 		e.watchDisks(watch)
+	})
+	others.Go(func() {
+		labels.TaskAhead.Set()
+		e.ahead.run(watch)
 	})
 	go func() {
 		labels.Monitor.Set()
@@ -413,7 +430,12 @@ func (e *Engine) release() error {
 	for _, d := range e.devices {
 		errs = append(errs, d.Close())
 	}
-	errs = append(errs, e.limits.close())
+	if e.limits.unwatch != nil {
+		e.limits.unwatch()
+	}
+	for _, l := range e.limits.leases {
+		errs = append(errs, l.Close())
+	}
 	if len(leaks) > 0 {
 		errs = append(errs, &LeakError{Leaks: leaks})
 	}

@@ -28,16 +28,6 @@ func Tee(to ...func(Event)) func(Event) { return events.Tee(to...) }
 // warning level a move costs two calls. The function is safe for concurrent use if l's handler is.
 func LogEvents(l *slog.Logger) func(Event) { return events.Log(l) }
 
-// monitorEvent passes an event of the monitor on, and logs a lost GPU at once.
-func (e *Engine) monitorEvent(ev Event) {
-	if ev.Kind == events.Lost {
-		e.logWarnings()
-	}
-	if e.cfg.Events != nil {
-		e.cfg.Events(ev)
-	}
-}
-
 // quotaExceeded logs and emits that more GPU memory is in use than a quota allows. to is the space
 // that the quota limits, or the zero ID if there are several.
 func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {

@@ -13,24 +13,10 @@ import (
 
 // Explanation reports where a batch is, why, since when, and what it would cost to move it.
 type Explanation struct {
-	Batch batch.ID
-	State batch.State
+	batch.Info
 	// Foreign: it is in another engine's memory, of which Space and Copies are. There are no Ways.
 	Foreign bool
-	Space   SpaceID // zero: its data is gone
-	Form    batch.PayloadType
-	Bytes   int64 // charged there
-	// Why is the reason of the last move, as in Event.Reason; "put": there was none. Since is when
-	// that was.
-	Why   string
-	Since time.Time
-
-	Plan, Operator  string // "": it is in none
-	Port, Partition int
-	Tasks           int // created for it, and not begun
-	Handles         int // open
-	LastUse         time.Time
-	Copies          []SpaceID // where it has clean images: a move there copies no bytes
+	Copies  []SpaceID // where it has clean images: a move there copies no bytes
 
 	// Ways are the spaces of faster tiers, or all others if there is no faster one.
 	Ways []Way
@@ -48,15 +34,10 @@ type Way struct {
 // are looked up one after the other. Nil is explained as a batch that is gone.
 func (e *Engine) Explain(b *Batch) Explanation {
 	if b == nil {
-		return Explanation{State: batch.Released}
+		return Explanation{Info: batch.Info{State: batch.Released}}
 	}
 	now := b.Info()
-	x := Explanation{
-		Batch: now.ID, State: now.State, Space: now.Space, Form: now.Form, Bytes: now.Bytes,
-		Why: now.Why, Since: time.Unix(0, now.Since),
-		Plan: now.Place.Name, Operator: now.Place.Operator, Port: now.Place.Port, Partition: now.Place.Partition,
-		Tasks: now.Pending, Handles: now.Active, LastUse: time.Unix(0, now.LastUse), Copies: b.Copies(),
-	}
+	x := Explanation{Info: now, Copies: b.Copies()}
 	if !now.Space.Valid() {
 		return x
 	}
@@ -88,9 +69,9 @@ func (e *Engine) Explain(b *Batch) Explanation {
 // String returns the explanation as one line.
 func (x Explanation) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "batch %d", x.Batch)
-	if x.Plan != "" {
-		fmt.Fprintf(&b, " of plan %s, operator %s:%d", named.Quoted(x.Plan), named.Plain(x.Operator), x.Port)
+	fmt.Fprintf(&b, "batch %d", x.ID)
+	if p := x.Place; p.Name != "" {
+		fmt.Fprintf(&b, " of plan %s, operator %s:%d", named.Quoted(p.Name), named.Plain(p.Operator), p.Port)
 	}
 	if !x.Space.Valid() {
 		b.WriteString(" is gone")
@@ -104,15 +85,15 @@ func (x Explanation) String() string {
 	} else {
 		fmt.Fprintf(&b, " is %s in %s (%s, %d bytes)", x.State, x.Space, x.Form, x.Bytes)
 	}
-	since := x.Since.Format("15:04:05.000")
+	since := time.Unix(0, x.Since).Format("15:04:05.000")
 	if x.Why == "put" {
 		b.WriteString(", where it was put at " + since)
 	} else {
 		fmt.Fprintf(&b, ", where it came for %s at %s", x.Why, since)
 	}
-	if x.Handles > 0 || x.Tasks > 0 {
+	if x.Active > 0 || x.Pending > 0 {
 		fmt.Fprintf(&b, "; open: %s; waiting for it: %s",
-			count(int64(x.Handles), "handle"), count(int64(x.Tasks), "task"))
+			count(int64(x.Active), "handle"), count(int64(x.Pending), "task"))
 	}
 	for _, id := range x.Copies {
 		fmt.Fprintf(&b, "; a copy is in %s", id)

@@ -124,26 +124,23 @@ var errSimulated = errors.New("it was asked for")
 // pick returns which of the GPUs that are left has an ID, of all that there are. Without an ID it is
 // the first.
 func pick(all, left []topology.GPU, id string) (int, error) {
-	if id == "" {
-		if len(left) == 0 {
-			return 0, fmt.Errorf("the CUDA driver shows no GPU that is not another space's: %w", tier.ErrNotSupported)
+	meant := left
+	if id != "" {
+		meant = meantBy(all, id)
+		if len(meant) > 1 {
+			err := &AmbiguousGPUError{ID: id}
+			for _, g := range meant {
+				err.UUIDs = append(err.UUIDs, g.UUID)
+			}
+			return 0, err
 		}
-		return 0, nil
-	}
-	meant := meantBy(all, id)
-	if len(meant) > 1 {
-		err := &AmbiguousGPUError{ID: id}
-		for _, g := range meant {
-			err.UUIDs = append(err.UUIDs, g.UUID)
-		}
-		return 0, err
 	}
 	for i, g := range left {
-		if len(meant) == 1 && g.Index == meant[0].Index {
+		if len(meant) > 0 && g.Index == meant[0].Index {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("the CUDA driver shows no GPU %s, or it is another space's: %w", id, tier.ErrNotSupported)
+	return 0, fmt.Errorf("the CUDA driver shows no GPU %q that is not another space's: %w", id, tier.ErrNotSupported)
 }
 
 // lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
@@ -190,11 +187,7 @@ func (m machine) byLoad(gpus []topology.GPU) []topology.GPU {
 				holders++
 			}
 		}
-		used := g.MemoryBytes - g.FreeBytes
-		if g.MIGEnabled && len(g.MIG) > 0 {
-			used = g.MIG[0].MemoryBytes - g.MIG[0].FreeBytes
-		}
-		return max(bytes, used), holders
+		return max(bytes, g.MemoryBytes-g.FreeBytes), holders
 	}
 	gpus = slices.Clone(gpus)
 	slices.SortStableFunc(gpus, func(a, b topology.GPU) int {

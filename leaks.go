@@ -19,12 +19,11 @@ type LeakError struct{ Leaks []tier.Leak }
 const maxLeaksListed = 16
 
 func (e *LeakError) Error() string {
-	var spaces []string
-	var details strings.Builder
-	listed, more := 0, 0
+	var spaces, lines []string
 	for left := e.Leaks; len(left) > 0; { // one space after the other
 		id := left[0].Space
-		var promised, other, handles, records int64
+		var promised, other int64
+		held := map[string]int64{} // holders of buffers, by their kind
 		for len(left) > 0 && left[0].Space == id {
 			l := left[0]
 			left = left[1:]
@@ -34,43 +33,22 @@ func (e *LeakError) Error() string {
 				other += l.Bytes
 			}
 			var holders []string
-			for i, h := range l.Holders {
-				switch {
-				case l.Promise:
-				case h.Kind == books.Handle:
-					handles++
-				case h.Kind == books.Record:
-					records++
+			for _, h := range l.Holders {
+				if !l.Promise {
+					held[h.Kind]++
 				}
-				text := h.String()
-				if h.Stack != "" {
-					text += ", taken at\n" + h.Stack
-				}
-				if i < maxLeaksListed {
-					holders = append(holders, text)
-				}
+				holders = append(holders, withStack(h.String(), h.Stack))
 			}
-			switch n := len(l.Holders) - len(holders); {
-			case len(holders) == 0:
-				continue
-			case listed == maxLeaksListed:
-				more++
-				continue
-			case n > 0:
-				holders = append(holders, fmt.Sprintf("and %d more", n))
-			}
-			listed++
-			fmt.Fprintf(&details, "\n%d bytes in %s: %s", l.Bytes, id, strings.Join(holders, ", "))
-			if l.Stack != "" {
-				fmt.Fprintf(&details, ", taken at\n%s", l.Stack)
+			if len(holders) > 0 {
+				text := strings.Join(atMost(maxLeaksListed, holders), ", ")
+				lines = append(lines, withStack(fmt.Sprintf("%d bytes in %s: %s", l.Bytes, id, text), l.Stack))
 			}
 		}
 		var parts, by []string
-		if handles > 0 {
-			by = append(by, count(handles, "open handle"))
-		}
-		if records > 0 {
-			by = append(by, count(records, "open record"))
+		for _, kind := range []string{books.Handle, books.Record} {
+			if held[kind] > 0 {
+				by = append(by, count(held[kind], "open "+kind))
+			}
 		}
 		if other > 0 {
 			part := count(other, "byte") + " of buffers"
@@ -84,10 +62,24 @@ func (e *LeakError) Error() string {
 		}
 		spaces = append(spaces, fmt.Sprintf("in %s %s", id, strings.Join(parts, " and ")))
 	}
-	if more > 0 {
-		fmt.Fprintf(&details, "\nand %d more", more)
+	lines = append([]string{strings.Join(spaces, "; ")}, atMost(maxLeaksListed, lines)...)
+	return "spillway: not released at Close: " + strings.Join(lines, "\n")
+}
+
+// atMost returns the first n texts, and how many others there are.
+func atMost(n int, texts []string) []string {
+	if len(texts) <= n {
+		return texts
 	}
-	return "spillway: not released at Close: " + strings.Join(spaces, "; ") + details.String()
+	return append(texts[:n:n], fmt.Sprintf("and %d more", len(texts)-n))
+}
+
+// withStack returns what was taken, and where if that is known.
+func withStack(text, stack string) string {
+	if stack == "" {
+		return text
+	}
+	return text + ", taken at\n" + stack
 }
 
 // count returns "1 buffer" or "3 buffers".

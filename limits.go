@@ -56,23 +56,24 @@ type Limits struct {
 }
 
 func (l *Limits) check() error {
-	errs := []error{l.Permits.Validate(), l.Admission.Validate()}
-	host := l.Permits.Budgets == nil || slices.ContainsFunc(l.Permits.Budgets, func(b permit.Budget) bool {
-		return b.Name == permit.Host
-	})
-	if l.PermitPool != nil {
-		if p := &l.Permits; p.Budgets != nil || p.Slots != nil || p.Bypass != 0 {
-			errs[0] = errors.New("permits: there are both a pool and a configuration of one")
-		} else if nothing, err := l.PermitPool.TryAcquire(permit.Request{}); err != nil { // it is closed
-			errs[0] = fmt.Errorf("permits: %w", err)
+	pool, err := l.PermitPool, error(nil)
+	switch p := &l.Permits; {
+	case pool == nil:
+		pool, err = permit.New(*p)
+	case p.Budgets != nil || p.Slots != nil || p.Bypass != 0:
+		err = errors.New("permits: there are both a pool and a configuration of one")
+	}
+	if err == nil {
+		nothing, closed := pool.TryAcquire(permit.Request{})
+		if closed != nil {
+			err = fmt.Errorf("permits: %w", closed)
+		} else if _, ok := pool.Total(permit.Host); !ok { // no transfer with a disk could begin
+			err = fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
 		} else {
-			errs[0] = nothing.Release()
+			err = nothing.Release()
 		}
-		_, host = l.PermitPool.Total(permit.Host)
 	}
-	if !host && errs[0] == nil { // no transfer with a disk could begin
-		errs[0] = fmt.Errorf("permits: there is no budget %q, which transfers with disks take from", permit.Host)
-	}
+	errs := []error{err, l.Admission.Validate()}
 	if l.Quota != nil {
 		errs = append(errs, l.Quota.Validate())
 		if l.SharedQuota != nil && (!l.Quota.Limit.IsZero() || l.Quota.Ratio != nil) {
@@ -196,17 +197,6 @@ func (e *Engine) limited(dev tier.Device, i int) (tier.Device, error) {
 		return dev, nil
 	}
 	return quota.Under(dev, over...), nil
-}
-
-func (l *limits) close() error {
-	if l.unwatch != nil {
-		l.unwatch()
-	}
-	var errs []error
-	for _, lease := range l.leases {
-		errs = append(errs, lease.Close())
-	}
-	return errors.Join(errs...)
 }
 
 // Quota returns the limit over the engine's GPU spaces, which may be changed while it

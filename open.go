@@ -78,28 +78,7 @@ func (e *Engine) openSpaces(ctx context.Context) (err error) {
 	if err := e.machine.together(&e.cfg, e.simulated); err != nil {
 		return err
 	}
-	if err := e.openGPUs(ctx); err != nil {
-		return err
-	}
-	if err := e.openHost(); err != nil {
-		return err
-	}
-	var opened []*volumes.Volume
-	for i, d := range e.cfg.Disks {
-		v, err := e.openDisk(i, d)
-		if err != nil {
-			return fmt.Errorf("disk:%d: %w", i, err)
-		}
-		opened = append(opened, v)
-	}
-	volumes.WarnOfOthers(opened...)
-	e.warnOfMemory()
-	return nil
-}
-
-// openGPUs opens all devices and then the spaces on them: a limit may be a share of what they have
-// together.
-func (e *Engine) openGPUs(ctx context.Context) error {
+	// Open all devices, and then the spaces on them: a limit may be a share of what they have together.
 	for i, g := range e.cfg.GPUs {
 		dev, err := e.openDevice(ctx, i, g)
 		if err != nil {
@@ -121,6 +100,19 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 			return fmt.Errorf("gpu:%d: %w", i, err)
 		}
 	}
+	if err := e.openHost(); err != nil {
+		return err
+	}
+	var opened []*volumes.Volume
+	for i, d := range e.cfg.Disks {
+		v, err := e.openDisk(i, d)
+		if err != nil {
+			return fmt.Errorf("disk:%d: %w", i, err)
+		}
+		opened = append(opened, v)
+	}
+	volumes.WarnOfOthers(opened...)
+	e.warnOfMemory()
 	return nil
 }
 

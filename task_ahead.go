@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -21,8 +20,8 @@ const tasksAhead = 2
 const aheadAgain = 100 * time.Millisecond
 
 // aheadOfTasks prefetches the inputs of tasks that wait to be admitted, those of the oldest first,
-// while other tasks work. One goroutine fetches one batch after the other, so that demand never waits
-// for more than one of them. It ends when no task waits, or none works.
+// while other tasks work. One goroutine of the engine fetches one batch after the other, so that demand
+// never waits for more than one of them.
 type aheadOfTasks struct {
 	e    *Engine
 	poke chan struct{} // something has changed
@@ -30,27 +29,16 @@ type aheadOfTasks struct {
 	mu      sync.Mutex
 	waiting []*taskInputs // in the order in which they came
 	working int           // tasks
-	running bool          // the goroutine
 }
 
-// change applies a change to waiting or working, and starts the goroutine or has it look at once.
+// change applies a change to waiting or working, and has the goroutine look at once.
 func (a *aheadOfTasks) change(apply func()) {
 	a.mu.Lock()
 	apply()
-	start := !a.running && a.working > 0 && len(a.waiting) > 0 && a.e.calls.Enter()
-	a.running = a.running || start
 	a.mu.Unlock()
-	if start {
-		go func() {
-			labels.TaskAhead.Set()
-			defer a.e.calls.Leave()
-			a.run()
-		}()
-		return
-	}
 	select {
 	case a.poke <- struct{}{}:
-	default:
+	default: // it is going to look
 	}
 }
 
@@ -60,17 +48,15 @@ func (a *aheadOfTasks) leave(in *taskInputs) {
 }
 
 // run tries to fetch what comes next, once each: the inputs of as many waiting tasks as work, and of
-// tasksAhead at least. After a pass that fetched nothing it waits for a while.
-func (a *aheadOfTasks) run() {
-	ctx := a.e.mover.Ended()
+// tasksAhead at least. After a pass that fetched nothing it waits for a while, or for a change, until
+// ctx ends.
+func (a *aheadOfTasks) run(ctx context.Context) {
 	for {
 		a.mu.Lock()
-		if a.working == 0 || len(a.waiting) == 0 || ctx.Err() != nil {
-			a.running = false
-			a.mu.Unlock()
-			return
+		var next []*taskInputs
+		if a.working > 0 {
+			next = slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 		}
-		next := slices.Clone(a.waiting[:min(len(a.waiting), max(tasksAhead, a.working))])
 		a.mu.Unlock()
 		fetched := false
 		var full [tier.KindCount]bool // tiers without room
@@ -87,13 +73,16 @@ func (a *aheadOfTasks) run() {
 		if fetched {
 			continue
 		}
-		again := time.NewTimer(aheadAgain)
+		var again <-chan time.Time
+		if len(next) > 0 {
+			again = time.After(aheadAgain)
+		}
 		select {
-		case <-again.C:
+		case <-again:
 		case <-a.poke:
 		case <-ctx.Done():
+			return
 		}
-		again.Stop()
 	}
 }
 

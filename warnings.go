@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
@@ -25,24 +24,14 @@ import (
 // warning if it needs an action, and information or debug otherwise. It is safe for concurrent use,
 // and works after Close. docs/machine.md has all causes.
 func (e *Engine) Warnings() []diag.Warning {
-	all := slices.Clone(e.warned.machine)
-	for _, s := range e.warned.sources {
+	all := slices.Clone(e.warnings)
+	for _, s := range e.warners {
 		for _, w := range s.list() {
-			if s.space.Valid() {
-				w.Space = s.space.String()
-			}
+			w.Space = s.space.String()
 			all = append(all, w)
 		}
 	}
 	return all
-}
-
-// warned is what an engine has to warn of. But for logged it does not change once the
-// engine is open.
-type warned struct {
-	machine []diag.Warning
-	sources []warner
-	logged  sync.Map // of true, by warning
 }
 
 // warner is what a space's memory warns of.
@@ -53,15 +42,15 @@ type warner struct {
 
 // warn adds a warning that does not come from a space's memory; Open alone calls it.
 func (e *Engine) warn(w diag.Warning) {
-	if !slices.Contains(e.warned.machine, w) {
-		e.warned.machine = append(e.warned.machine, w)
+	if !slices.Contains(e.warnings, w) {
+		e.warnings = append(e.warnings, w)
 		e.logWarnings()
 	}
 }
 
 // warnFor adds what a space's memory warns of, now and later; Open alone calls it.
 func (e *Engine) warnFor(space tier.ID, list func() []diag.Warning) {
-	e.warned.sources = append(e.warned.sources, warner{space, list})
+	e.warners = append(e.warners, warner{space, list})
 	e.logWarnings()
 }
 
@@ -78,7 +67,7 @@ func (e *Engine) logWarnings() {
 // once. Facts that every start on such a machine meets, and that nobody can change, are at debug
 // level.
 func (e *Engine) logWarning(w diag.Warning) {
-	if _, logged := e.warned.logged.LoadOrStore(w, true); logged {
+	if _, logged := e.logged.LoadOrStore(w, true); logged {
 		return
 	}
 	level := slog.LevelWarn

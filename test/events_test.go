@@ -211,7 +211,7 @@ func TestCopyEvents(t *testing.T) {
 	closeEngine(t, eng)
 	var kinds []events.Kind
 	for _, e := range r.of(events.CopyMade, events.CopyUsed, events.CopyDropped) {
-		if e.To.Kind != tier.Disk || e.Batch != uint64(x.Batch) || e.Bytes == 0 {
+		if e.To.Kind != tier.Disk || e.Batch != uint64(x.ID) || e.Bytes == 0 {
 			t.Errorf("%+v", e)
 		}
 		kinds = append(kinds, e.Kind)
@@ -402,7 +402,7 @@ func TestExplanationOfWays(t *testing.T) {
 		"a move to gpu:0 would have to wait for room, and then move no bytes":     {To: gpu, Copy: true},
 		"a move to gpu:0 would move no bytes":                                     {To: gpu, Copy: true, Room: true},
 	} {
-		x := spillway.Explanation{Space: tier.ID{Kind: tier.Host}, Why: "put", Ways: []spillway.Way{way}}
+		x := spillway.Explanation{Info: batch.Info{Space: tier.ID{Kind: tier.Host}}, Why: "put", Ways: []spillway.Way{way}}
 		if got := x.String(); !strings.HasSuffix(got, "; "+want) {
 			t.Errorf("%q does not end with %q", got, want)
 		}

@@ -1,49 +1,38 @@
 package topology
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"math"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
-// bounds holds the limits of the process's cgroups; 0 is none. Each source is the file that has the
-// limit. The kernel adds the CPUs and nodes that cgroups allow to those in /proc/self/status.
-type bounds struct {
-	version int    // of the hierarchy that controls memory
-	dir     string // the process's directory in it
-
-	memory       int64
-	memorySource string
-	quota        float64 // CPUs
-	quotaSource  string
-}
-
-// cgroups reads the limits of the process's cgroups and of all above them: the smallest counts. A
-// controller may be in either version; some machines have both.
-func (t *tree) cgroups() (b bounds) {
-	text, ok := t.need(selfCgroups)
-	if !ok {
-		return b
-	}
-	groups, errs := procfs.Cgroup(text)
-	t.warn(selfCgroups, errs...)
+// cgroups reads the limits of the process's cgroups and of all above them, of which the smallest counts,
+// into t.top.Limits; 0 is none. A controller may be in either version; some machines have both. The
+// kernel adds the CPUs and nodes that cgroups allow to those in /proc/self/status.
+func (t *tree) cgroups() {
+	text, _ := t.need(selfCgroups)
+	groups := t.parseCgroups(text)
+	t.readMounts()
+	l := &t.top.Limits
 
 	// memory.high is a limit like memory.max: the kernel slows a process above it down until it is
 	// below, which pinned memory never allows.
 	files := []string{"memory.max", "memory.high"}
 	version, dirs := t.hierarchy("memory", groups)
-	if b.version = version; version > 0 {
-		b.dir = dirs[0]
+	if l.CgroupVersion = version; version > 0 {
+		l.Cgroup = dirs[0]
 	}
 	if version == 1 {
 		files = []string{"memory.limit_in_bytes", "memory.stat"}
 	}
-	b.memory, b.memorySource = smallest(t, dirs, files, func(file, text string) (int64, error) {
+	l.MemoryBytes, l.MemorySource = smallest(t, dirs, files, func(file, text string) (int64, error) {
 		if path.Base(file) == "memory.stat" {
 			// It has the limit of all groups above, of which a container sees none.
 			_, after, ok := strings.Cut("\n"+text, "\nhierarchical_memory_limit ")
@@ -53,20 +42,73 @@ func (t *tree) cgroups() (b bounds) {
 			}
 			text, _, _ = strings.Cut(after, "\n")
 		}
-		return procfs.Limit(text)
+		return parseLimit(text)
 	})
 
 	_, dirs = t.hierarchy("cpu", groups)
 	files = []string{"cpu.max", "cpu.cfs_quota_us"}
-	b.quota, b.quotaSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
+	l.CPUQuota, l.CPUSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
 		if path.Base(file) == "cpu.cfs_quota_us" { // version 1 has the period in another file
 			period, _ := t.want(path.Dir(file), "cpu.cfs_period_us")
 			text = strings.TrimSpace(text + " " + period)
 		}
-		return procfs.Quota(text)
+		return parseQuota(text)
 	})
+}
 
-	return b
+// parseCgroups returns the process's place in each hierarchy, as seen from the root of the cgroup
+// namespace, by controller; the empty one stands for the hierarchy of version 2.
+func (t *tree) parseCgroups(text string) map[string]string {
+	groups := map[string]string{}
+	for line := range strings.Lines(text) {
+		if line = strings.TrimRight(line, "\n"); line == "" {
+			continue
+		}
+		fields := strings.SplitN(line, ":", 3)
+		if len(fields) != 3 || !strings.HasPrefix(fields[2], "/") {
+			t.warnf(selfCgroups, "%s is not a cgroup", quote(line))
+			continue
+		}
+		for controller := range strings.SplitSeq(fields[1], ",") {
+			groups[controller] = cmp.Or(groups[controller], fields[2])
+		}
+	}
+	return groups
+}
+
+// parseLimit parses a limit of a cgroup in bytes; 0 is none, which version 2 calls "max", and version 1
+// the largest number of whole pages: no machine has half of that.
+func parseLimit(s string) (int64, error) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	switch {
+	case s == "max":
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("%s is not a limit", quote(s))
+	case n == 0:
+		return 0, errors.New("a limit of 0 bytes, under which nothing could run")
+	case n > math.MaxInt64/2:
+		return 0, nil
+	}
+	return int64(n), nil
+}
+
+// parseQuota parses the cpu.max of version 2, "quota period" in microseconds or "max period". It returns
+// the equivalent number of CPUs; 0 is none. -1 is version 1's word for "max".
+func parseQuota(s string) (float64, error) {
+	first, second, ok := strings.Cut(s, " ")
+	if !ok {
+		second = "100000" // the kernel's default period
+	}
+	quota, err1 := parseCount(first)
+	period, err2 := parseCount(second)
+	switch none := first == "max" || first == "-1"; {
+	case err2 != nil, period == 0, !none && (err1 != nil || quota == 0):
+		return 0, fmt.Errorf("%s is not a quota", quote(s))
+	case none:
+		return 0, nil
+	}
+	return float64(quota) / float64(period), nil
 }
 
 // smallest returns the smallest value above 0 of the files in the directories, and the file that has
@@ -87,25 +129,24 @@ func smallest[T int64 | float64](t *tree, dirs, files []string, parse func(file,
 
 // hierarchy returns the version of the hierarchy that has a controller, 0 if there is none, and the
 // process's directory in it with those above it as far as they are visible.
-func (t *tree) hierarchy(controller string, groups []procfs.Group) (version int, dirs []string) {
+func (t *tree) hierarchy(controller string, groups map[string]string) (version int, dirs []string) {
 	version, fileSystem := 1, "cgroup"
-	i := slices.IndexFunc(groups, func(g procfs.Group) bool { return slices.Contains(g.Controllers, controller) })
-	if i < 0 {
+	group, found := groups[controller]
+	if !found {
 		version, fileSystem = 2, "cgroup2"
-		i = slices.IndexFunc(groups, func(g procfs.Group) bool { return len(g.Controllers) == 0 })
+		group, found = groups[""]
 	}
-	if i < 0 {
+	if !found {
 		return 0, nil
 	}
 
-	group := groups[i].Path
-	var top procfs.Mount
+	var top mount
 	below, found := "", false
-	for _, m := range t.mounts() {
-		if m.FileSystem != fileSystem || version == 1 && !slices.Contains(m.Options, controller) {
+	for _, m := range t.mounts {
+		if m.FileSystem != fileSystem || version == 1 && !slices.Contains(m.options, controller) {
 			continue
 		}
-		if below, found = procfs.CutDir(group, m.Root); found && !strings.Contains(group+"/", "/../") {
+		if below, found = cutDir(group, m.root); found && !strings.Contains(group+"/", "/../") {
 			top = m
 			break
 		}
@@ -121,7 +162,7 @@ func (t *tree) hierarchy(controller string, groups []procfs.Group) (version int,
 		return 0, nil
 	case !found: // a mount made for another namespace: its top is the nearest there is
 		t.warnf(selfCgroups, "the group %s is not below %s, which is mounted at %s: limits of the latter are used",
-			procfs.Quote(group), procfs.Quote(top.Root), procfs.Quote(top.Point))
+			quote(group), quote(top.root), quote(top.Point))
 		below = ""
 	case len(below) > maxPathBytes:
 		t.warn(selfCgroups, errLongPath)
@@ -139,83 +180,55 @@ func (t *tree) hierarchy(controller string, groups []procfs.Group) (version int,
 	return version, dirs
 }
 
-// mounts returns the mounts of this process, read once.
-func (t *tree) mounts() []procfs.Mount {
-	if !t.hasMount {
-		t.hasMount = true
-		if text, ok := t.need(selfMounts); ok {
-			mounts, errs := procfs.Mountinfo(text)
-			t.warn(selfMounts, errs...)
-			t.mounted = mounts
+// limit adds to t.top.Limits, which has those of the cgroups, what the machine has and the process is
+// allowed: the smallest counts. Memory of GPUs is no host memory, unless there is no other.
+func (t *tree) limit(allowedNodes Set) {
+	top, l := &t.top, &t.top.Limits
+	allowed := len(top.CPU.Allowed)
+	switch n := math.Ceil(l.CPUQuota); {
+	case n > 0 && (allowed == 0 || n < float64(allowed)):
+		l.CPUs = int(min(n, maxMember)) // and the source is that of the quota
+	case allowed == 0:
+		l.CPUSource = ""
+	case allowed == len(top.CPU.Online):
+		l.CPUs, l.CPUSource = allowed, onlineCPUs
+	default:
+		l.CPUs, l.CPUSource = allowed, selfStatus
+	}
+
+	all, source := Set{}, selfStatus
+	l.MemoryNodes = Set{}
+	for _, n := range top.Nodes {
+		all = append(all, n.ID)
+		if !slices.ContainsFunc(top.GPUs, func(g GPU) bool { return g.OwnNodes.Contains(n.ID) }) {
+			l.MemoryNodes = append(l.MemoryNodes, n.ID)
 		}
 	}
-	return t.mounted
-}
-
-// limits combines what was found: the smallest of all limits counts.
-func (t *tree) limits(top *Topology, ofGPUs, allowedNodes Set, b bounds) Limits {
-	l := Limits{
-		MemoryBytes:   top.Memory.TotalBytes,
-		CPUs:          len(top.CPU.Allowed),
-		CPUQuota:      b.quota,
-		MemoryNodes:   idsOf(top.Nodes),
-		CgroupVersion: b.version,
-		Cgroup:        b.dir,
-	}
-	if l.MemoryBytes > 0 {
-		l.MemorySource = systemMemory
-	}
-	switch {
-	case l.CPUs == 0:
-	case l.CPUs == len(top.CPU.Online):
-		l.CPUSource = onlineCPUs
-	default:
-		l.CPUSource = selfStatus
-	}
-	if n := math.Ceil(b.quota); n > 0 && (l.CPUs == 0 || n < float64(l.CPUs)) {
-		l.CPUs, l.CPUSource = int(min(n, procfs.MaxMember)), b.quotaSource
-	}
-
-	source, all := selfStatus, len(l.MemoryNodes)
-	// Memory of a GPU is no host memory, unless there is no other.
-	host := slices.DeleteFunc(slices.Clone(l.MemoryNodes), ofGPUs.Contains)
-	if len(host) > 0 && len(host) < all {
-		l.MemoryNodes, source = host, systemNodes
+	if len(l.MemoryNodes) == 0 {
+		l.MemoryNodes = slices.Clone(all)
+	} else if len(l.MemoryNodes) < len(all) {
+		source = systemNodes
 	}
 	if allowedNodes != nil {
 		l.MemoryNodes = l.MemoryNodes.intersect(allowedNodes)
 	}
 	if len(l.MemoryNodes) == 0 {
 		t.warnf(source, "none of the nodes is allowed: all are taken to be")
-		l.MemoryNodes = idsOf(top.Nodes)
+		l.MemoryNodes = all
 	}
-	if n := memoryOf(top.Nodes, l.MemoryNodes); len(l.MemoryNodes) < all && n > 0 && (l.MemoryBytes == 0 ||
-		n < l.MemoryBytes) {
-		l.MemoryBytes, l.MemorySource = n, source
-	}
-	if b.memory > 0 && b.memory < procfs.NoLimit && (l.MemoryBytes == 0 || b.memory < l.MemoryBytes) {
-		l.MemoryBytes, l.MemorySource = b.memory, b.memorySource
-	}
-	return l
-}
-
-// idsOf returns the numbers of the nodes.
-func idsOf(nodes []Node) Set {
-	ids := Set{}
-	for _, n := range nodes {
-		ids = append(ids, n.ID)
-	}
-	return ids
-}
-
-// memoryOf adds up the memory of some nodes; 0 if that is more than a number can be.
-func memoryOf(nodes []Node, of Set) (sum int64) {
-	for _, n := range nodes {
-		if of.Contains(n.ID) {
-			if sum += n.MemoryBytes; sum < 0 {
-				return 0
-			}
+	bound := func(n int64, source string) {
+		if n > 0 && (l.MemoryBytes == 0 || n <= l.MemoryBytes) {
+			l.MemoryBytes, l.MemorySource = n, source
 		}
 	}
-	return sum
+	if len(l.MemoryNodes) < len(all) {
+		sum := int64(0)
+		for _, n := range top.Nodes {
+			if sum >= 0 && l.MemoryNodes.Contains(n.ID) {
+				sum += n.MemoryBytes // below 0 if it is more than a number can be
+			}
+		}
+		bound(sum, source)
+	}
+	bound(top.Memory.TotalBytes, systemMemory)
 }

@@ -6,8 +6,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // disks returns the whole disks that have a medium, with what is mounted of each, and the mounts
@@ -27,22 +25,22 @@ func (t *tree) disks() (disks []Disk, others []Mount) {
 			disks = append(disks, d)
 		}
 	}
-	for _, m := range t.mounts() {
+	for _, m := range t.mounts {
 		if slices.Contains(ofTheKernel, m.FileSystem) {
 			continue
 		}
 		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue // single files are mounted into containers
 		}
-		mount, on, onOne := Mount{m.Point, m.FileSystem, m.Source, m.ReadOnly}, t.disksBelowMount(m), false
+		on, onOne := t.disksBelowMount(m), false
 		for i := range disks {
 			if slices.Contains(on, disks[i].Name) {
-				disks[i].Mounts = append(disks[i].Mounts, mount)
+				disks[i].Mounts = append(disks[i].Mounts, m.Mount)
 				onOne = true
 			}
 		}
 		if !onOne {
-			others = append(others, mount)
+			others = append(others, m.Mount)
 		}
 	}
 	return disks, others
@@ -85,10 +83,10 @@ func (t *tree) disk(dir string) (d Disk, ok bool) {
 
 	vendor, _ := t.want(dir, "device/vendor")
 	model, _ := t.want(dir, "device/model")
-	d.Model = procfs.Label(model)
+	d.Model = label(model)
 	d.Device, _ = parsed(t, path.Join(dir, "dev"), t.want, func(text string) (string, error) {
-		if !procfs.IsDeviceNumber(text) {
-			return "", fmt.Errorf("%s is not the number of a device", procfs.Quote(text))
+		if !isDeviceNumber(text) {
+			return "", fmt.Errorf("%s is not the number of a device", quote(text))
 		}
 		return text, nil
 	})
@@ -177,10 +175,10 @@ func busAbove(dir string) string {
 
 // disksBelowMount returns the names of the whole disks that m is on, in order: of its device, the disk
 // of which that is a partition, or those below a device that is stacked on others.
-func (t *tree) disksBelowMount(m procfs.Mount) (names []string) {
+func (t *tree) disksBelowMount(m mount) (names []string) {
 	var candidates []string
-	if m.OnBlockDevice() {
-		candidates = append(candidates, path.Join("/sys/dev/block", m.Device))
+	if !strings.HasPrefix(m.device, "0:") {
+		candidates = append(candidates, path.Join("/sys/dev/block", m.device))
 	}
 	// Btrfs has no device number of its own; the mount names a device, or a link to it.
 	if device, isPath := strings.CutPrefix(m.Source, "/dev/"); isPath {

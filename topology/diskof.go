@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/fsinfo"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Location is where a directory is. The slices are never nil.
@@ -66,7 +65,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	}
 	dir = filepath.ToSlash(dir)
 
-	t.nodes = t.readNodes(CPU{}, Memory{})
+	t.top.Nodes = t.readNodes(CPU{}, Memory{})
 	l := Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}}
 	target, err := t.resolve(dir)
 	switch {
@@ -78,7 +77,8 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	default:
 		t.warn(dir, err)
 	}
-	if m, ok := procfs.MountOf(t.mounts(), l.Dir); ok {
+	t.readMounts()
+	if m, ok := t.mountOf(l.Dir); ok {
 		l.Mount, l.FileSystem, l.Source, l.ReadOnly = m.Point, m.FileSystem, m.Source, m.ReadOnly
 		l.Disks, l.below = t.disksUnder(m)
 	} else {
@@ -106,19 +106,19 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 // disksUnder returns the disks that the files of m are on, and whether some are in memory. It follows
 // an overlay to the directory that it writes to, and loop devices to their files. Each file system is
 // followed once: one may be on many loop devices, whose files may be on itself.
-func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
+func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 	disks = []Disk{}
-	todo, again := []procfs.Mount{m}, false
+	todo, again := []mount{m}, false
 	follow := func(file, why string) {
 		target, err := t.resolve(file)
-		on, ok := procfs.MountOf(t.mounts(), target)
+		on, ok := t.mountOf(target)
 		if err != nil && !missing(err) || !ok {
 			t.warnf(file, "%s: it is not known on what disk", why)
 			return
 		}
 		t.warnf(target, "%s: taken to be on the disk of %s", why, on.Point)
-		if slices.ContainsFunc(todo, func(o procfs.Mount) bool {
-			return o.Point == on.Point && o.Device == on.Device
+		if slices.ContainsFunc(todo, func(o mount) bool {
+			return o.Point == on.Point && o.device == on.device
 		}) {
 			again = true
 		} else {
@@ -134,7 +134,7 @@ func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 			continue
 		case m.FileSystem == "overlay":
 			upper := ""
-			for _, o := range m.Options {
+			for _, o := range m.options {
 				if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
 					upper = dir
 				}
@@ -144,7 +144,7 @@ func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 				t.warnf(m.Point, "an overlay that is not written to: its disk is not known")
 			case !t.isDir(upper):
 				t.warnf(m.Point, "the overlay writes to %s, which is not visible here: its disk is not known",
-					procfs.Quote(upper))
+					quote(upper))
 			default:
 				follow(upper, "an overlay writes to it")
 			}
@@ -152,7 +152,7 @@ func (t *tree) disksUnder(m procfs.Mount) (disks []Disk, memory bool) {
 		}
 		names := t.disksBelowMount(m)
 		if len(names) == 0 {
-			t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, procfs.Quote(m.Source))
+			t.warnf(m.Point, "%s of %s is on no block device that is known", m.FileSystem, quote(m.Source))
 			continue
 		}
 		all, _ := t.disks()

@@ -37,7 +37,7 @@ func ExampleDiskOf() {
 }
 
 // What lies between two devices decides what copies between them cost.
-func ExampleTopology_Path() {
+func ExampleTopology_Matrix() {
 	top := topology.Topology{
 		GPUs: []topology.GPU{
 			{Index: 0, Bus: []string{"pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"}},
@@ -45,12 +45,11 @@ func ExampleTopology_Path() {
 		},
 		Disks: []topology.Disk{{Name: "nvme0n1", Bus: []string{"pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:01.0", "0000:04:00.0"}}},
 	}
-	near, _ := top.Path("GPU0", "nvme0n1")
-	far, _ := top.Path("GPU1", "nvme0n1")
-	fmt.Println(near, far)
-	fmt.Print(top.Matrix())
+	m := top.Matrix()
+	fmt.Println(m.Devices[0], m.Devices[2], m.Paths[0][2])
+	fmt.Print(m)
 	// Output:
-	// PIX SYS
+	// GPU0 nvme0n1 PIX
 	//
 	// Paths
 	//   -        GPU0  GPU1  nvme0n1

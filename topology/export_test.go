@@ -2,6 +2,7 @@ package topology
 
 import (
 	"context"
+	"slices"
 
 	"github.com/spillway-db/spillway/internal/nvml"
 )
@@ -15,5 +16,12 @@ const SystemLibrary = nvml.DefaultPath
 // Level is the strictest level that a NIC meets.
 func Level(n NIC) NICLevel { return n.level() }
 
-// VisibleDevicesError is the error that matches ErrVisibleDevices.
-type VisibleDevicesError = visibleDevicesError
+// Between returns the path between two devices of t.
+func Between(t *Topology, a, b string) (p Path, ok bool) {
+	m := t.Matrix()
+	i, j := slices.Index(m.Devices, a), slices.Index(m.Devices, b)
+	if i < 0 || j < 0 {
+		return UnknownPath, false
+	}
+	return m.Paths[i][j], true
+}

@@ -12,27 +12,9 @@ import (
 
 	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/nvml"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 const nvidia = "0x10de" // PCI vendor
-
-// listing is what is known of the GPUs before CUDA_VISIBLE_DEVICES.
-type listing struct {
-	gpus       []GPU
-	fromDriver bool // UUIDs and MIG instances are known
-	partial    bool // there are GPUs that are not listed
-}
-
-// ownNodes returns the nodes whose memory is that of one of the GPUs.
-func (l listing) ownNodes() Set {
-	all := Set{}
-	for _, g := range l.gpus {
-		all = append(all, g.OwnNodes...)
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
 
 // gpuSource is the type of Options.GPUs.
 type gpuSource = func(context.Context) ([]GPU, error)
@@ -40,12 +22,12 @@ type gpuSource = func(context.Context) ([]GPU, error)
 // errNotListed is in a source's error if there is a GPU that it does not list.
 var errNotListed = errors.New("cannot be asked")
 
-// gpus returns the GPUs of the source, or those on the PCI bus.
-func (t *tree) gpus(source gpuSource) listing {
+// gpus returns the GPUs of the source, or those on the PCI bus, whatever CUDA_VISIBLE_DEVICES says.
+func (t *tree) gpus(source gpuSource) []GPU {
 	given := source != nil
 	if !given {
 		if !t.live {
-			return listing{gpus: t.busGPUs()}
+			return t.busGPUs()
 		}
 		source = nvmlAt(nvml.DefaultPath)
 	}
@@ -55,7 +37,7 @@ func (t *tree) gpus(source gpuSource) listing {
 		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
 			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are listed", err)
 		}
-		return listing{gpus: gpus}
+		return gpus
 	}
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
@@ -68,7 +50,8 @@ func (t *tree) gpus(source gpuSource) listing {
 	for i := range gpus {
 		t.complete(&gpus[i])
 	}
-	return listing{gpus: gpus, fromDriver: true, partial: errors.Is(err, errNotListed)}
+	t.fromDriver, t.partial = true, errors.Is(err, errNotListed)
+	return gpus
 }
 
 // ask lists the GPUs of a source, which may panic: the driver's library is not part of this module.
@@ -123,7 +106,7 @@ func foreign(g GPU) int {
 func (t *tree) driverOf(dir string) string {
 	link := path.Join(dir, "driver")
 	target, err := t.resolve(link)
-	name := procfs.Label(path.Base(target))
+	name := label(path.Base(target))
 	switch {
 	case err != nil && !missing(err):
 		t.warn(link, err)
@@ -145,7 +128,7 @@ func (t *tree) id(p string, digits int) (string, bool) {
 	return parsed(t, p, t.need, func(text string) (string, error) {
 		hex, ok := strings.CutPrefix(text, "0x")
 		if !ok || len(hex) != digits || strings.Trim(hex, "0123456789abcdef") != "" {
-			return "", fmt.Errorf("%s is not a number of %d hexadecimal digits", procfs.Quote(text), digits)
+			return "", fmt.Errorf("%s is not a number of %d hexadecimal digits", quote(text), digits)
 		}
 		return text, nil
 	})
@@ -155,16 +138,16 @@ func (t *tree) id(p string, digits int) (string, bool) {
 // sense.
 func (t *tree) complete(g *GPU) {
 	g.PCIAddress = gpuid.Address(g.PCIAddress)
-	g.Name, g.UUID = procfs.Label(g.Name), procfs.Label(g.UUID)
+	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	// A node with CPUs is the host's. For no node drivers return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
-		n, ok := t.node(id)
+		n, ok := t.top.Node(id)
 		return !ok || len(n.CPUs) > 0
 	})
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
-			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, procfs.Quote(l.Remote))
+			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
 			continue
 		}
 		l.Remote = gpuid.Address(l.Remote)
@@ -174,7 +157,7 @@ func (t *tree) complete(g *GPU) {
 	g.MIG = append([]MIGInstance{}, g.MIG...)
 	for i := range g.MIG {
 		m := &g.MIG[i]
-		m.UUID, m.Name = procfs.Label(m.UUID), procfs.Label(m.Name)
+		m.UUID, m.Name = label(m.UUID), label(m.Name)
 		t.correct(theDriver, "MIG instance "+m.UUID, &m.MemoryBytes, &m.FreeBytes)
 	}
 
@@ -202,12 +185,15 @@ func (t *tree) complete(g *GPU) {
 		t.completeFromBus(dir, g)
 	}
 	if g.CPUs == nil {
-		n, _ := t.node(g.Node)
+		n, _ := t.top.Node(g.Node)
 		g.CPUs = n.CPUs
 	}
 	g.CPUs = append(Set{}, g.CPUs...)
 	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
 }
+
+// linkSpeeds are those of the generations of PCIe, in GT/s.
+var linkSpeeds = []string{"2.5", "5", "8", "16", "32", "64", "128"}
 
 // completeFromBus adds to g what the PCI device in dir has and g does not.
 func (t *tree) completeFromBus(dir string, g *GPU) {
@@ -234,16 +220,17 @@ func (t *tree) completeFromBus(dir string, g *GPU) {
 	// does not change with the load.
 	file := path.Join(dir, "max_link_speed")
 	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
-		g.PCIeGeneration = procfs.LinkSpeed(speed)
+		number, _, _ := strings.Cut(speed, " ") // as "16.0 GT/s PCIe"
+		g.PCIeGeneration = 1 + slices.Index(linkSpeeds, strings.TrimSuffix(number, ".0"))
 		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
-			t.warnf(file, "%s is not the speed of a link", procfs.Quote(speed))
+			t.warnf(file, "%s is not the speed of a link", quote(speed))
 		}
 	}
 	file = path.Join(dir, "current_link_width")
 	if width, ok := t.want(file); ok && g.PCIeWidth == 0 {
-		n, err := procfs.Member(width)
+		n, err := parseMember(width)
 		if err != nil || n > 32 { // the widest link there is; a device that is lost says 63
-			t.warnf(file, "%s is not the width of a link", procfs.Quote(width))
+			t.warnf(file, "%s is not the width of a link", quote(width))
 			return
 		}
 		g.PCIeWidth = n

@@ -2,15 +2,16 @@ package topology
 
 import (
 	"cmp"
+	"encoding/hex"
 	"net"
 	"net/netip"
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 const (
@@ -34,7 +35,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		trie, _ := t.want("/proc/net/fib_trie")
 		routes, _ := t.want("/proc/net/route")
 		inet6, _ := t.want("/proc/net/if_inet6")
-		recorded := procfs.Addresses(trie, routes, inet6)
+		recorded := parseAddresses(trie, routes, inet6)
 		addresses = func(name string) ([]netip.Addr, error) { return recorded[name], nil }
 	}
 
@@ -57,7 +58,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		if !ok {
 			continue
 		}
-		n := NIC{Name: procfs.Label(name), Bus: []string{}, Node: t.nowhere(), Device: devices[name]}
+		n := NIC{Name: label(name), Bus: []string{}, Node: t.nowhere(), Device: devices[name]}
 		bus := busAbove(dir)
 		if bus != "" {
 			n.PCIAddress, n.Bus, n.Node = path.Base(bus), busPath(bus), t.nodeOf(bus)
@@ -88,21 +89,21 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 	slices.SortFunc(names, byNumber)
 	for _, name := range names {
 		file := path.Join(dir, name)
-		number, err := procfs.Member(name)
+		number, err := parseMember(name)
 		if err != nil || number == 0 {
-			t.warnf(file, "%s is not a port", procfs.Quote(name))
+			t.warnf(file, "%s is not a port", quote(name))
 			continue
 		}
 		p := Port{Number: number, Interfaces: []string{}, Addresses: []string{}}
 		if state, ok := t.need(file, "state"); ok { // as "4: ACTIVE"
 			_, word, _ := strings.Cut(state, ":")
-			if p.State = procfs.Label(word); p.State == "" {
-				t.warnf(path.Join(file, "state"), "%s is not a state", procfs.Quote(state))
+			if p.State = label(word); p.State == "" {
+				t.warnf(path.Join(file, "state"), "%s is not a state", quote(state))
 			}
 		}
 		layer, _ := t.want(file, "link_layer")
 		rate, _ := t.want(file, "rate")
-		p.LinkLayer, p.Rate = procfs.Label(layer), procfs.Label(rate)
+		p.LinkLayer, p.Rate = label(layer), label(rate)
 		ports = append(ports, p)
 	}
 	if bus == "" {
@@ -123,7 +124,7 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 			}
 		}
 		for _, iface := range t.stackedOn(file, map[string]bool{}) {
-			ports[i].Interfaces = append(ports[i].Interfaces, procfs.Label(iface))
+			ports[i].Interfaces = append(ports[i].Interfaces, label(iface))
 			of, err := addresses(iface)
 			if err != nil {
 				t.warn(file, err)
@@ -174,4 +175,71 @@ func systemAddresses(name string) ([]netip.Addr, error) {
 		}
 	}
 	return addresses, err
+}
+
+// parseAddresses returns the machine's own addresses by interface. The texts are those of
+// /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface; that of an
+// IPv4 address is the interface of the smallest network it is in that needs no gateway.
+func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
+	const gateway = 2 // RTF_GATEWAY
+	networks := map[netip.Prefix]string{}
+	for line := range strings.Lines(routes) {
+		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
+		if len(f) < 8 {
+			continue
+		}
+		to, mask := parseAddress(f[1]), parseAddress(f[7])
+		flags, err := strconv.ParseUint(f[3], 16, 32)
+		if err != nil || flags&gateway != 0 || !to.Is4() || !mask.Is4() {
+			continue
+		}
+		bits, _ := net.IPMask(mask.AsSlice()).Size() // 0 if it is no mask
+		if network, err := to.Prefix(bits); err == nil && networks[network] == "" {
+			networks[network] = f[0]
+		}
+	}
+
+	addresses := map[string][]netip.Addr{}
+	seen := map[netip.Addr]bool{}
+	var last netip.Addr
+	for line := range strings.Lines(trie) {
+		line = strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(line, "|-- "); ok {
+			last, _ = netip.ParseAddr(name)
+			continue
+		}
+		if !strings.HasPrefix(line, "/32 host LOCAL") || !last.Is4() || seen[last] {
+			continue
+		}
+		seen[last] = true
+		for bits := 32; bits > 0; bits-- {
+			network, _ := last.Prefix(bits) // which is an IPv4 address
+			if iface := networks[network]; iface != "" {
+				addresses[iface] = append(addresses[iface], last)
+				break
+			}
+		}
+	}
+	for line := range strings.Lines(inet6) {
+		if f := strings.Fields(line); len(f) == 6 {
+			if a := parseAddress(f[0]); a.Is6() {
+				addresses[f[5]] = append(addresses[f[5]], a)
+			}
+		}
+	}
+	return addresses
+}
+
+// parseAddress parses an address in hexadecimal digits. Those of IPv4 are in the byte order of a
+// little-endian machine.
+func parseAddress(s string) netip.Addr {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		return netip.Addr{}
+	}
+	if len(b) == 4 {
+		slices.Reverse(b)
+	}
+	a, _ := netip.AddrFromSlice(b) // invalid for any other length
+	return a
 }

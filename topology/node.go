@@ -1,32 +1,61 @@
 package topology
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strconv"
-
-	"github.com/spillway-db/spillway/internal/procfs"
+	"strings"
 )
 
-// meminfo reads the memory of the machine, or of a node, from its file.
+// meminfo reads the memory of the machine, or of a node, from its file. The lines of a node's file
+// begin with "Node 0".
 func (t *tree) meminfo(file string) (m Memory) {
 	text, ok := t.need(file)
 	if !ok {
 		return m
 	}
-	values, errs := procfs.Meminfo(text, "MemTotal", "MemFree", "MemAvailable", "SwapTotal")
-	t.warn(file, errs...)
-	m = Memory{values["MemTotal"], values["MemFree"], values["MemAvailable"], values["SwapTotal"]}
-	if _, ok := values["MemTotal"]; !ok {
+	missing := map[string]*int64{
+		"MemTotal": &m.TotalBytes, "MemFree": &m.FreeBytes,
+		"MemAvailable": &m.AvailableBytes, "SwapTotal": &m.SwapBytes,
+	}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		if words := strings.Fields(key); len(words) > 0 {
+			key = words[len(words)-1]
+		}
+		to := missing[key]
+		if to == nil {
+			continue // another key, or one that the file has twice
+		}
+		value = strings.TrimSpace(value)
+		number, unit, _ := strings.Cut(value, " ")
+		n, err := parseCount(number)
+		switch {
+		case err != nil:
+			t.warnf(file, "%s: %v", key, err)
+		case strings.TrimSpace(unit) != "kB": // of 1024 bytes
+			t.warnf(file, "%s: %s is not a number of kB", key, quote(value))
+		case n > math.MaxInt64>>10:
+			t.warnf(file, "%s: %s is out of range", key, quote(number))
+		default:
+			*to = n << 10
+			delete(missing, key)
+		}
+	}
+	if missing["MemTotal"] != nil {
 		t.warnf(file, "no MemTotal")
 		return m
 	}
-	for i, n := range []*int64{&m.FreeBytes, &m.AvailableBytes} {
-		if *n > m.TotalBytes {
-			t.warnf(file, "%s is %d of %d bytes", []string{"MemFree", "MemAvailable"}[i], *n, m.TotalBytes)
-			*n = m.TotalBytes
-		}
+	if m.FreeBytes > m.TotalBytes {
+		t.warnf(file, "MemFree is %d of %d bytes", m.FreeBytes, m.TotalBytes)
+		m.FreeBytes = m.TotalBytes
+	}
+	if m.AvailableBytes > m.TotalBytes {
+		t.warnf(file, "MemAvailable is %d of %d bytes", m.AvailableBytes, m.TotalBytes)
+		m.AvailableBytes = m.TotalBytes
 	}
 	return m
 }
@@ -38,18 +67,54 @@ func (t *tree) affinity() (cpus, nodes Set) {
 	if !ok {
 		return nil, nil
 	}
-	cpus, nodes, errs := procfs.Status(text)
-	t.warn(selfStatus, errs...)
-	if cpus == nil && len(errs) == 0 {
+	lists, failed := map[string]*Set{"Cpus_allowed_list": &cpus, "Mems_allowed_list": &nodes}, false
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		if lists[key] == nil {
+			continue
+		}
+		set, err := parseSet(value)
+		if err != nil {
+			t.warnf(selfStatus, "%s: %v", key, err)
+			failed = true
+		} else if len(set) > 0 {
+			*lists[key] = set
+		}
+	}
+	if cpus == nil && !failed {
 		t.warnf(selfStatus, "no Cpus_allowed_list")
 	}
 	return cpus, nodes
 }
 
+// parseCPUInfo returns the first processor's model and the numbers of all.
+func parseCPUInfo(text string) (model string, cpus Set) {
+	cpus = Set{}
+	arm := map[string]string{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); key {
+		case "processor":
+			if n, err := parseMember(value); err == nil {
+				cpus = append(cpus, n)
+			}
+		case "model name", "cpu model", "cpu": // x86 and ARM; MIPS; POWER
+			model = cmp.Or(model, label(value))
+		case "CPU implementer", "CPU part":
+			arm[key] = value
+		}
+	}
+	if model == "" && arm["CPU implementer"] != "" { // all that arm64 has
+		model = label("ARM implementer " + arm["CPU implementer"] + " part " + arm["CPU part"])
+	}
+	slices.Sort(cpus)
+	return model, slices.Compact(cpus)
+}
+
 // cpu returns the CPUs, with those allowed; nil is all.
 func (t *tree) cpu(allowed Set) CPU {
 	info, ok := t.need(systemCPUs)
-	model, listed := procfs.CPUInfo(info)
+	model, listed := parseCPUInfo(info)
 	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
@@ -90,7 +155,7 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 			}
 			memory := t.meminfo(path.Join(dir, "meminfo"))
 			n.MemoryBytes, n.FreeBytes = memory.TotalBytes, min(memory.FreeBytes, memory.TotalBytes)
-			parse := func(s string) ([]int, error) { return procfs.Distances(s, len(ids)) }
+			parse := func(s string) ([]int, error) { return parseDistances(s, len(ids)) }
 			if d, ok := parsed(t, path.Join(dir, "distance"), t.need, parse); ok {
 				n.Distances = d
 			}
@@ -102,19 +167,27 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 	return nodes
 }
 
-// node returns the node with the given number.
-func (t *tree) node(id int) (Node, bool) {
-	i := slices.IndexFunc(t.nodes, func(n Node) bool { return n.ID == id })
-	if i < 0 {
-		return Node{}, false
+// parseDistances parses the distances of a node, of which there must be n.
+func parseDistances(s string, n int) ([]int, error) {
+	fields := strings.Fields(s)
+	if len(fields) != n {
+		return nil, fmt.Errorf("%d distances for %d nodes", len(fields), n)
 	}
-	return t.nodes[i], true
+	distances := make([]int, n)
+	for i, f := range fields {
+		d, err := strconv.ParseUint(f, 10, 8) // the firmware's table has a byte for each
+		if err != nil || d == 0 {
+			return nil, fmt.Errorf("%s is not a distance", quote(f))
+		}
+		distances[i] = int(d)
+	}
+	return distances, nil
 }
 
 // nowhere returns the node of a device without one: the only node, or Unknown.
 func (t *tree) nowhere() int {
-	if len(t.nodes) == 1 {
-		return t.nodes[0].ID
+	if len(t.top.Nodes) == 1 {
+		return t.top.Nodes[0].ID
 	}
 	return Unknown
 }
@@ -124,11 +197,11 @@ func (t *tree) nowhere() int {
 func (t *tree) nodeOf(dir string) int {
 	node, ok := parsed(t, path.Join(dir, "numa_node"), t.want, func(text string) (int, error) {
 		n, err := strconv.ParseInt(text, 10, 32)
-		switch _, known := t.node(int(n)); {
+		switch _, known := t.top.Node(int(n)); {
 		case err != nil:
-			return 0, fmt.Errorf("%s is not a node", procfs.Quote(text))
-		case n == Unknown && len(t.nodes) > 1:
-			return 0, fmt.Errorf("the firmware does not say which of %d nodes the device is on", len(t.nodes))
+			return 0, fmt.Errorf("%s is not a node", quote(text))
+		case n == Unknown && len(t.top.Nodes) > 1:
+			return 0, fmt.Errorf("the firmware does not say which of %d nodes the device is on", len(t.top.Nodes))
 		case n != Unknown && !known:
 			return 0, fmt.Errorf("there is no node %d", n)
 		}
@@ -144,11 +217,11 @@ func (t *tree) nodeOf(dir string) int {
 // else the only one whose CPUs are.
 func (t *tree) nearTo(g *GPU) (near Node, ok bool) {
 	if len(g.NodeAffinity) == 1 {
-		if near, ok = t.node(g.NodeAffinity[0]); ok {
+		if near, ok = t.top.Node(g.NodeAffinity[0]); ok {
 			return near, true
 		}
 	}
-	for _, n := range t.nodes {
+	for _, n := range t.top.Nodes {
 		if len(n.CPUs.intersect(g.CPUAffinity)) == 0 {
 			continue
 		}

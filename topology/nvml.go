@@ -16,7 +16,45 @@ import (
 // GPUs and closes it. Several goroutines may use the source at a time. An Interface is internal to
 // this module: programs that have a library of their own use package gonvml, or write a source.
 func NVML(open func() (nvml.Interface, error)) func(context.Context) ([]GPU, error) {
-	return func(ctx context.Context) ([]GPU, error) { return nvmlGPUs(ctx, open) }
+	return func(ctx context.Context) ([]GPU, error) {
+		lib, err := open()
+		switch {
+		case errors.Is(err, nvml.ErrNoLibrary):
+			return nil, fmt.Errorf("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): "+
+				"names, memory, MIG instances and NVLinks of the GPUs are not known: %w", err)
+		case errors.Is(err, nvml.ErrDriverNotLoaded):
+			return nil, errors.New("NVIDIA's library is there, but its kernel driver is not loaded " +
+				"(modprobe nvidia; in a container, run it with the GPUs)")
+		case err != nil:
+			return nil, fmt.Errorf("NVIDIA's library cannot be initialized: %w", err)
+		}
+		defer lib.Close()
+
+		count, err := lib.Count()
+		if err == nil && (count < 0 || count > maxGPUs) {
+			err = fmt.Errorf("%d", count)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("NVIDIA's library does not say how many GPUs there are: %w", err)
+		}
+		r := nvmlReader{lib: lib}
+		gpus := make([]GPU, 0, count)
+		for i := range count {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			dev, err := lib.Device(i)
+			if err == nil && dev == 0 {
+				err = nvml.ErrNotFound
+			}
+			if err != nil {
+				r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, err))
+				continue
+			}
+			gpus = append(gpus, r.gpu(i, dev))
+		}
+		return gpus, errors.Join(r.problems...)
+	}
 }
 
 // nvmlAt returns the source of GPUs that binds NVIDIA's library at path when it is queried. It fails
@@ -27,47 +65,6 @@ func nvmlAt(path string) gpuSource {
 
 // maxGPUs bounds the number of queries, whatever count a library returns. The driver's own limit is 64.
 const maxGPUs = 256
-
-// nvmlGPUs lists the GPUs of a library.
-func nvmlGPUs(ctx context.Context, open func() (nvml.Interface, error)) (gpus []GPU, err error) {
-	lib, err := open()
-	switch {
-	case errors.Is(err, nvml.ErrNoLibrary):
-		return nil, fmt.Errorf("NVIDIA's library libnvidia-ml.so.1 is not there (it comes with the driver): "+
-			"names, memory, MIG instances and NVLinks of the GPUs are not known: %w", err)
-	case errors.Is(err, nvml.ErrDriverNotLoaded):
-		return nil, errors.New("NVIDIA's library is there, but its kernel driver is not loaded " +
-			"(modprobe nvidia; in a container, run it with the GPUs)")
-	case err != nil:
-		return nil, fmt.Errorf("NVIDIA's library cannot be initialized: %w", err)
-	}
-	defer lib.Close()
-
-	count, err := lib.Count()
-	if err == nil && (count < 0 || count > maxGPUs) {
-		err = fmt.Errorf("%d", count)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("NVIDIA's library does not say how many GPUs there are: %w", err)
-	}
-	r := nvmlReader{lib: lib}
-	gpus = make([]GPU, 0, count)
-	for i := range count {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		dev, err := lib.Device(i)
-		if err == nil && dev == 0 {
-			err = nvml.ErrNotFound
-		}
-		if err != nil {
-			r.problems = append(r.problems, fmt.Errorf("GPU %d %w: %w", i, errNotListed, err))
-			continue
-		}
-		gpus = append(gpus, r.gpu(i, dev))
-	}
-	return gpus, errors.Join(r.problems...)
-}
 
 // nvmlReader reads GPUs and collects the errors of queries that failed.
 type nvmlReader struct {

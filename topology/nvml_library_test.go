@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/nvml/nvmltest"
+	"github.com/spillway-db/spillway/test/nvmltest"
 	"github.com/spillway-db/spillway/topology"
 )
 

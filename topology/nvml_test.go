@@ -44,8 +44,8 @@ func testPublishedMatrix(t *testing.T, bind binding) {
 			case column == "NUMA Affinity":
 				got = fmt.Sprint(gpu.Node)
 			default:
-				p, ok := top.Path(cells[0], strings.Replace(column, "NIC", "mlx5_", 1))
-				back, _ := top.Path(strings.Replace(column, "NIC", "mlx5_", 1), cells[0])
+				p, ok := topology.Between(top, cells[0], strings.Replace(column, "NIC", "mlx5_", 1))
+				back, _ := topology.Between(top, strings.Replace(column, "NIC", "mlx5_", 1), cells[0])
 				if !ok || p != back {
 					t.Errorf("%s to %s: %q, back %q, %v", cells[0], column, p, back, ok)
 				}
@@ -101,7 +101,7 @@ func testDirectNVLinks(t *testing.T, bind binding) {
 		a, b string
 		want topology.Path
 	}{{"GPU0", "GPU1", "NV2"}, {"GPU1", "GPU2", "NV1"}, {"GPU0", "GPU2", topology.SYS}} {
-		if p, _ := top.Path(c.a, c.b); p != c.want {
+		if p, _ := topology.Between(top, c.a, c.b); p != c.want {
 			t.Errorf("%s to %s: %q, want %q", c.a, c.b, p, c.want)
 		}
 	}
@@ -158,8 +158,8 @@ func testNVLinkReports(t *testing.T, bind binding) {
 			}
 			top := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: bind(lib)})
 			for i, pair := range [3][2]string{{"GPU0", "GPU1"}, {"GPU0", "GPU2"}, {"GPU1", "GPU2"}} {
-				p, _ := top.Path(pair[0], pair[1])
-				if back, _ := top.Path(pair[1], pair[0]); p != c.want[i] || back != p {
+				p, _ := topology.Between(top, pair[0], pair[1])
+				if back, _ := topology.Between(top, pair[1], pair[0]); p != c.want[i] || back != p {
 					t.Errorf("%s to %s: %q, back %q, want %q", pair[0], pair[1], p, back, c.want[i])
 				}
 			}

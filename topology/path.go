@@ -2,7 +2,6 @@ package topology
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -52,17 +51,6 @@ type device struct {
 	bus     []string
 	node    int
 	links   []Link
-}
-
-// Path returns the path between two devices: GPUs are named GPU0 by their Index,
-// NICs and disks by their names. ok reports whether there are such devices.
-func (t *Topology) Path(a, b string) (p Path, ok bool) {
-	m := t.Matrix()
-	i, j := slices.Index(m.Devices, a), slices.Index(m.Devices, b)
-	if i < 0 || j < 0 {
-		return UnknownPath, false
-	}
-	return m.Paths[i][j], true
 }
 
 // Matrix returns the paths between all GPUs, NICs and disks, in this order.

@@ -5,17 +5,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Set is a set of CPUs or of NUMA nodes: their numbers, ascending, each once.
 // It marshals to the kernel's list format: 0-31,64-95.
 type Set []int
-
-// parseSet parses the kernel's list format: numbers and ranges between commas, in any order. An empty
-// text is the empty set.
-func parseSet(s string) (Set, error) { return procfs.List(s) }
 
 // String prints the set in the kernel's list format.
 func (s Set) String() string {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-db/spillway/internal/procfs"
 	"github.com/spillway-db/spillway/internal/size"
 	"github.com/spillway-db/spillway/internal/tabular"
 )
@@ -15,7 +14,7 @@ import (
 // from version to version: for programs there is JSON.
 func (t *Topology) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d CPUs online\n", cmp.Or(procfs.Printable(t.CPU.Model), "CPU of an unknown model"),
+	fmt.Fprintf(&b, "%s, %d CPUs online\n", cmp.Or(printable(t.CPU.Model), "CPU of an unknown model"),
 		len(t.CPU.Online))
 	fmt.Fprintf(&b, "%s of memory, %s available, %s of swap\n",
 		bytesOf(t.Memory.TotalBytes), bytesOf(t.Memory.AvailableBytes), size.Approx(t.Memory.SwapBytes))
@@ -42,7 +41,7 @@ func (t *Topology) String() string {
 	section(&b, "GPUs", gpus)
 	if t.Limits.HiddenGPUs > 0 {
 		fmt.Fprintf(&b, "  %d hidden by CUDA_VISIBLE_DEVICES=%q\n", t.Limits.HiddenGPUs,
-			procfs.Printable(t.Limits.VisibleDevices))
+			printable(t.Limits.VisibleDevices))
 	}
 
 	nics := tabular.Rows{{"nic", "port", "state", "link", "rate", "node", "pci address", "interfaces", "addresses"}}
@@ -94,7 +93,7 @@ func (t *Topology) String() string {
 		b.WriteString("\nWarnings\n")
 	}
 	for _, w := range t.Warnings {
-		fmt.Fprintf(&b, "  %s\n", procfs.Printable(w.What))
+		fmt.Fprintf(&b, "  %s\n", printable(w.What))
 	}
 	return b.String()
 }
@@ -108,7 +107,7 @@ func section(b *strings.Builder, title string, rows tabular.Rows) {
 	}
 	for _, cells := range rows {
 		for i := range cells {
-			if cells[i] = procfs.Printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
+			if cells[i] = printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
 				cells[i] = "-"
 			}
 		}

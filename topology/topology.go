@@ -15,7 +15,7 @@
 //	          ├─ Limits         of cgroups and cpusets: bytes, CPUs, nodes
 //	          └─ Warnings       what could not be read
 //	                │
-//	                ├─ Path(a, b), Matrix()   what lies between devices: NV12, PIX, PXB, PHB, NODE, SYS
+//	                ├─ Matrix()               what lies between devices: NV12, PIX, PXB, PHB, NODE, SYS
 //	                ├─ NICsAt(level)          those that are there, up, or have an address
 //	                └─ MemoryNode(node)       where memory near to a device is taken from
 //
@@ -47,7 +47,6 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Unknown is the number of a NUMA node that is not known: the firmware did not report where a
@@ -297,18 +296,17 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	}
 	defer t.root.Close() // which was only ever read from
 
-	top := &Topology{}
+	top := &t.top
 	cpus, nodes := t.affinity()
-	groups := t.cgroups()
+	t.cgroups()
 	top.Memory = t.meminfo(systemMemory)
 	top.CPU = t.cpu(cpus)
 	top.Nodes = t.readNodes(top.CPU, top.Memory)
-	t.nodes = top.Nodes
-	gpus := t.gpus(o.GPUs)
+	top.GPUs = t.gpus(o.GPUs)
 	top.NICs = t.nics(o.Addresses)
 	top.Disks, top.OtherMounts = t.disks()
-	top.Limits = t.limits(top, gpus.ownNodes(), nodes, groups)
-	if err := t.visible(top, gpus, o.LookupEnv); err != nil {
+	t.limit(nodes)
+	if err := t.visible(o.LookupEnv); err != nil {
 		return nil, err
 	}
 	top.Warnings = t.warnings()
@@ -374,7 +372,7 @@ func (t *Topology) NodeOfDir(dir string) int {
 	deepest := 0 // length of the mount that dir is on
 	for _, d := range t.Disks {
 		for _, m := range d.Mounts {
-			if _, ok := procfs.CutDir(dir, m.Point); !ok || len(m.Point) < deepest {
+			if _, ok := cutDir(dir, m.Point); !ok || len(m.Point) < deepest {
 				continue
 			}
 			if len(m.Point) > deepest {
@@ -384,7 +382,7 @@ func (t *Topology) NodeOfDir(dir string) int {
 		}
 	}
 	for _, m := range t.OtherMounts {
-		if _, ok := procfs.CutDir(dir, m.Point); ok && len(m.Point) >= deepest {
+		if _, ok := cutDir(dir, m.Point); ok && len(m.Point) >= deepest {
 			return Unknown // it hides the disks that are mounted above it
 		}
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // Files and directories of Linux.
@@ -53,9 +52,11 @@ type tree struct {
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	nodes    []Node         // of the machine; DiskOf needs only their numbers
-	mounted  []procfs.Mount // what mounts returned, once hasMount is true
-	hasMount bool
+	top    Topology // what was found; DiskOf needs only the numbers of the nodes
+	mounts []mount
+
+	fromDriver bool // the driver listed the GPUs: UUIDs and MIG instances are known
+	partial    bool // there are GPUs that it did not list
 }
 
 var (
@@ -105,7 +106,7 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	if t.ctx.Err() != nil {
 		return // what follows is the fault of the context, which is the error
 	}
-	line := procfs.Printable(p + ": " + fmt.Sprintf(format, args...))
+	line := printable(p + ": " + fmt.Sprintf(format, args...))
 	if len(line) > maxLineBytes {
 		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 	}
@@ -118,15 +119,12 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	}
 }
 
-// warn adds a warning for each error about the file p, which the errors of package os repeat.
-func (t *tree) warn(p string, errs ...error) {
-	for _, err := range errs {
-		var inner *fs.PathError
-		if errors.As(err, &inner) {
-			err = inner.Err
-		}
-		t.warnf(p, "%v", err)
+// warn adds a warning for an error about the file p, which the errors of package os repeat.
+func (t *tree) warn(p string, err error) {
+	if inner, ok := errors.AsType[*fs.PathError](err); ok {
+		err = inner.Err
 	}
+	t.warnf(p, "%v", err)
 }
 
 func (t *tree) warnings() []diag.Warning {
@@ -187,16 +185,16 @@ func (t *tree) need(file ...string) (text string, ok bool) {
 func (t *tree) want(file ...string) (text string, ok bool) {
 	p := path.Join(file...)
 	text, err := t.read(p)
-	if !missing(err) {
-		if err != nil {
-			t.warn(p, err)
+	if missing(err) {
+		if _, absent := t.root.Lstat(rel(p)); absent != nil {
+			return "", false
 		}
-		return text, err == nil
+		err = errors.New("a link to what is not there")
 	}
-	if _, err := t.root.Lstat(rel(p)); err == nil {
-		t.warnf(p, "a link to what is not there")
+	if err != nil {
+		t.warn(p, err)
 	}
-	return "", false
+	return text, err == nil
 }
 
 // parsed reads p by need or want and parses its text; an error is a warning.
@@ -215,7 +213,7 @@ func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse
 
 // count returns the number from 0 in a file, which may be missing.
 func (t *tree) count(file ...string) (int64, bool) {
-	return parsed(t, path.Join(file...), t.want, procfs.Count)
+	return parsed(t, path.Join(file...), t.want, parseCount)
 }
 
 // set returns the set in a file, which may be missing.

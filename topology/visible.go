@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/spillway-db/spillway/internal/procfs"
 )
 
 // The environment variables of CUDA that limit which GPUs a process sees.
@@ -25,35 +23,20 @@ const noDevices = "NoDevFiles"
 // names the entry that is wrong.
 var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
 
-// visibleDevicesError names the entry of CUDA_VISIBLE_DEVICES that is wrong. CUDA itself reports
-// nothing, and hides that entry's GPU and all behind it.
-type visibleDevicesError struct {
-	Value, Entry string
-	Reason       string
-}
-
-func (e *visibleDevicesError) Error() string {
-	return fmt.Sprintf("topology: CUDA_VISIBLE_DEVICES=%s: %s %s", procfs.Quote(e.Value), procfs.Quote(e.Entry),
-		e.Reason)
-}
-
-// Is makes the error match ErrVisibleDevices.
-func (e *visibleDevicesError) Is(target error) bool { return target == ErrVisibleDevices }
-
 // visible puts those GPUs into top that this process sees, in the order of CUDA_VISIBLE_DEVICES. An
 // empty value hides all, and -1 hides all GPUs behind it: CUDA's own documentation uses it for that.
 // An index counts the GPUs that are not foreign. A MIG instance is MIG-<UUID>, or MIG-<UUID of the
 // GPU>/<GPU instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is
 // enough.
-func (t *tree) visible(top *Topology, listed listing, lookup func(string) (string, bool)) error {
+func (t *tree) visible(lookup func(string) (string, bool)) error {
+	top := &t.top
 	countable, named := 0, true // named: all UUIDs are known
-	for i := range listed.gpus {
-		g := &listed.gpus[i]
+	for i := range top.GPUs {
+		g := &top.GPUs[i]
 		g.MemoryNode = top.MemoryNode(g.Node)
 		countable += 1 - foreign(*g)
 		named = named && g.UUID != ""
 	}
-	top.GPUs = listed.gpus
 	if lookup == nil && t.live {
 		lookup = os.LookupEnv
 	}
@@ -64,7 +47,7 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 	if !set {
 		return nil
 	}
-	top.Limits.VisibleDevices = procfs.Label(value)
+	top.Limits.VisibleDevices = label(value)
 	order, _ := lookup(deviceOrder)
 	entries := strings.Split(value, ",")
 	if v := strings.TrimSpace(value); v == "" || v == noDevices {
@@ -75,7 +58,10 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 		if entry = strings.TrimSpace(entry); entry == "-1" {
 			break
 		}
-		refuse := func(reason string) error { return &visibleDevicesError{value, entry, reason} }
+		// CUDA itself reports nothing, and hides that entry's GPU and all behind it.
+		refuse := func(reason string) error {
+			return fmt.Errorf("topology: %w: in %s, %s %s", ErrVisibleDevices, quote(value), quote(entry), reason)
+		}
 		isIndex, kind := isNumbered(entry, ""), "GPU"
 		if strings.HasPrefix(entry, "MIG-") {
 			kind = "MIG instance"
@@ -83,13 +69,13 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 			return refuse("is neither an index, nor a UUID (GPU-…), nor a MIG instance (MIG-…)")
 		}
 		if countable == 0 {
-			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", procfs.Quote(entry))
+			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", quote(entry))
 			continue
 		}
-		if !isIndex && !listed.fromDriver {
+		if !isIndex && !t.fromDriver {
 			t.warnf(visibleDevices,
 				"which GPU %s is only the driver's library knows, and it was not queried: "+
-					"all GPUs are listed", procfs.Quote(entry))
+					"all GPUs are listed", quote(entry))
 			return nil
 		}
 		var found []GPU
@@ -97,7 +83,7 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 		begins := func(id string) bool {
 			return !isIndex && len(id) >= len(entry) && strings.EqualFold(id[:len(entry)], entry)
 		}
-		for _, g := range listed.gpus {
+		for _, g := range top.GPUs {
 			if begins(g.UUID) || isIndex && err == nil && g.Index == index && foreign(g) == 0 {
 				found = append(found, g)
 			}
@@ -120,11 +106,11 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 			if isIndex {
 				reason = fmt.Sprintf("is no GPU's index: there are %d", countable)
 			}
-			if !listed.partial && (isIndex || named) {
+			if !t.partial && (isIndex || named) {
 				return refuse(reason)
 			}
 			// It may name a GPU that could not be asked.
-			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", procfs.Quote(entry), reason)
+			t.warnf(visibleDevices, "%s %s, but not all could be asked: it is left out", quote(entry), reason)
 			continue
 		}
 		g := found[0]
@@ -138,13 +124,13 @@ func (t *tree) visible(top *Topology, listed listing, lookup func(string) (strin
 		names[name] = true
 		seen = append(seen, g)
 		differ := func(o GPU) bool { return foreign(o) == 0 && (o.Name != g.Name || o.DeviceID != g.DeviceID) }
-		if isIndex && order != "PCI_BUS_ID" && slices.ContainsFunc(listed.gpus, differ) {
+		if isIndex && order != "PCI_BUS_ID" && slices.ContainsFunc(top.GPUs, differ) {
 			t.warnf(visibleDevices,
 				"the GPUs differ, and CUDA counts the fastest first: "+
 					"set CUDA_DEVICE_ORDER=PCI_BUS_ID to have it count as is done here")
 		}
 	}
-	for _, g := range listed.gpus {
+	for _, g := range top.GPUs {
 		if !slices.ContainsFunc(seen, func(s GPU) bool { return s.Index == g.Index }) {
 			top.Limits.HiddenGPUs++
 		}

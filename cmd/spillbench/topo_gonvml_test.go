@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/internal/nvml/nvmltest"
+	"github.com/spillway-db/spillway/test/nvmltest"
 )
 
 // TestTopoGoNVML: the document has the same GPUs through both bindings.

@@ -28,6 +28,7 @@ var layout = []string{
 	"internal/volumes",
 	"tier/disk/faultfs",
 	"test/testfs",
+	"test/nvmltest",
 	"tier/faultdev",
 	"reservation",
 	"reservation/arrowmem",
@@ -64,10 +65,10 @@ var layout = []string{
 
 // testRigs are what tests of any package may use besides: the suites that
 // backends are held to, and the backends to test with.
-var testRigs = []string{"topology/gonvml", "test/browser", "test/busyengine", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "test/testfs", "tier/faultdev"}
+var testRigs = []string{"topology/gonvml", "test/browser", "test/busyengine", "test/nvmltest", "tier/tiertest", "internal/image/imagetest", "internal/devpool", "internal/sim", "tier/sim", "tier/cuda", "internal/host", "tier/disk", "internal/volumes", "tier/disk/faultfs", "test/testfs", "tier/faultdev"}
 
 // testOnly are the packages of the layout that only tests may import.
-var testOnly = []string{"test/browser", "test/busyengine", "tier/tiertest", "test/testfs", "internal/image/imagetest"}
+var testOnly = []string{"test/browser", "test/busyengine", "tier/tiertest", "test/testfs", "test/nvmltest", "internal/image/imagetest"}
 
 // programsMay lists the public packages that commands may import. The backends
 // that hold memory are not among them: the root package alone wires those.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-db/spillway/internal/address"
-	"github.com/spillway-db/spillway/internal/procfs"
+	"github.com/spillway-db/spillway/topology"
 )
 
 // memoryNodes returns the NUMA nodes that have memory; node 0 alone where the
@@ -23,7 +23,9 @@ func memoryNodes() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return procfs.List(string(b))
+	var nodes topology.Set
+	err = nodes.UnmarshalText(b)
+	return nodes, err
 }
 
 // bindTo makes the pages of b come from node, and from no other: the kernel

@@ -19,10 +19,7 @@ type Violation string
 func (v Violation) Error() string { return "lockrank: " + string(v) }
 
 // Rank names a place in the lock order. The types below are the only ones.
-type Rank interface {
-	rank() int
-	name() string
-}
+type Rank interface{ rank() int }
 
 // The ranks, outermost first.
 type (
@@ -55,13 +52,3 @@ func (Reservation) rank() int { return 6 }
 func (Space) rank() int       { return 7 }
 func (Backend) rank() int     { return 8 }
 func (Device) rank() int      { return 9 }
-
-func (Monitor) name() string     { return "monitor" }
-func (Manager) name() string     { return "repository manager" }
-func (Repository) name() string  { return "repository" }
-func (Batch) name() string       { return "batch" }
-func (Registry) name() string    { return "registry" }
-func (Reservation) name() string { return "reservation" }
-func (Space) name() string       { return "space" }
-func (Backend) name() string     { return "backend" }
-func (Device) name() string      { return "device" }

@@ -17,15 +17,15 @@ type locker interface {
 // order is the lock order of the package comment, outermost first.
 func order() (names []string, locks []locker) {
 	return []string{
-			"monitor",
-			"repository manager",
-			"repository",
-			"batch",
-			"registry",
-			"reservation",
-			"space",
-			"backend",
-			"device",
+			"lockrank.Monitor",
+			"lockrank.Manager",
+			"lockrank.Repository",
+			"lockrank.Batch",
+			"lockrank.Registry",
+			"lockrank.Reservation",
+			"lockrank.Space",
+			"lockrank.Backend",
+			"lockrank.Device",
 		},
 		[]locker{
 			new(
@@ -123,7 +123,7 @@ func TestTryLock(t *testing.T) {
 		t.Fatal("a mutex was had twice")
 	}
 	if invariants.Enabled {
-		if v := violation(t, locks[5].Lock); v != "reservation locked while space is held" {
+		if v := violation(t, locks[5].Lock); v != "lockrank.Reservation locked while lockrank.Space is held" {
 			t.Errorf("below the one that was tried and above the one before: %q", v)
 		}
 	}
@@ -140,7 +140,7 @@ func TestAssertNone(t *testing.T) {
 	if v := violation(
 		t,
 		func() { lockrank.AssertNone("a file is read") },
-	); v != "a file is read while registry is held" {
+	); v != "a file is read while lockrank.Registry is held" {
 		t.Errorf("%q", v)
 	}
 	locks[4].Unlock()
@@ -153,7 +153,7 @@ func TestUnlockByAnother(t *testing.T) {
 	locks[2].Lock()
 	got := make(chan lockrank.Violation)
 	go func() { got <- violation(t, locks[2].Unlock) }()
-	if v := <-got; v != "repository unlocked by a goroutine that does not hold it" {
+	if v := <-got; v != "lockrank.Repository unlocked by a goroutine that does not hold it" {
 		t.Errorf("%q", v)
 	}
 	locks[2].Unlock()

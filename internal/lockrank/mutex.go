@@ -2,6 +2,7 @@ package lockrank
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -11,8 +12,7 @@ import (
 var held sync.Map // uintptr → *[]entry; only its own goroutine touches the slice
 
 type entry struct {
-	rank int
-	name string
+	rank Rank
 	mu   any
 }
 
@@ -54,8 +54,8 @@ func (m *Mutex[R]) Unlock() {
 func (m *Mutex[R]) check() {
 	var r R
 	for _, e := range *mine() { // not only the last: a TryLock may be out of order
-		if e.rank >= r.rank() {
-			panic(Violation(fmt.Sprintf("%s locked while %s is held", r.name(), e.name)))
+		if e.rank.rank() >= r.rank() {
+			panic(Violation(fmt.Sprintf("%T locked while %T is held", r, e.rank)))
 		}
 	}
 }
@@ -64,7 +64,7 @@ func (m *Mutex[R]) check() {
 func (m *Mutex[R]) add() {
 	var r R
 	stack := mine()
-	*stack = append(*stack, entry{r.rank(), r.name(), m})
+	*stack = append(*stack, entry{r, m})
 }
 
 // remove takes m from those that the goroutine holds, and panics if it is not among them.
@@ -72,7 +72,7 @@ func (m *Mutex[R]) remove() {
 	stack := mine()
 	for i := len(*stack) - 1; i >= 0; i-- {
 		if (*stack)[i].mu == any(m) {
-			*stack = append((*stack)[:i], (*stack)[i+1:]...)
+			*stack = slices.Delete(*stack, i, i+1)
 			if len(*stack) == 0 {
 				held.Delete(living())
 			}
@@ -80,7 +80,7 @@ func (m *Mutex[R]) remove() {
 		}
 	}
 	var r R
-	panic(Violation(r.name() + " unlocked by a goroutine that does not hold it"))
+	panic(Violation(fmt.Sprintf("%T unlocked by a goroutine that does not hold it", r)))
 }
 
 // AssertNone panics in an invariants build if the goroutine holds any ranked mutex. Call it where
@@ -94,7 +94,7 @@ func AssertNone(what string) {
 		return
 	}
 	if stack := *s.(*[]entry); len(stack) > 0 {
-		panic(Violation(fmt.Sprintf("%s while %s is held", what, stack[len(stack)-1].name)))
+		panic(Violation(fmt.Sprintf("%s while %T is held", what, stack[len(stack)-1].rank)))
 	}
 }
 

@@ -1,10 +1,10 @@
-// Package nodelimits reads and writes the limits that a node gives a container as a file. A process
+// Package nodelimits has the format of the limits that a node gives a container as a file, and reads them. A process
 // obeys them even if it does not have the container's environment, as in a login session.
 //
 //	Dir/environment   lines NAME=value; root's alone to write
 //	Ledger            where the node's ledger is mounted
 //
-//	Write ──▶ the file ──▶ Lookup: the file's variables before those of the environment
+//	Format ──▶ the file ──▶ Lookup: the file's variables before those of the environment
 package nodelimits
 
 import (
@@ -37,29 +37,16 @@ const (
 	maxFile = 64 << 10
 )
 
-// Write replaces the limits in a directory by the variables of env. Processes see all of them or
-// the ones before.
-func Write(dir string, env map[string]string) error {
+// Format returns the text of a file with the limits in env.
+func Format(env map[string]string) ([]byte, error) {
 	var text bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if strings.ContainsAny(name, "=\n\x00") || name == "" || strings.ContainsAny(env[name], "\n\x00") {
-			return fmt.Errorf("%q=%q does not fit into a line", name, env[name])
+			return nil, fmt.Errorf("%q=%q does not fit into a line", name, env[name])
 		}
 		fmt.Fprintf(&text, "%s=%s\n", name, env[name])
 	}
-	f, err := os.CreateTemp(dir, ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text.Bytes())
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, File))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return text.Bytes(), nil
 }
 
 // Lookup returns a function that finds variables in the node's limits in Dir, or else by env. A process

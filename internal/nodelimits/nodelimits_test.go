@@ -7,6 +7,19 @@ import (
 	"testing"
 )
 
+// write writes a file of limits to dir.
+func write(dir string, env map[string]string) error {
+	text, err := Format(env)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, File)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o644) // independent of the umask
+}
+
 func TestLookup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the file is root's")
@@ -43,7 +56,7 @@ func TestLookup(t *testing.T) {
 		"not the node's":       {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
 	} {
 		dir := t.TempDir()
-		if err := Write(dir, c.node); err != nil {
+		if err := write(dir, c.node); err != nil {
 			t.Fatal(err)
 		}
 		found, err := lookup(dir, func(name string) (string, bool) { v, ok := c.env[name]; return v, ok })
@@ -78,7 +91,7 @@ func TestLookupRefuses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, File)
-		if err := Write(dir, map[string]string{"A": "b"}); err != nil {
+		if err := write(dir, map[string]string{"A": "b"}); err != nil {
 			t.Fatal(err)
 		}
 		if err := spoil(path); err != nil {
@@ -96,7 +109,7 @@ func TestLookupRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := Write(t.TempDir(), map[string]string{"A": "b\nSPILLWAY_X=1"}); err == nil {
+	if _, err := Format(map[string]string{"A": "b\nSPILLWAY_X=1"}); err == nil {
 		t.Error("a value of two lines is written")
 	}
 }

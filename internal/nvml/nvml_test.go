@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/dynlib"
 	"github.com/spillway-db/spillway/internal/nvml"
-	"github.com/spillway-db/spillway/internal/nvml/nvmltest"
+	"github.com/spillway-db/spillway/test/nvmltest"
 )
 
 // questions are all that can be asked, by the function of the library that is called.

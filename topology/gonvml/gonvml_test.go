@@ -18,7 +18,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 
 	own "github.com/spillway-db/spillway/internal/nvml"
-	"github.com/spillway-db/spillway/internal/nvml/nvmltest"
+	"github.com/spillway-db/spillway/test/nvmltest"
 	"github.com/spillway-db/spillway/topology"
 	"github.com/spillway-db/spillway/topology/gonvml"
 )

@@ -214,7 +214,12 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	if err := os.Chmod(limits, 0o755); err != nil { // independent of the umask
 		return Access{}, err
 	}
-	if err := nodelimits.Write(limits, env); err != nil {
+	text, err := nodelimits.Format(env)
+	if err != nil {
+		return Access{}, err
+	}
+	readable := func(draft string) error { return os.Chmod(draft, 0o644) } // by all users of the container
+	if err := atomicfile.Write(filepath.Join(limits, nodelimits.File), text, readable); err != nil {
 		return Access{}, err
 	}
 	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids(g.GPUs), ","); g.GPUs[0].Simulated {
