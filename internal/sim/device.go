@@ -83,7 +83,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// gpu is a simulated GPU. It implements tier.Device and tier.Lender and is safe for concurrent use; a stream belongs to one goroutine at a time.
+// gpu is a simulated GPU. It implements tier.Device and tier.Lender and is safe for concurrent use; a
+// stream belongs to one goroutine at a time.
 //
 // Close sets mu.closed, so that calls fail, waits for the work on all streams and for the guests,
 // and ends the goroutine that touches pages. The arena is unmapped by its last user, which may be a
