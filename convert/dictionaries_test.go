@@ -595,7 +595,7 @@ func TestCorruptDictionary(t *testing.T) {
 	if _, err := m.mover.Record(t.Context(), h); !errors.Is(err, image.ErrCorrupt) {
 		t.Errorf("opened: %v", err)
 	}
-	if _, _, err := m.mover.Digest(t.Context(), h); !errors.Is(err, image.ErrCorrupt) {
+	if _, err := m.mover.Digest(t.Context(), h); !errors.Is(err, image.ErrCorrupt) {
 		t.Errorf("digest: %v", err)
 	}
 	if err := h.Close(); err != nil {

@@ -40,7 +40,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					_, _, err = m.mover.Digest(t.Context(), h)
+					_, err = m.mover.Digest(t.Context(), h)
 					return errors.Join(err, h.Close())
 				},
 			}

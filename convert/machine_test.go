@@ -324,7 +324,7 @@ func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
 	if err != nil {
 		return err
 	}
-	got, _, err := m.mover.Digest(t.Context(), h)
+	got, err := m.mover.Digest(t.Context(), h)
 	if want := m.heapDigest(t, b.ID()); err == nil && got != want {
 		err = fmt.Errorf("the digest is %x, want %x", got, want)
 	}

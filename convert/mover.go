@@ -210,27 +210,25 @@ func (m *Mover) Consume(ctx context.Context, b *batch.Batch, to reservation.Stra
 	return m.run(ctx, &move{b: b, to: to, reason: ReasonWork, opens: true, last: true})
 }
 
-// Digest computes the fingerprint of all bytes of the image that h holds, where
-// they are: on the device if it can compute, over the host extents, or else
-// through pinned chunks; onDevice reports whether the device did it. Dictionaries that are images
-// of their own count as if they followed the body, in the order of AllDictionaries. Two images of
-// the same record have the same.
-func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, onDevice bool, err error) {
+// Digest computes the fingerprint of all bytes of the image that h holds: in place in host memory,
+// and else through pinned chunks. Dictionaries that are images of their own count as if they
+// followed the body, in the order of AllDictionaries. Two images of the same record have the same.
+func (m *Mover) Digest(ctx context.Context, h *batch.Handle) (d tier.Digest, err error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
-		return d, false, err
+		return d, err
 	}
 	defer end()
 	p, err := payloadOf(h, "computing a digest")
 	if err != nil {
-		return d, false, err
+		return d, err
 	}
 	img, ok := p.(*batch.Image)
 	if !ok {
-		return d, false, fmt.Errorf("convert: %s has no digest", p.Type())
+		return d, fmt.Errorf("convert: %s has no digest", p.Type())
 	}
-	d, onDevice, err = m.cfg.Builtin.Digest(ctx, img)
-	return d, onDevice, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
+	d, err = m.cfg.Builtin.Digest(ctx, img)
+	return d, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
 }
 
 // OnDisk runs f, which reads bytes from a disk or, if writes is set, writes bytes to one, when it

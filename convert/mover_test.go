@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/array"
-	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
@@ -17,7 +14,6 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/faultdev"
 )
 
 // TestEveryTypeAlongEveryEdge moves a batch of each type from each tier to each
@@ -300,7 +296,7 @@ func TestRecordOutlivesItsBatch(t *testing.T) {
 	}
 }
 
-// The device's digest and the one of the bytes in host memory and on disk agree.
+// The digests of the bytes in each tier agree.
 func TestDigestIsTheSameEverywhere(t *testing.T) { onEachGPU(t, 1, digestIsTheSameEverywhere) }
 
 func digestIsTheSameEverywhere(t *testing.T, g gpus) {
@@ -315,12 +311,9 @@ func digestIsTheSameEverywhere(t *testing.T, g gpus) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, onDevice, err := m.mover.Digest(t.Context(), h)
+		d, err := m.mover.Digest(t.Context(), h)
 		if err := errors.Join(err, h.Close()); err != nil {
 			t.Fatal(err)
-		}
-		if onDevice != (k == tier.GPU) {
-			t.Errorf("%s: computed on the device: %v", k, onDevice)
 		}
 		if i == 0 {
 			want = d
@@ -328,69 +321,6 @@ func digestIsTheSameEverywhere(t *testing.T, g gpus) {
 		if d != want || d == (tier.Digest{}) {
 			t.Errorf("%s: digest %x, want %x", k, d, want)
 		}
-	}
-}
-
-// plain is a device that does not compute; dull is one that returns an error instead, as decorators
-// and drivers without a compiler do.
-type (
-	plain struct{ tier.Device }
-	dull  struct {
-		tier.Device
-		asked *atomic.Int64
-	}
-)
-
-func (d dull) Digest(_ tier.Stream, _ tier.Addr, _, _ int64, out *tier.Digest) error {
-	d.asked.Add(1)
-	return fmt.Errorf("no compiler: %w", tier.ErrNotSupported)
-}
-
-// TestDigestWithoutAComputer: Digest copies the bytes back through pinned chunks, and reports that it
-// did, if the device cannot compute digests. It always copies dictionaries back.
-func TestDigestWithoutAComputer(t *testing.T) {
-	var asked atomic.Int64
-	words, off := array.NewStringBuilder(memory.DefaultAllocator), array.NewUint32Builder(memory.DefaultAllocator)
-	for i := range uint32(20_000) {
-		words.Append(fmt.Sprintf("the word of %d", i))
-		off.Append(i)
-	}
-	values, indices := words.NewArray(), off.NewArray()
-	column := array.NewDictionaryArray(&arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Uint32, ValueType: arrow.BinaryTypes.String}, indices, values)
-	rec := array.NewRecordBatch(arrow.NewSchema([]arrow.Field{{Name: "word", Type: column.DataType()}}, nil), []arrow.Array{column}, 20_000)
-	values.Release()
-	indices.Release()
-	column.Release()
-	defer rec.Release()
-	digests := make(map[string]tier.Digest)
-	for name, wrap := range map[string]func(tier.Device) tier.Device{
-		"computes":       nil,
-		"does not":       func(d tier.Device) tier.Device { return plain{d} },
-		"says so":        func(d tier.Device) tier.Device { return dull{d, &asked} },
-		"says so inside": func(d tier.Device) tier.Device { return faultdev.New(dull{d, &asked}, 1) },
-	} {
-		m := newMachine(t, machineConfig{outside: true, wrap: wrap})
-		b := m.put(t, rec, tier.GPU)
-		h, err := m.mover.Acquire(t.Context(), b, reservation.AnyInTier(tier.GPU))
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, onDevice, err := m.mover.Digest(t.Context(), h)
-		if err := errors.Join(err, h.Close()); err != nil {
-			t.Fatal(err)
-		}
-		if onDevice != (wrap == nil) {
-			t.Errorf("%s: computed on the device: %v", name, onDevice)
-		}
-		digests[name] = d
-	}
-	for name, d := range digests {
-		if d != digests["computes"] || d == (tier.Digest{}) {
-			t.Errorf("a device that %s: digest %x, want %x", name, d, digests["computes"])
-		}
-	}
-	if n := asked.Load(); n != 2 { // for the body
-		t.Errorf("devices that say so were asked %d times", n)
 	}
 }
 

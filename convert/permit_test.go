@@ -159,7 +159,7 @@ var diskOperations = []struct {
 		if err != nil {
 			return err
 		}
-		_, _, err = m.mover.Digest(ctx, h)
+		_, err = m.mover.Digest(ctx, h)
 		return errors.Join(err, h.Close())
 	}},
 	{"a record laid out to disk", tier.GPU, tier.GPU, true, func(ctx context.Context, m *machine, b *batch.Batch) error {

@@ -78,7 +78,7 @@ func TestNilArguments(t *testing.T) {
 		"Clone":                    {func() error { _, err := m.Clone(ctx, nil, nil); return err }, "batch is nil"},
 		"Record":                   {func() error { _, err := m.Record(ctx, nil); return err }, "handle is nil"},
 		"Columns":                  {func() error { _, err := m.Columns(ctx, nil, convert.Selection{}); return err }, "handle is nil"},
-		"Digest":                   {func() error { _, _, err := m.Digest(ctx, nil); return err }, "handle is nil"},
+		"Digest":                   {func() error { _, err := m.Digest(ctx, nil); return err }, "handle is nil"},
 		"Verify":                   {func() error { return m.Verify(ctx, nil) }, "payload is nil"},
 		"Share":                    {func() error { _, err := m.Share(ctx, nil, room); return err }, "image is nil"},
 		"convert.NewLayout":        {func() error { _, err := convert.NewLayout(nil); return err }, "record is nil"},

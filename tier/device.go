@@ -124,27 +124,6 @@ type Region struct {
 	Size             int64
 }
 
-// Digest is an order-independent fingerprint of a run of bytes; see
-// Computer.
-type Digest struct {
-	Hash uint64 // sum over words of a mixture of word and position
-	Sum  uint64 // sum of the words
-}
-
-// Add returns the digest of both parts, if other's positions follow on.
-func (d Digest) Add(other Digest) Digest {
-	return Digest{Hash: d.Hash + other.Hash, Sum: d.Sum + other.Sum}
-}
-
-// Computer is what a device implements that can compute on its memory. A decorator
-// may implement it over a device that does not, and returns ErrNotSupported then.
-type Computer interface {
-	// Digest writes the DigestBytes of the size bytes at src, an address that is a multiple of 8,
-	// into *out, which may be read when an event recorded afterwards is done. The first word has
-	// position first.
-	Digest(s Stream, src Addr, size int64, first int64, out *Digest) error
-}
-
 // Wait waits for e and returns its error, or ctx's if that ends first; the
 // work goes on in that case, and what it uses must be left alone until Done.
 func Wait(ctx context.Context, e Event) error {

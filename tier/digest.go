@@ -15,9 +15,20 @@ const (
 	digestMix  = 0xbf58476d1ce4e5b9
 )
 
+// Digest is a fingerprint of a run of bytes, which DigestBytes defines.
+type Digest struct {
+	Hash uint64 // sum over words of a mixture of word and position
+	Sum  uint64 // sum of the words
+}
+
+// Add returns the digest of both parts, if other's positions follow on.
+func (d Digest) Add(other Digest) Digest {
+	return Digest{Hash: d.Hash + other.Hash, Sum: d.Sum + other.Sum}
+}
+
 // DigestBytes is the definition of Digest: for each little-endian 8-byte word w at position i (the
 // first is first), Sum adds w and Hash adds rotl((w xor (i+1)·digestStep)·digestMix, 31)·digestStep.
-// The sums do not depend on the order in which parts are taken, so a device may compute them in
+// The sums do not depend on the order in which parts are taken, so they may be digested in
 // parallel. A last word that is not whole is padded with zero bytes.
 //
 //go:norace

@@ -179,10 +179,6 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if err != nil && (ctx.Err() != nil || fail.Status(err) == fail.Usage) {
 		return err
 	}
-	if res.OnHost {
-		m.notes.add("the GPU cannot compute digests here: " +
-			"the bytes were copied back and digested in host memory")
-	}
 	doc := f.document(m, sources, res)
 	if median := doc.SetRuns(runs); len(runs) == f.runs { // else the phases are those of the run that failed
 		doc.Phases = perRun[median]
@@ -258,7 +254,6 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config, p phased) (
 		res.Mismatches += all.Mismatches
 		res.Corrupt += all.Corrupt
 		res.Unread += all.Unread
-		res.OnHost = res.OnHost || all.OnHost
 		res.First = cmp.Or(all.First, res.First)
 		all = res
 		if err != nil {

@@ -5,19 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
 	"github.com/spillway-db/spillway/internal/invariants"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // kernelText is what the emulator wants of PTX: that it looks like it.
-var kernelText = []byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry spillway_digest(\n\t.param .u64 src)\n.visible .entry other()\n\x00")
-
 // everything calls each method of Calls once, and returns what went wrong.
 type everything struct {
 	r            *rig
@@ -56,7 +52,6 @@ func (e *everything) run(c *cuda.Calls) (err error) {
 	check(e.events(c, s))
 	check(e.pools(c, s))
 	check(e.values(c, s))
-	check(e.digest(c, s, a))
 	check(e.context(c, s, a))
 	return err
 }
@@ -99,27 +94,6 @@ func (e *everything) values(c *cuda.Calls, s cuda.Stream) error {
 	return errors.Join(err, c.SyncStream(s), c.FreeHost(word))
 }
 
-// digest computes on the device what tier defines.
-func (e *everything) digest(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
-	m, err := c.LoadModule(kernelText)
-	if err != nil {
-		return err
-	}
-	f, err := c.Function(m, "spillway_digest")
-	const n, first = 1003, 11
-	err = errors.Join(err, c.CopyToDevice(s, a, address.Of(e.in), n), c.Fill(s, a+2048, 0, 16),
-		c.Launch(s, f, cuda.Grid{Blocks: 4, Threads: 256}, uint64(a), n, first, uint64(a)+2048),
-		c.CopyToHost(s, address.Of(e.reg), a+2048, 16), c.SyncStream(s))
-	want := tier.DigestBytes(e.in[:n], first)
-	if got := words(e.reg); got[0] != want.Hash || got[1] != want.Sum {
-		err = errors.Join(err, errors.New("the digest differs"))
-	}
-	if _, ferr := c.Function(m, "other"); !errors.Is(ferr, cuda.ErrNotFound) {
-		err = errors.Join(err, errors.New("a kernel was found that nobody knows"))
-	}
-	return errors.Join(err, c.UnloadModule(m))
-}
-
 func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 	if i, err := c.Ordinal(); i != e.d.Info().Ordinal || err != nil {
 		return errors.Join(err, errors.New("the context is another device's"))
@@ -138,15 +112,6 @@ func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 		}[:1]))
 	}
 	return errors.Join(err, c.SyncStream(s))
-}
-
-func words(b []byte) (w [2]uint64) {
-	for i := range w {
-		for j := range 8 {
-			w[i] |= uint64(b[8*i+j]) << (8 * j)
-		}
-	}
-	return w
 }
 
 // Every function that is bound is called, and does what it should.
@@ -191,10 +156,6 @@ func (r *rig) everything() {
 	copy(want, bytes.Repeat([]byte{5}, 8))
 	if !bytes.Equal(e.out, want) {
 		t.Error("what came back is not what was sent")
-	}
-	if err := e.d.Here(func(c *cuda.Calls) error { _, err := c.LoadModule([]byte{1, 0}); return err }); !errors.Is(err, cuda.ErrInvalidPTX) ||
-		!strings.Contains(err.Error(), "cuModuleLoadData: CUDA_ERROR_INVALID_PTX: a PTX") {
-		t.Errorf("loading nonsense: %v", err)
 	}
 	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(address.Of(e.reg)) }))
 }
@@ -255,8 +216,7 @@ func TestMistakes(t *testing.T) {
 		"a wrong copy among others": {cuda.ErrInvalidValue, func(c *cuda.Calls) error {
 			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: h, Size: 1}, {Dst: a + small, HostSrc: h, Size: 1}})
 		}},
-		"a module without an end": {cuda.ErrInvalidValue, func(c *cuda.Calls) error { _, err := c.LoadModule([]byte(".version")); return err }},
-		"a peer that is itself":   {cuda.ErrInvalidContext, func(c *cuda.Calls) error { return c.EnablePeer(d.Context()) }},
+		"a peer that is itself": {cuda.ErrInvalidContext, func(c *cuda.Calls) error { return c.EnablePeer(d.Context()) }},
 	} {
 		if err := d.Here(c.call); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)

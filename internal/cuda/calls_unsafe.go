@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -415,41 +414,4 @@ func (c *Calls) Fill(s Stream, dst Ptr, value byte, n int64) error {
 // EnablePeer lets work of this context reach the memory of another.
 func (c *Calls) EnablePeer(peer Context) error {
 	return c.call(c.cuCtxEnablePeerAccess, uintptr(peer), 0)
-}
-
-// LoadModule loads PTX or a binary. PTX must end in a zero byte.
-func (c *Calls) LoadModule(image []byte) (m Module, err error) {
-	if len(image) == 0 || image[len(image)-1] != 0 {
-		return 0, &Error{
-			Call: c.cuModuleLoadData.name,
-			Code: ErrInvalidValue,
-			Name: "the image does not end in a zero byte",
-		}
-	}
-	err = c.call(c.cuModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
-	return m, err
-}
-
-// UnloadModule gives m and its functions up.
-func (c *Calls) UnloadModule(m Module) error { return c.call(c.cuModuleUnload, uintptr(m)) }
-
-// Function returns a kernel of m, which is good as long as m is.
-func (c *Calls) Function(m Module, name string) (f Function, err error) {
-	text := append([]byte(name), 0)
-	err = c.call(c.cuModuleGetFunction,
-		uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
-	return f, err
-}
-
-// Launch puts a kernel on s. Its arguments must all have 64 bits.
-func (c *Calls) Launch(s Stream, f Function, g Grid, args ...uint64) error {
-	own := append(make([]uint64, 0, len(args)+1), args...) // not the caller's stack
-	at := make([]unsafe.Pointer, len(args)+1)
-	for i := range own {
-		at[i] = unsafe.Pointer(&own[i])
-	}
-	err := c.call(c.cuLaunchKernel, uintptr(f), uintptr(g.Blocks), 1, 1, uintptr(g.Threads), 1, 1, 0, uintptr(s),
-		uintptr(unsafe.Pointer(&at[0])), 0)
-	runtime.KeepAlive(own)
-	return err
 }

@@ -17,10 +17,6 @@
 // The device's thread looks at the events of all marks, the oldest of each stream, ever more
 // seldom the longer it has waited; no thread is blocked for an event.
 //
-// One thing is computed on the device: the digest of tier, by a kernel of ours. It is PTX, text
-// that the driver compiles. It is loaded at its first use (PrepareDigest), since most devices never
-// need it. A driver without a compiler is no mistake; it is reported as ErrNoKernel.
-//
 // Asynchronous copies are given host memory by its address, and only such as this
 // Library has pinned: memory of Go's heap could be gone before the copy is done.
 // Addresses of devices are numbers and never pointers.
@@ -64,9 +60,6 @@ type Device struct {
 	watches []watched // the thread's
 	woken   bool      // the thread has ended a mark whose waiters may sleep
 	capture int32     // what it minded of others' graphs before it was the thread of the device
-
-	loading chan struct{} // holds a token while a goroutine loads the kernel, or reads the next fields
-	kernel  kernel
 }
 
 // Open opens a device with its primary context, which all users of the device in this process
@@ -90,7 +83,6 @@ func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
 	d := &Device{lib: l, info: info, handle: handle, ctx: ctx, primary: ctx == 0, stopped: make(chan struct{})}
 	d.calls = Calls{l, d}
 	d.queue.wake = make(chan struct{}, 1)
-	d.loading = make(chan struct{}, 1)
 	ready := make(chan error, 1)
 	go func() {
 		labels.GPU.Set()
@@ -218,9 +210,6 @@ func (d *Device) enter() (err error) {
 // leave gives up what the thread has, and reports whether the thread is as it was.
 func (d *Device) leave() (clean bool) {
 	var errs []error
-	if d.kernel.module != 0 {
-		errs = append(errs, d.calls.UnloadModule(d.kernel.module))
-	}
 	for _, e := range d.queue.mu.free { // there is no other user any more
 		errs = append(errs, d.calls.DestroyEvent(e))
 	}

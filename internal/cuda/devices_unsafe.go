@@ -65,7 +65,9 @@ func (l *Library) device(ordinal int) (info DeviceInfo, dev int32, err error) {
 	if !l.HasPools() { // older drivers do not know the question
 		return info, dev, nil
 	}
-	pools, err := l.attribute(dev, attributeMemoryPools)
+	const attributeMemoryPools = 115
+	var pools int32
+	err = l.call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&pools)), attributeMemoryPools, uintptr(dev))
 	info.Pools = pools != 0
 	return info, dev, err
 }
@@ -89,19 +91,6 @@ func (c *Calls) Ordinal() (int, error) {
 		Code: ErrInvalidDevice,
 		Name: "the context's device is none that the driver shows",
 	}
-}
-
-// The attributes of a device that are asked for, by the driver's numbers.
-const (
-	attributeMultiprocessors = 16
-	attributeMemoryPools     = 115
-)
-
-// attribute asks a device.
-func (l *Library) attribute(dev int32, which uintptr) (int, error) {
-	var value int32
-	err := l.call(l.cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), which, uintptr(dev))
-	return int(value), err
 }
 
 // CanAccessPeer reports whether a device can reach the memory of another.

@@ -18,14 +18,8 @@ const (
 	ErrDeviceUnavailable           Code = 46
 	ErrNoDevice                    Code = 100
 	ErrInvalidDevice               Code = 101
-	ErrInvalidImage                Code = 200
 	ErrInvalidContext              Code = 201
-	ErrNoBinaryForGPU              Code = 209
 	ErrPeerAccessUnsupported       Code = 217
-	ErrInvalidPTX                  Code = 218
-	ErrNoJITCompiler               Code = 221
-	ErrUnsupportedPTX              Code = 222 // it is newer than the driver
-	ErrJITDisabled                 Code = 223
 	ErrInvalidHandle               Code = 400
 	ErrNotFound                    Code = 500
 	ErrNotReady                    Code = 600
@@ -95,8 +89,6 @@ var (
 	ErrClosed = errors.New("cuda: the device is closed")
 	// ErrNotPinned: host memory of an asynchronous copy that this library has not pinned.
 	ErrNotPinned = errors.New("cuda: host memory of a copy is not pinned")
-	// ErrNoKernel: this driver cannot load the kernel, and so the device cannot compute.
-	ErrNoKernel = errors.New("cuda: the driver does not take the kernel")
 )
 
 // LoadError says why there is no CUDA here. It matches ErrUnavailable, its Reason

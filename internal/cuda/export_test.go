@@ -13,11 +13,5 @@ func SymbolNames() map[string]bool {
 	return names
 }
 
-// DigestPTX is the kernel's text.
-func DigestPTX() string { return digestText }
-
-// DigestGrid is the shape in which it is launched.
-func DigestGrid(size int64, multiprocessors int) Grid { return digestGrid(size, multiprocessors) }
-
 // HasValues reports whether streams can wait for a word of memory.
 func (l *Library) HasValues() bool { return l.cuStreamWaitValue32_v2.fn != 0 }

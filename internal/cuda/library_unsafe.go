@@ -44,8 +44,7 @@ type required struct {
 	cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventQuery,
 	cuMemAlloc_v2, cuMemFree_v2, cuMemGetInfo_v2, cuMemGetAddressRange_v2, cuPointerGetAttribute,
 	cuMemHostRegister_v2, cuMemHostUnregister, cuMemHostAlloc, cuMemFreeHost, cuMemHostGetDevicePointer_v2,
-	cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync, cuMemsetD8Async,
-	cuModuleLoadData, cuModuleGetFunction, cuModuleUnload, cuLaunchKernel symbol
+	cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync, cuMemsetD8Async symbol
 }
 
 // optional are the functions that a driver may lack, with the version of CUDA that brought them.

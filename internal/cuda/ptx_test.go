@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// An interpreter of PTX, for as much of it as our kernel uses. It is meaner than a device is: which
+// An interpreter of PTX, for as much of it as the example's kernel uses. It is meaner than a device is: which
 // of the threads of a warp that have parted goes on is drawn by lot, and so is the order of warps
 // and blocks; registers and shared memory hold nothing before they are written; each access is held
 // to its alignment and must be inside of the memory that there is.

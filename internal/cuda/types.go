@@ -2,12 +2,10 @@ package cuda
 
 // Handles of the driver. The zero values are none.
 type (
-	Context  uintptr
-	Stream   uintptr
-	Event    uintptr
-	Pool     uintptr
-	Module   uintptr
-	Function uintptr
+	Context uintptr
+	Stream  uintptr
+	Event   uintptr
+	Pool    uintptr
 )
 
 // Ptr is an address in a device's memory: a number, never a pointer.
@@ -30,6 +28,3 @@ type Copy struct {
 	HostDst, HostSrc uintptr
 	Size             int64 // bytes, above 0
 }
-
-// Grid is how many threads run a kernel: blocks, and threads in each.
-type Grid struct{ Blocks, Threads uint32 }

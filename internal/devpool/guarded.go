@@ -1,8 +1,6 @@
 package devpool
 
 import (
-	"fmt"
-
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -68,16 +66,6 @@ func (g guarded) Record(s tier.Stream) (e tier.Event, err error) {
 func (g guarded) WaitEvent(s tier.Stream, e tier.Event) (err error) {
 	defer guard.Error(&err, "Device.WaitEvent")
 	return g.Device.WaitEvent(s, e)
-}
-
-// Digest implements tier.Computer. It returns ErrNotSupported if the device does not.
-func (g guarded) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) (err error) {
-	defer guard.Error(&err, "Computer.Digest")
-	computer, ok := g.Device.(tier.Computer)
-	if !ok {
-		return fmt.Errorf("devpool: %s cannot compute: %w", g.Info().Name, tier.ErrNotSupported)
-	}
-	return computer.Digest(s, src, size, first, out)
 }
 
 func (g guarded) Close() (err error) {

@@ -4,7 +4,7 @@
 // it are labelled "sim".
 //
 //	                       ┌─ stream ── queue ── worker ─┐
-//	copy, fill, digest ───▶├─ stream ── queue ── worker ─┼──▶ arena ◀── extent.Allocator
+//	copy, fill ───────────▶├─ stream ── queue ── worker ─┼──▶ arena ◀── extent.Allocator
 //	                       └─ stream ── queue ── worker ─┘      ▲
 //	     ◀── event ◀── Record                                   └── Alloc, Free: 256-byte granule
 //
@@ -83,8 +83,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// gpu is a simulated GPU. It implements tier.Device, tier.Computer and tier.Lender and is safe for
-// concurrent use; a stream belongs to one goroutine at a time.
+// gpu is a simulated GPU. It implements tier.Device and tier.Lender and is safe for concurrent use; a
+// stream belongs to one goroutine at a time.
 //
 // Close sets mu.closed, so that calls fail, waits for the work on all streams and for the guests,
 // and ends the goroutine that touches pages. The arena is unmapped by its last user, which may be a
@@ -119,12 +119,11 @@ type gpu struct {
 }
 
 var (
-	_ tier.Device   = (*gpu)(nil)
-	_ tier.Computer = (*gpu)(nil)
-	_ tier.Lender   = (*gpu)(nil)
+	_ tier.Device = (*gpu)(nil)
+	_ tier.Lender = (*gpu)(nil)
 )
 
-// New returns a device, which is also a tier.Computer and a tier.Lender. For tests it has a method
+// New returns a device, which is also a tier.Lender. For tests it has a method
 // SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
 func New(cfg Config) (tier.Device, error) { return NewFaulty(cfg, nil) }

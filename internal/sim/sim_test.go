@@ -220,7 +220,6 @@ func TestFaultHookIsAsked(t *testing.T) {
 		d.CopyRegions(s, []tier.Region{{Dst: a, Src: a + 500, Size: 30}}), s.Sync(),
 		d.CopyPeer(s, a, d, a+500, 40), s.Sync(),
 		d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: make([]byte, 2)}, {Dst: a + 10, Src: a, Size: 3}}), s.Sync(),
-		d.Digest(s, a, 16, 0, new(tier.Digest)), s.Sync(),
 		d.CopyToDevice(s, a, nil), s.Sync(),
 	} {
 		ok(t, err)
@@ -239,12 +238,11 @@ func TestFaultHookIsAsked(t *testing.T) {
 		"5 submit copy regions 30", "5 run copy regions 30",
 		"6 submit copy regions 40", "6 run copy regions 40", // to itself
 		"7 submit copy regions 5", "7 run copy regions 5",
-		"8 submit digest 16", "8 run digest 16",
-		"9 submit copy to device 0",
+		"8 submit copy to device 0",
+		"9 submit record 0",
 		"10 submit record 0",
-		"11 submit record 0",
-		"12 submit wait event 0",
-		"13 submit free 1000",
+		"11 submit wait event 0",
+		"12 submit free 1000",
 	}
 	if !slices.Equal(h.asks, want) {
 		t.Errorf("the hook was asked\n%s\nwant\n%s", strings.Join(h.asks, "\n"), strings.Join(want, "\n"))
@@ -283,7 +281,7 @@ func TestFaultHookMayBlock(t *testing.T) {
 func TestUseAfterFreeOnAnotherStream(t *testing.T) {
 	let := make(chan struct{})
 	d := open(t, sim.Config{Memory: 1 << 20}, func(op sim.Op) error {
-		if op.Kind == sim.OpDigest && op.Stage == sim.Run {
+		if op.Kind == sim.OpFill && op.Stage == sim.Run {
 			<-let
 		}
 		return nil
@@ -298,7 +296,7 @@ func TestUseAfterFreeOnAnotherStream(t *testing.T) {
 			let = make(chan struct{})
 			s, other := stream(t, d), stream(t, d)
 			keep, a := alloc(t, d, s, 100), alloc(t, d, s, 100)
-			ok(t, d.Digest(s, keep, 8, 0, new(tier.Digest))) // held up
+			ok(t, d.Fill(s, keep, 0, 8)) // held up
 			ok(t, use(s, a))
 			ok(t, d.Free(other, a))
 			close(let)

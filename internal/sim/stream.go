@@ -24,7 +24,6 @@ const (
 	OpCopyPeer     OpKind = "copy to peer"
 	OpCopyRegions  OpKind = "copy regions"
 	OpFill         OpKind = "fill"
-	OpDigest       OpKind = "digest"
 	OpNewStream    OpKind = "new stream"
 	OpRecord       OpKind = "record"
 	OpWaitEvent    OpKind = "wait event"
@@ -37,8 +36,7 @@ const (
 	// Submit: the call is being made; its arguments are right. An error refuses it.
 	Submit Stage = iota
 	// Run: the stream's worker has come to the work. An error fails it, and with it
-	// the stream. Only work that moves or computes bytes has this stage: copies,
-	// Fill and Digest.
+	// the stream. Only copies and Fill have this stage.
 	Run
 )
 
@@ -80,10 +78,8 @@ type work struct {
 
 	inward, outward int64 // bytes over the modelled links
 
-	memory []byte       // of Fill and Digest
-	value  byte         // Fill
-	first  int64        // Digest
-	digest *tier.Digest // Digest
+	memory []byte // of Fill
+	value  byte   // Fill
 
 	free   *devpool.Allocation // Free
 	record *event              // Record
@@ -162,21 +158,6 @@ func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) (err e
 	return d.put(ts, w)
 }
 
-// Digest implements tier.Computer.
-func (d *gpu) Digest(ts tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) (err error) {
-	switch {
-	case src%8 != 0:
-		return fmt.Errorf("sim: a digest from address %#x, which is not a multiple of 8", uint64(src))
-	case out == nil:
-		return errors.New("sim: a digest without a destination")
-	}
-	w := work{kind: OpDigest, bytes: size, first: first, digest: out}
-	if w.memory, err = d.find(&w, src, size); err != nil {
-		return err
-	}
-	return d.put(ts, w)
-}
-
 // Record implements tier.Device.
 func (d *gpu) Record(ts tier.Stream) (tier.Event, error) {
 	s, _, err := d.begin(ts, OpRecord, 0)
@@ -213,7 +194,7 @@ func (d *gpu) put(ts tier.Stream, w work) error {
 			}
 		default:
 		}
-	case w.bytes == 0 && w.digest == nil: // a digest of no bytes is written, too
+	case w.bytes == 0:
 		return nil
 	}
 	d.mu.Lock()
@@ -313,7 +294,7 @@ func (s *stream) run() {
 	}
 }
 
-// do moves or computes the bytes of w.
+// do moves the bytes of w, or fills them.
 func (d *gpu) do(w *work) error {
 	if d.faults != nil {
 		if err := d.faults(Op{Kind: w.kind, Stage: Run, Index: w.index, Bytes: w.bytes}); err != nil {
@@ -338,12 +319,9 @@ func (d *gpu) do(w *work) error {
 			arrival = out
 		}
 	}
-	switch w.kind {
-	case OpFill:
+	if w.kind == OpFill {
 		fill(w.memory, w.value)
-	case OpDigest:
-		*w.digest = tier.DigestBytes(w.memory, w.first)
-	default:
+	} else {
 		sumcopy.Gather(w.copies)
 	}
 	if !arrival.IsZero() {

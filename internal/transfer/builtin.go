@@ -308,43 +308,24 @@ type gathered struct{ hostMemory }
 func (gathered) View(int64, int64) []byte { return nil }
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
-// extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries
-// are read to the Go heap.
-func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
+// extended no others. Dictionaries are read to the Go heap.
+func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, err error) {
 	src, err := b.from(ctx, img)
 	if err != nil {
-		return d, false, err
+		return d, err
 	}
-	src.sums = nil // the digest is all that is wanted
-	if m, ok := src.Source.(*deviceMemory); ok && m.whole != nil {
-		err := b.onStreams(ctx, []*deviceMemory{m}, func() error {
-			c, ok := m.stream.dev.(tier.Computer)
-			if !ok {
-				return tier.ErrNotSupported
-			}
-			return m.stream.run(ctx, func() error {
-				return c.Digest(m.stream.Stream, m.whole.Addr(), src.size, 0, &d)
-			})
-		})
-		if err != nil && !errors.Is(err, tier.ErrNotSupported) { // which a decorator's device may return
-			return d, false, err
-		}
-		onDevice = err == nil
-	}
+	src.sums = nil                               // the digest is all that is wanted
 	bodies := make(map[*batch.Descriptor][]byte) // of the dictionaries
 	err = b.Permitted(ctx, nil, img.Space(), underWay(img.Descriptor(), img.Shared()), func(ctx context.Context) error {
-		if !onDevice {
-			d = tier.Digest{}
-			var mu sync.Mutex
-			src.see = func(p []byte, off int64) {
-				part := tier.DigestBytes(p, off/8)
-				mu.Lock()
-				defer mu.Unlock()
-				d = d.Add(part)
-			}
-			if err := b.copy(ctx, new(bytesTo), src); err != nil {
-				return err
-			}
+		var mu sync.Mutex
+		src.see = func(p []byte, off int64) {
+			part := tier.DigestBytes(p, off/8)
+			mu.Lock()
+			defer mu.Unlock()
+			d = d.Add(part)
+		}
+		if err := b.copy(ctx, new(bytesTo), src); err != nil {
+			return err
 		}
 		for _, s := range img.Shared() {
 			dict, err := fromBuffer(s.Descriptor(), s.Buffer())
@@ -361,7 +342,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 		return nil
 	})
 	if err != nil {
-		return d, onDevice, err
+		return d, err
 	}
 	at, counted := src.size, make(map[*batch.Descriptor]bool)
 	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
@@ -385,7 +366,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 		}
 		return nil
 	}
-	return d, onDevice, add(img.Descriptor())
+	return d, add(img.Descriptor())
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with their

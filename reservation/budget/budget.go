@@ -81,8 +81,8 @@ func (b *Budget) Reap() (n int64) {
 }
 
 // Wrap returns dev under the budget, or dev itself if the budget limits it already. Only
-// allocations through the returned device count. It has a method Unwrap, implements tier.Computer
-// and tier.Limited, and is safe for concurrent use. The error is for a nil dev.
+// allocations through the returned device count. It has a method Unwrap, implements
+// tier.Limited, and is safe for concurrent use. The error is for a nil dev.
 //
 // A caller that owns dev closes the returned device instead. Other callers leave it: what was
 // allocated through it stays charged until it is freed.

@@ -476,28 +476,3 @@ func TestBytesOfOthers(t *testing.T) {
 	r.free(b)
 	r.want(0, 0)
 }
-
-// A decorator over a device that does not compute says so, and one over a device
-// that does computes.
-func TestComputer(t *testing.T) {
-	b := newBudget(t, 64*kib)
-	d, s := wrap(t, b, newSim(t, 64*kib))
-	a, err := d.Alloc(s, 8)
-	var got tier.Digest
-	if err := errors.Join(err,
-		d.CopyToDevice(s, a, []byte("12345678")), d.(tier.Computer).Digest(s, a, 8, 0, &got), s.Sync(),
-	); err != nil {
-		t.Fatal(err)
-	}
-	if got != tier.DigestBytes([]byte("12345678"), 0) {
-		t.Errorf("the digest is %v", got)
-	}
-	dull, ds := wrap(t, b, struct{ tier.Device }{newSim(t, 64*kib)})
-	if err := dull.(tier.Computer).Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("%v", err)
-	}
-	logged := budget.Logged(dull, discard).(tier.Computer)
-	if err := logged.Digest(ds, 0, 0, 0, &got); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("%v", err)
-	}
-}

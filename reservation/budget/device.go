@@ -44,16 +44,6 @@ type inner = tier.Device
 // Unwrap returns the device below the decorator.
 func (d decorator) Unwrap() tier.Device { return d.inner }
 
-// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
-// compute.
-func (d decorator) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	c, ok := d.inner.(tier.Computer)
-	if !ok {
-		return fmt.Errorf("budget: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
-	}
-	return c.Digest(s, src, size, first, out)
-}
-
 // free is a free that the device may not have finished. It is not changed.
 type free struct {
 	stream tier.Stream

@@ -24,8 +24,7 @@ type loggedDevice struct {
 // A line reports calls that reach this decorator: not those that a decorator above it refuses, but
 // those that one below it refuses, with the error. No lock of this package is held while a line is
 // written. While the level is disabled, a call costs no allocation. log must not be nil; a line is
-// lost if its handler panics. The returned device has a method Unwrap, implements tier.Computer,
-// and is safe for concurrent use.
+// lost if its handler panics. The returned device has a method Unwrap and is safe for concurrent use.
 func Logged(dev tier.Device, log *slog.Logger) tier.Device {
 	return &loggedDevice{decorator{dev}, guard.Logger(log).With("device", dev.Info().Name)}
 }

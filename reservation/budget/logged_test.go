@@ -165,15 +165,13 @@ func TestLoggedPassesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	in, out := []byte("spillway"), make([]byte, 8)
-	var digest tier.Digest
 	if err := errors.Join(
 		d.CopyToDevice(s, a, in), d.CopyPeer(s, b, budget.Logged(peer, discard), a, 8),
-		d.(tier.Computer).Digest(s, a, 8, 0, &digest), s.Sync(),
-		peer.CopyToHost(ps, out, b), ps.Sync(), d.Close(), peer.Close(),
+		s.Sync(), peer.CopyToHost(ps, out, b), ps.Sync(), d.Close(), peer.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}
-	if string(out) != "spillway" || digest != tier.DigestBytes(in, 0) {
-		t.Errorf("%q came back, with the digest %v", out, digest)
+	if string(out) != "spillway" {
+		t.Errorf("%q came back", out)
 	}
 }

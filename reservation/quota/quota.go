@@ -228,14 +228,6 @@ func (d *device) MemInfo() (free, total int64) {
 	return min(free, max(0, d.quota.Remaining())), min(total, d.quota.Limit())
 }
 
-// Digest implements tier.Computer: ErrNotSupported if the device does not compute.
-func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	if c, ok := d.Device.(tier.Computer); ok {
-		return c.Digest(s, src, size, first, out)
-	}
-	return fmt.Errorf("quota: %s does not compute: %w", d.Info().Name, tier.ErrNotSupported)
-}
-
 // Lease is a process's part in the ledger of a node, for one GPU. An engine joins the ledger and
 // closes the lease. Methods may be called at any time. Sizes are in bytes.
 type Lease interface {

@@ -396,16 +396,3 @@ func TestQuotaUnderRaces(t *testing.T) {
 		t.Error("no limit was ever lowered below what was in use: the test is none")
 	}
 }
-
-func TestDigestUnderAQuota(t *testing.T) {
-	gpu, err := sim.New(sim.Config{Memory: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer gpu.Close()
-	var d tier.Digest
-	if err := quota.Under(&counting{Device: gpu}, newQuota(t, 1).Member()).(tier.Computer).Digest(nil, 0, 0, 0,
-		&d); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("over a device that does not compute: %v", err)
-	}
-}

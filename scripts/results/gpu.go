@@ -141,7 +141,7 @@ func gpuTable(c *Check) (string, error) {
 	}
 	b.WriteString("\n" + wrapped(fmt.Sprintf("A generated table of %.1f GiB was loaded "+
 		"through %.0f GiB of GPU memory and %.0f GiB of host memory onto the disk in %.1f s, "+
-		"then fetched back to the GPU and digested there in %.1f s. "+
+		"then fetched back to the GPU and digested in %.1f s. "+
 		"All %d digests matched. On that driver %d tests passed and none failed.",
 		float64(r.Input.Bytes)/gib, float64(r.Config.GPU)/gib, float64(r.Config.Host)/gib,
 		r.Phases[0].Seconds, r.Phases[1].Seconds, r.Verify.Batches, passed)))

@@ -229,7 +229,7 @@ func (e *engine) fingerprint(ctx context.Context, b item) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	d, _, err := e.eng.Mover().Digest(ctx, h)
+	d, err := e.eng.Mover().Digest(ctx, h)
 	if err := errors.Join(err, h.Close()); err != nil {
 		return "", err
 	}

@@ -104,7 +104,7 @@ func (d *gpu) Borrow(addr tier.Addr, size int64) (giveBack func(), err error) {
 	if notOurs == nil {
 		return func() {}, nil
 	}
-	if base := tier.Addr(d.source.base); base != 0 && addr >= base && addr-base < tier.Addr(d.source.n+scratchRoom) {
+	if base := tier.Addr(d.source.base); base != 0 && addr >= base && addr-base < tier.Addr(d.source.n) {
 		return nil, &borrowError{addr, size, addr, ErrNotAllocated}
 	}
 	if err := d.dev.Here(func(c *cuda.Calls) error { return lent(c, addr, size) }); err != nil {

@@ -78,7 +78,7 @@ type opener struct {
 func (o *opener) open(t *testing.T, emulator cudatest.Config, onePiece bool, memory int64) *cuda.Device {
 	t.Helper()
 	if o.t != t {
-		emulator.Devices, emulator.Memory = 2, memory+1<<20 // for what digests need
+		emulator.Devices, emulator.Memory = 2, memory+1<<20
 		*o = opener{t: t, rig: load(t, emulator)}
 	}
 	d, err := o.rig.driver.OpenDevice(cuda.Config{Ordinal: o.count % 2, Node: -1, Memory: memory, OnePiece: onePiece})

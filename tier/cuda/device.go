@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// gpu is a GPU. It implements tier.Device, tier.Computer, tier.Pinner, tier.Borrower, tier.Lender
-// and tier.Losable and is safe for concurrent use; a stream belongs to one goroutine at a time.
+// gpu is a GPU. It implements tier.Device, tier.Pinner, tier.Borrower, tier.Lender and tier.Losable
+// and is safe for concurrent use; a stream belongs to one goroutine at a time.
 //
 // The device is open while gate is. Calls enter the gate, so Close has the device to itself once it
 // has shut the gate and the last of them has left. Close ends the streams, the goroutines in waits,
@@ -57,15 +57,14 @@ type gpu struct {
 
 var (
 	_ tier.Device   = (*gpu)(nil)
-	_ tier.Computer = (*gpu)(nil)
 	_ tier.Pinner   = (*gpu)(nil)
 	_ tier.Borrower = (*gpu)(nil)
 	_ tier.Lender   = (*gpu)(nil)
 	_ tier.Losable  = (*gpu)(nil)
 )
 
-// Open opens a device, which is also a tier.Computer, Pinner, Borrower, Lender and Losable, as far
-// as the driver can do that. The caller must Close it.
+// Open opens a device, which is also a tier.Pinner, Borrower, Lender and Losable, as far as the
+// driver can do that. The caller must Close it.
 func (d *Driver) Open(cfg Config) (tier.Device, error) {
 	g, err := d.open(cfg)
 	if err != nil {
@@ -104,9 +103,6 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: device %d: %w", cfg.Ordinal, err), dev.Close())
 	}
-	// Loading the kernel may wait for work in progress, of which there is none yet. If it fails,
-	// the first digest returns the error.
-	_ = dev.PrepareDigest()
 	return x, nil
 }
 

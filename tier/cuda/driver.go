@@ -4,7 +4,7 @@
 //
 //	Driver    NVIDIA's driver library, loaded
 //	  │ Open
-//	Device    a tier.Device, tier.Computer, tier.Pinner and tier.Borrower over one GPU's context
+//	Device    a tier.Device, tier.Pinner and tier.Borrower over one GPU's context
 //	  │ NewStream                      │ Record
 //	stream    a stream of the GPU's    event    a point in a stream's work, and what the host has to do there
 //

@@ -144,7 +144,3 @@ func (d *faulty) WaitEvent(s tier.Stream, e tier.Event) error {
 	}
 	return d.do(false, func() error { return d.Device.WaitEvent(inner(s), e) })
 }
-
-func (d *faulty) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	return d.do(true, func() error { return d.Device.Digest(inner(s), src, size, first, out) })
-}

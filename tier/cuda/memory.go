@@ -13,19 +13,14 @@ import (
 // granule is what allocations are rounded up to.
 const granule = 512
 
-// scratchRoom is what streams share for scratch where memory is in one piece: more than there are
-// streams, as a rule.
-const scratchRoom = 64 * granule
-
 // source is where a device's memory comes from: a pool of the driver's, or, where there are none or
 // the configuration wants it, one allocation of the driver's that the device hands out itself.
 type source struct {
 	pool cuda.Pool // 0 for one piece
 
-	base cuda.Ptr // of the piece: n bytes for allocations, and scratchRoom behind them
+	base cuda.Ptr // of the piece of n bytes
 	n    int64
-	// The device's mutex guards these; nil with a pool. rest is empty if there was no room for it.
-	line, rest *extent.Allocator
+	line *extent.Allocator // guarded by the device's mutex; nil with a pool
 }
 
 // openMemory decides how much memory there is, and makes what it comes from.
@@ -46,16 +41,11 @@ func (d *gpu) openMemory() error {
 			d.source.pool, err = c.NewPool()
 			return err
 		}
-		room := int64(scratchRoom)
-		at, err := c.Alloc(n + room)
-		if errors.Is(err, cuda.ErrOutOfMemory) { // exactly what there is, without scratch
-			room = 0
-			at, err = c.Alloc(n)
-		}
+		at, err := c.Alloc(n)
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			return fmt.Errorf("%d bytes cannot be had in one piece: %w: %w", n, tier.ErrNoSpace, err)
 		}
-		d.source = source{base: at, n: n, line: extent.New(n), rest: extent.New(room)}
+		d.source = source{base: at, n: n, line: extent.New(n)}
 		return err
 	})
 }
@@ -207,43 +197,6 @@ func (d *gpu) at(addr tier.Addr, n int64) error {
 		return nil
 	}
 	return err
-}
-
-// scratch returns granule bytes that are in no books, for s to have until it ends. No room is an
-// error that matches cuda.ErrOutOfMemory.
-func (d *gpu) scratch(s *stream) (at cuda.Ptr, err error) {
-	if d.source.pool != 0 {
-		err = d.dev.Here(func(c *cuda.Calls) (err error) {
-			at, err = c.AllocAsync(s.handle, d.source.pool, granule)
-			return err
-		})
-		return at, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	off, ok := d.source.rest.Alloc(granule)
-	if !ok {
-		return 0, cuda.ErrOutOfMemory
-	}
-	return d.source.base + cuda.Ptr(d.source.n+off), nil
-}
-
-// endScratch gives the scratch of s back, whose work with it is done. If the driver refuses it, it
-// goes with the context.
-func (d *gpu) endScratch(s *stream) {
-	if d.source.pool == 0 {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.source.rest.Free(int64(s.scratch-d.source.base)-d.source.n, granule)
-		return
-	}
-	_ = d.dev.Surely(func(c *cuda.Calls) error {
-		err := c.FreeAsync(s.handle, s.scratch)
-		if err != nil {
-			err = c.Free(s.scratch)
-		}
-		return err
-	})
 }
 
 // closeMemory gives up all memory, and the events that others may wait for.

@@ -243,37 +243,6 @@ func TestRealBorrow(t *testing.T) {
 // largestReal is as much as tests take of a GPU at once, if it has that.
 const largestReal = 256 << 20
 
-// TestRealDigest: what the kernel makes of bytes is what the host does, at the sizes about which
-// something changes and at large ones.
-func TestRealDigest(t *testing.T) {
-	driver, infos := realDriver(t)
-	most := min(largestReal, infos[0].Memory/4)
-	w := newWork(t, openReal(t, driver, cuda.Config{Memory: most + 1<<20}))
-	host := w.pinned(most)
-	fillRandom(host, 1)
-	at := w.alloc(most)
-	w.ok(w.CopyToDevice(w.s, at, host))
-	sizes := []int64{0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097, 1<<20 - 1, 1 << 20, 1<<20 + 1, 10<<20 + 3, most - 8, most - 3, most}
-	for _, n := range sizes {
-		if n > most {
-			continue
-		}
-		for _, first := range []int64{0, 1, 1 << 40} {
-			for _, from := range []int64{0, 8, 4096} {
-				if from+n > most {
-					continue
-				}
-				var got tier.Digest
-				w.ok(w.Digest(w.s, at+tier.Addr(from), n, first, &got))
-				w.wait()
-				if want := tier.DigestBytes(host[from:from+n], first); got != want {
-					t.Errorf("%d bytes at %d, position %d: the digest is %x, want %x", n, from, first, got, want)
-				}
-			}
-		}
-	}
-}
-
 // TestRealAlignments copies from and to everywhere in a line of memory, pinned and not, and looks
 // at what lies beside.
 func TestRealAlignments(t *testing.T) {
@@ -404,8 +373,7 @@ watch:
 	}
 }
 
-// BenchmarkReal is what a mover sees of a GPU: copies of memory that is pinned and that is not, and
-// digests.
+// BenchmarkReal is what a mover sees of a GPU: copies of memory that is pinned and that is not.
 func BenchmarkReal(b *testing.B) {
 	driver, infos := realDriver(b)
 	most := min(largestReal, infos[0].Memory/4)
@@ -413,7 +381,6 @@ func BenchmarkReal(b *testing.B) {
 	at := w.alloc(most)
 	for name, memory := range map[string][]byte{"pinned": w.pinned(most), "not pinned": make([]byte, most)} {
 		fillRandom(memory, 1)
-		var digest tier.Digest
 		for _, n := range []int64{1 << 20, 64 << 20, 256 << 20} {
 			if n > most {
 				continue
@@ -423,11 +390,8 @@ func BenchmarkReal(b *testing.B) {
 				"to device": func() error { return w.CopyToDevice(w.s, at, part) },
 				"to host":   func() error { return w.CopyToHost(w.s, part, at) },
 			}
-			if name == "pinned" {
-				what["digest"] = func() error { return w.Digest(w.s, at, n, 0, &digest) }
-			}
 			for does, call := range what {
-				if name == "pinned" && does != "digest" {
+				if name == "pinned" {
 					does += " pinned"
 				}
 				b.Run(does+"/"+size.Format(n), func(b *testing.B) {

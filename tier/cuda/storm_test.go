@@ -126,7 +126,7 @@ func (u *user) work() error {
 	case 2:
 		return u.dev.CopyToHost(u.stream, make([]byte, pieceBytes), a)
 	case 3:
-		return u.dev.(tier.Computer).Digest(u.stream, a, pieceBytes, 0, new(tier.Digest))
+		return u.dev.Fill(u.stream, a, 1, pieceBytes)
 	}
 	return u.dev.CopyRegions(u.stream, []tier.Region{
 		{Dst: a, HostSrc: make([]byte, 100)}, {HostDst: make([]byte, 50), Src: a + 512}, {Dst: a + 1024, HostSrc: make([]byte, 300)},

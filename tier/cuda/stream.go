@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -37,9 +36,8 @@ type stream struct {
 	last *cuda.Mark // the last one recorded, by either
 
 	// The owner of the stream alone uses these.
-	queued  int        // pieces of work put there since paced, or a little later
-	paced   tier.Event // the last event that makeRoom has recorded; nil if there is none
-	scratch cuda.Ptr   // granule bytes of the device's; 0 without
+	queued int        // pieces of work put there since paced, or a little later
+	paced  tier.Event // the last event that makeRoom has recorded; nil if there is none
 	// The GPU waits for waits events of others. word is pinned memory that counts those that have
 	// happened, nil without; waited is closed when the last of them has.
 	word   []byte
@@ -59,7 +57,6 @@ type due struct {
 	frees []*devpool.Allocation // to take back
 	spent [][]byte              // pinned memory that copies to the device are done with
 	outs  []out                 // bytes that have arrived in pinned memory
-	sums  []sum                 // digests that have
 	bytes int64                 // of pinned memory in all this
 }
 
@@ -71,7 +68,6 @@ func (d *due) add(later due) {
 	d.frees = append(d.frees, later.frees...)
 	d.spent = append(d.spent, later.spent...)
 	d.outs = append(d.outs, later.outs...)
-	d.sums = append(d.sums, later.sums...)
 	d.bytes += later.bytes
 }
 
@@ -80,9 +76,6 @@ func (d *due) chunks() [][]byte {
 	chunks := d.spent
 	for _, o := range d.outs {
 		chunks = append(chunks, o.from)
-	}
-	for _, x := range d.sums {
-		chunks = append(chunks, x.from)
 	}
 	return chunks
 }
@@ -210,9 +203,6 @@ func (s *stream) end() error {
 	s.turn <- struct{}{}
 	s.catchUp() // also where there was no event to be had any more
 	<-s.turn
-	if s.scratch != 0 {
-		d.endScratch(s)
-	}
 	var err error
 	if !s.adopted {
 		err = d.dev.Surely(func(c *cuda.Calls) error { return c.DestroyStream(s.handle) })
@@ -408,12 +398,6 @@ func (s *stream) reached(w *pending, err error, final bool) error {
 	d := s.dev
 	d.suspect(err)
 	d.bounce.put(w.spent...)
-	for _, x := range w.sums {
-		if err == nil {
-			*x.out = tier.Digest{Hash: binary.NativeEndian.Uint64(x.from), Sum: binary.NativeEndian.Uint64(x.from[8:])}
-		}
-		d.bounce.put(x.from)
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, a := range w.frees {

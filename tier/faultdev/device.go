@@ -17,7 +17,6 @@ package faultdev
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spillway-db/spillway/internal/faultrule"
 	"github.com/spillway-db/spillway/internal/loss"
@@ -25,9 +24,8 @@ import (
 )
 
 var (
-	_ tier.Device   = (*Device)(nil)
-	_ tier.Computer = (*Device)(nil)
-	_ tier.Losable  = (*Device)(nil)
+	_ tier.Device  = (*Device)(nil)
+	_ tier.Losable = (*Device)(nil)
 )
 
 // inner is the wrapped device. Its name keeps the embedded field unexported.
@@ -111,16 +109,6 @@ func (d *device) Fill(s tier.Stream, dst tier.Addr, value byte, size int64) erro
 	return d.work(opFill, s, size, place{dev: d.inner, addr: dst, size: size}, func() error {
 		return d.inner.Fill(s, dst, value, size)
 	})
-}
-
-// Digest implements tier.Computer. It returns ErrNotSupported if the wrapped device does not
-// compute.
-func (d *device) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	computer, ok := d.inner.(tier.Computer)
-	if !ok {
-		return fmt.Errorf("faultdev: %s cannot compute: %w", d.Info().Name, tier.ErrNotSupported)
-	}
-	return d.work(opDigest, s, size, place{}, func() error { return computer.Digest(s, src, size, first, out) })
 }
 
 // NewStream implements tier.Device.

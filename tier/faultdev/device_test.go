@@ -81,7 +81,6 @@ func TestConforms(t *testing.T) {
 // calls are all operations, on 64 bytes each.
 func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() error {
 	buf := make([]byte, 64)
-	var digest tier.Digest
 	return map[string]func() error{
 		"alloc":          func() error { _, err := d.Alloc(s, 64); return err },
 		"free":           func() error { return d.Free(s, a) },
@@ -90,7 +89,6 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() 
 		"copy-to-peer":   func() error { return d.CopyPeer(s, b, d, a, 64) },
 		"copy-regions":   func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
 		"fill":           func() error { return d.Fill(s, a, 1, 64) },
-		"digest":         func() error { return d.Digest(s, a, 64, 0, &digest) },
 		"new-stream":     func() error { _, err := d.NewStream(); return err },
 		"record":         func() error { _, err := d.Record(s); return err },
 		"wait-event":     func() error { return d.WaitEvent(s, done{}) },
@@ -100,8 +98,8 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() 
 // copies are the operations that the pattern copy-* matches.
 var copies = []string{"copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions"}
 
-// moving are the operations whose work moves or computes bytes.
-var moving = append(copies, "fill", "digest")
+// moving are the operations whose work moves or writes bytes.
+var moving = append(copies, "fill")
 
 // done is an event of no device.
 type done struct{}
@@ -182,9 +180,6 @@ func TestFailWorkWhereItCannotBe(t *testing.T) {
 	d.Add(faultdev.Rule{Effect: faultdev.FailWork(errFault)})
 	if err := d.Fill(s, a, 1, 64); !errors.Is(err, errFault) {
 		t.Errorf("the call returned %v", err)
-	}
-	if err := d.Digest(s, a, 64, 0, new(tier.Digest)); !errors.Is(err, tier.ErrNotSupported) {
-		t.Errorf("a device that does not compute: %v", err)
 	}
 	ok(t, d.Close())
 }

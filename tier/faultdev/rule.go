@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The operations: those of tier.Device that may fail, and of tier.Computer.
+// The operations: those of tier.Device that may fail.
 const (
 	opAlloc        = "alloc"
 	opFree         = "free"
@@ -18,7 +18,6 @@ const (
 	opCopyPeer     = "copy-to-peer"
 	opCopyRegions  = "copy-regions"
 	opFill         = "fill"
-	opDigest       = "digest"
 	opNewStream    = "new-stream"
 	opRecord       = "record"
 	opWaitEvent    = "wait-event"
@@ -27,7 +26,7 @@ const (
 // Rule chooses operations and gives them an effect. Zero fields choose all operations.
 type Rule struct {
 	// Ops are patterns of path.Match for the names of operations, which are "alloc", "free",
-	// "copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions", "fill", "digest",
+	// "copy-to-device", "copy-to-host", "copy-to-peer", "copy-regions", "fill",
 	// "new-stream", "record" and "wait-event".
 	Ops []string
 	// Skip is how many of the chosen operations pass before the rule begins. Times is how many it
@@ -77,15 +76,14 @@ func Slow(d time.Duration) Effect { return Effect{delay: d} }
 // operation, 0 for those without.
 func Do(f func(op string, bytes int64)) Effect { return Effect{hook: f} }
 
-// Device is a tier.Device whose operations can fail. It also implements tier.Computer and
-// tier.Losable.
+// Device is a tier.Device whose operations can fail. It also implements tier.Losable.
 type Device struct{ device }
 
 // New wraps a device. seed makes chance repeatable, provided that operations come in the same order.
 func New(wrapped tier.Device, seed uint64, rules ...Rule) *Device {
 	d := &Device{device{inner: wrapped, rules: faultrule.New[Rule](seed,
 		opAlloc, opFree, opCopyToDevice, opCopyToHost, opCopyPeer, opCopyRegions,
-		opFill, opDigest, opNewStream, opRecord, opWaitEvent)}}
+		opFill, opNewStream, opRecord, opWaitEvent)}}
 	for _, r := range rules {
 		d.Add(r)
 	}

@@ -35,7 +35,7 @@ type Config struct {
 	Touch bool
 }
 
-// New returns a device, which is also a tier.Computer and a tier.Lender. For tests it has a method
+// New returns a device, which is also a tier.Lender. For tests it has a method
 // SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
 func New(cfg Config) (tier.Device, error) { return sim.New(sim.Config(cfg)) }

@@ -66,7 +66,6 @@ var deviceFlaws = map[string]string{
 	"fills a byte more":            "OrderOnStream",
 	"does regions one by one":      "Regions",
 	"copies to a peer at any time": "Peer",
-	"digests from position 0":      "Digest",
 	"takes any address":            "Mistakes",
 	"copies at any time":           "OrderOnStream",
 	"events are done at once":      "NoOrderAcrossStreams",
@@ -121,15 +120,9 @@ func TestSuitesFindFlaws(t *testing.T) {
 	}
 }
 
-// Device is a device of package sim.
-type Device interface {
-	tier.Device
-	tier.Computer
-}
-
 // flawedDevice is a simulated device that breaks one promise.
 type flawedDevice struct {
-	Device
+	tier.Device
 	flaw   string
 	aside  tier.Stream // for work that is done out of order
 	failed error
@@ -156,7 +149,7 @@ func newFlawedDevice(t *testing.T, memory int64, faults tiertest.FaultFunc, flaw
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Device = dev.(Device)
+	d.Device = dev
 	if d.aside, err = d.Device.NewStream(); err != nil {
 		t.Fatal(err)
 	}
@@ -258,13 +251,6 @@ func (d *flawedDevice) Fill(s tier.Stream, dst tier.Addr, value byte, size int64
 		return d.refused()
 	}
 	return err
-}
-
-func (d *flawedDevice) Digest(s tier.Stream, src tier.Addr, size, first int64, out *tier.Digest) error {
-	if d.flaw == "digests from position 0" {
-		first = 0
-	}
-	return d.Device.Digest(s, src, size, first, out)
 }
 
 func (d *flawedDevice) Record(s tier.Stream) (tier.Event, error) {

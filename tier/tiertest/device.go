@@ -29,10 +29,10 @@ type FaultFunc func(index int64, running bool) error
 
 type openFunc = func(t *testing.T, memory int64, faults FaultFunc) tier.Device
 
-// RunDevice checks that a device keeps the contract of tier.Device and, if it implements it, of
-// tier.Computer. open returns a device of memory bytes, a multiple of 1 MiB, all of which can be
-// allocated. The device calls faults, unless it is nil, for every operation. A backend that cannot
-// fail on purpose skips the test if faults is not nil. RunDevice closes the device.
+// RunDevice checks that a device keeps the contract of tier.Device. open returns a device of memory
+// bytes, a multiple of 1 MiB, all of which can be allocated. The device calls faults, unless it is
+// nil, for every operation. A backend that cannot fail on purpose skips the test if faults is not
+// nil. RunDevice closes the device.
 func RunDevice(t *testing.T, open func(t *testing.T, memory int64, faults FaultFunc) tier.Device) {
 	for _, c := range []struct {
 		name string
@@ -46,7 +46,6 @@ func RunDevice(t *testing.T, open func(t *testing.T, memory int64, faults FaultF
 		{"Alignments", testAlignments},
 		{"Regions", testRegions},
 		{"Peer", testPeer},
-		{"Digest", testDigest},
 		{"Mistakes", testMistakes},
 		{"OrderOnStream", testOrderOnStream},
 		{"NoOrderAcrossStreams", testNoOrderAcrossStreams},

@@ -93,7 +93,6 @@ func runScript(d *device, step func(name string, call func() error)) *script {
 	c := &script{d: d, out: make([]byte, scriptSize), regions: make([]byte, scriptSize/2)}
 	var a, b tier.Addr
 	var e tier.Event
-	var digest tier.Digest
 	step("new stream", func() (err error) { c.s, err = d.NewStream(); return err })
 	step("new stream", func() (err error) { c.other, err = d.NewStream(); return err })
 	step("alloc", func() (err error) { a, err = d.Alloc(c.s, scriptSize); return err })
@@ -109,9 +108,6 @@ func runScript(d *device, step func(name string, call func() error)) *script {
 			{Dst: b + scriptSize/2, Src: a + scriptSize/2, Size: 100},
 		})
 	})
-	if computer, ok := d.Device.(tier.Computer); ok {
-		step("digest", func() error { return computer.Digest(c.other, b, scriptSize, 0, &digest) })
-	}
 	step("copy to host", func() error { return d.CopyToHost(c.other, c.out, b) })
 	step("record", func() (err error) { e, err = d.Record(c.other); return err })
 	step("wait event", func() error { return d.WaitEvent(c.s, e) })

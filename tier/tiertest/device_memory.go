@@ -288,46 +288,6 @@ func testPeer(t *testing.T, open openFunc) {
 	peer.works(ps)
 }
 
-func testDigest(t *testing.T, open openFunc) {
-	d := openDevice(t, open, nil)
-	computer, ok := d.Device.(tier.Computer)
-	if !ok {
-		t.Skip("needs a device that computes")
-	}
-	s := d.stream()
-	const n = 300_001
-	a := d.alloc(s, n)
-	b := pattern(n, 3)
-	d.write(s, a, b)
-	for _, c := range []struct{ off, size, first int64 }{
-		{0, 0, 0}, {0, 1, 0}, {0, 7, 0}, {0, 8, 0}, {0, 9, 0}, {8, 64, 0}, {16, 4096, 12345}, {0, n, 0},
-		{1 << 16, n - 1<<16, 1 << 40},
-	} {
-		got := tier.Digest{Hash: 1, Sum: 2}
-		err := computer.Digest(s, a+tier.Addr(c.off), c.size, c.first, &got)
-		if errors.Is(err, tier.ErrNotSupported) {
-			t.Skipf("needs a wrapped device that computes: %v", err)
-		}
-		d.ok(err)
-		d.wait(s)
-		if want := tier.DigestBytes(b[c.off:c.off+c.size], c.first); got != want {
-			t.Errorf("Digest of %d bytes at %d from position %d is %x, want %x", c.size, c.off, c.first, got, want)
-		}
-	}
-	var out tier.Digest
-	mustFail(t, nil, map[string]error{
-		"digest from an odd address":      computer.Digest(s, a+4, 8, 0, &out),
-		"digest of a negative size":       computer.Digest(s, a, -8, 0, &out),
-		"digest that leaves the memory":   computer.Digest(s, a+8, n, 0, &out),
-		"digest into nothing":             computer.Digest(s, a, 8, 0, nil),
-		"digest from address 0":           computer.Digest(s, 0, 8, 0, &out),
-		"digest on no stream":             computer.Digest(nil, a, 8, 0, &out),
-		"digest of a huge size":           computer.Digest(s, a, 1<<62, 0, &out),
-		"digest of memory beyond the end": computer.Digest(s, a+1<<30, 8, 0, &out),
-	})
-	d.works(s)
-}
-
 // testMistakes makes every mistake that a call can detect. Each call returns an error and has no
 // effect.
 func testMistakes(t *testing.T, open openFunc) {

@@ -85,7 +85,6 @@ type Result struct {
 	Checked    int64 // digests compared in passes
 	Mismatches int64
 	Corrupt    int64  // those of Mismatches that the engine itself found
-	OnHost     bool   // the device cannot compute digests, so the job computed some from copies in host memory
 	First      string // a description of the first mismatch; "" without one
 	Unread     int64  // bytes that were evicted and dropped without a use, before the drain
 	Phases     []page.Phase

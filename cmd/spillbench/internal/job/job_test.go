@@ -23,7 +23,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/gen"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/tier"
-	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // engine opens one with a MiB of memory in each tier above the disk. Whatever a
@@ -100,8 +99,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Rows != 50_000 || res.Batches != 64 || res.Checked != 2*64 || res.Mismatches != 0 || res.First != "" ||
-		res.OnHost {
+	if res.Rows != 50_000 || res.Batches != 64 || res.Checked != 2*64 || res.Mismatches != 0 || res.First != "" {
 		t.Errorf("%+v", res)
 	}
 	if len(res.Phases) != 4 || res.Phases[0].Name != "load" || res.Phases[3].Name != "drain" {
@@ -232,38 +230,7 @@ func TestPartsOutOfOrder(t *testing.T) {
 	}
 }
 
-// plain hides that the simulated GPU computes, and dull denies it.
-type (
-	plain struct{ tier.Device }
-	dull  struct{ plain }
-)
-
-func (dull) Digest(tier.Stream, tier.Addr, int64, int64, *tier.Digest) error {
-	return fmt.Errorf("no compiler: %w", tier.ErrNotSupported)
-}
-
-// TestDeviceThatCannotCompute: the bytes are copied back, and that is told.
-func TestDeviceThatCannotCompute(t *testing.T) {
-	for _, wrap := range []func(tier.Device) tier.Device{
-		func(d tier.Device) tier.Device { return plain{d} },
-		func(d tier.Device) tier.Device { return dull{plain{d}} },
-	} {
-		dev, err := sim.New(sim.Config{Memory: 1 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
-		gpu := wrap(dev)
-		res, err := Run(t.Context(), config(engine(t, spillway.GPUConfig{Device: gpu, Own: true})))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !res.OnHost || res.Checked != res.Batches || res.Mismatches != 0 {
-			t.Errorf("%T: %+v", gpu, res)
-		}
-	}
-}
-
-// TestNoBytes: a batch without a byte says nothing about what the device can.
+// TestNoBytes: a batch without a byte is checked, too.
 func TestNoBytes(t *testing.T) {
 	cfg := config(engine(t, spillway.GPUConfig{}))
 	cfg.Inputs = []Input{{Name: "nulls", Open: func(context.Context) (Source, error) { return new(nulls), nil }}}
@@ -271,7 +238,7 @@ func TestNoBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.Bytes != 0 || res.Rows != 5 || res.Checked != 1 || res.OnHost {
+	if res.Bytes != 0 || res.Rows != 5 || res.Checked != 1 {
 		t.Errorf("%+v", res)
 	}
 }

@@ -138,7 +138,7 @@ func (j *job) runTasks(ctx context.Context) error {
 // compare computes the digest of a batch in the space that has it. It returns a mismatch as wrong and
 // not as err, because the job goes on with the other batches.
 func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, err error) {
-	got, onDevice, err := j.cfg.Engine.Mover().Digest(ctx, h)
+	got, err := j.cfg.Engine.Mover().Digest(ctx, h)
 	switch {
 	case errors.Is(err, convert.ErrCorrupt):
 		return it.named(err), nil
@@ -147,12 +147,6 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, er
 	case got != it.digest:
 		return it.named(fmt.Errorf("the bytes in %s are not those that were loaded: digest %016x, want %016x",
 			h.Space().ID(), got.Hash, it.digest.Hash)), nil
-	}
-	// A batch without bytes needs no device.
-	if h.Space().Kind().IsDevice() && !onDevice && h.Batch().Info().Descriptor.Body > 0 {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.res.OnHost = true
 	}
 	return nil, nil
 }

@@ -135,7 +135,7 @@ func (p *program) open(t *testing.T, b *batch.Batch) *batch.Handle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := p.eng.Mover().Digest(t.Context(), h); err != nil {
+	if _, err := p.eng.Mover().Digest(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
 	return h

@@ -157,30 +157,6 @@ EXPORT int cuMemcpyBatchAsync_v2(const uint64_t *dsts, const uint64_t *srcs, con
 	return batch("cuMemcpyBatchAsync_v2", dsts, srcs, sizes, count, attrs, first, nattrs, &ignored, s);
 }
 
-// spillway_digest(src, size, first, out): adds tier.DigestBytes of the size bytes
-// at src to the two words at out, hash and sum.
-static int digest(context *c, const uint64_t *args)
-{
-	const uint64_t step = 0x9e3779b97f4a7c15ull, mix = 0xbf58476d1ce4e5b9ull;
-	uint64_t src = args[0], size = args[1], position = args[2], out = args[3], hash = 0, sum = 0;
-	pthread_mutex_lock(&emu.lock);
-	const uint8_t *from = src % 8 == 0 ? kernel_bytes(c, src, size) : NULL;
-	uint64_t *to = from && out % 8 == 0 ? (uint64_t *)kernel_bytes(c, out, 16) : NULL;
-	pthread_mutex_unlock(&emu.lock);
-	if (!to)
-		return ILLEGAL_ADDRESS;
-	for (uint64_t i = 0; i < size; i += 8) {
-		uint64_t w = 0;
-		memcpy(&w, from + i, size - i < 8 ? size - i : 8);
-		uint64_t h = (w ^ (++position * step)) * mix;
-		sum += w;
-		hash += (h << 31 | h >> 33) * step;
-	}
-	__atomic_fetch_add(&to[0], hash, __ATOMIC_RELAXED);
-	__atomic_fetch_add(&to[1], sum, __ATOMIC_RELAXED);
-	return OK;
-}
-
 // spillway_example_add(out, in, n, addend): writes in[i] + addend to out[i], for each of
 // n 64-bit integers.
 static int example_add(context *c, const uint64_t *args)
@@ -204,11 +180,10 @@ static int example_add(context *c, const uint64_t *args)
 }
 
 // The emulator does not interpret PTX. It knows kernels by their names, and has a function in C for
-// each that computes what the kernel's text does: the digest's, and that of the example of
-// tier/cuda/gorgonia. Tests in internal/cuda interpret both texts. Modules with other kernels can be
+// each that computes what the kernel's text does: that of the example of tier/cuda/gorgonia. Tests
+// in internal/cuda interpret its text. Modules with other kernels can be
 // loaded, but their kernels are not found.
 static const kernel kernels[] = {
-	{"spillway_digest", 256, 4, {8, 8, 8, 8}, digest},
 	{"spillway_example_add", 256, 4, {8, 8, 8, 8}, example_add},
 };
 

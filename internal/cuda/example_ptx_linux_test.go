@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/ebitengine/purego"
+
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
@@ -44,16 +46,27 @@ func TestExampleKernel(t *testing.T) {
 	d := r.devices[0]
 	const most = 1000
 	s, in, out, host := r.stream(d), r.alloc(d, 8*most), r.alloc(d, 8*most+8), r.host(d, 8*most+8)
-	f := of(t, d, func(c *cuda.Calls) (cuda.Function, error) {
-		m, err := c.LoadModule([]byte(text + "\x00"))
-		if err != nil {
-			return 0, err
+	lib, err := purego.Dlopen(r.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	ok(t, err)
+	var load func(m *uintptr, text string) int32
+	var function func(f *uintptr, m uintptr, name string) int32
+	var unload func(m uintptr) int32
+	var launch func(f uintptr, bx, by, bz, tx, ty, tz, shared uint32, s uintptr, args *[4]*uint64, extra uintptr) int32
+	for name, f := range map[string]any{"cuModuleLoadData": &load, "cuModuleGetFunction": &function,
+		"cuModuleUnload": &unload, "cuLaunchKernel": &launch} {
+		purego.RegisterLibFunc(f, lib, name)
+	}
+	refused := func(code int32) error {
+		if code != 0 {
+			return cuda.Code(code)
 		}
-		t.Cleanup(func() { r.do(func(c *cuda.Calls) error { return c.UnloadModule(m) }) })
-		return c.Function(m, k.name)
-	})
+		return nil
+	}
+	var m, f uintptr
+	r.do(func(*cuda.Calls) error { return refused(load(&m, text) | function(&f, m, k.name)) })
+	t.Cleanup(func() { r.do(func(*cuda.Calls) error { return refused(unload(m)) }) })
 	lots := rand.New(rand.NewPCG(testseed.One(t), 1))
-	for _, grid := range []cuda.Grid{{Blocks: 1, Threads: 32}, {Blocks: 3, Threads: 64}, {Blocks: 4, Threads: 256}} {
+	for _, grid := range []struct{ Blocks, Threads uint32 }{{1, 32}, {3, 64}, {4, 256}} {
 		for _, n := range []int{0, 1, 31, 32, 33, 256, lots.IntN(most), most} {
 			numbers := make([]uint64, n)
 			for i := range numbers {
@@ -80,7 +93,9 @@ func TestExampleKernel(t *testing.T) {
 					ok(t, c.CopyToDevice(s, in, address.Of(host), int64(8*n)))
 				}
 				ok(t, c.Fill(s, out, 7, 8*most+8))
-				return c.Launch(s, f, grid, uint64(out), uint64(in), uint64(n), addend)
+				a, b, count := uint64(out), uint64(in), uint64(n)
+				args := &[4]*uint64{&a, &b, &count, &addend}
+				return refused(launch(f, grid.Blocks, 1, 1, grid.Threads, 1, 1, 0, uintptr(s), args, 0))
 			})
 			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, address.Of(host), out, int64(8*n+8)) })
 			ok(t, r.wait(d, s))
