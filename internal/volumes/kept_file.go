@@ -32,7 +32,7 @@ import (
 
 const (
 	tailSize  = 1024
-	tailMagic = "SPLKEPT4"
+	tailMagic = "SPLKEPT5"
 )
 
 // maxHeader returns the maximum length of a header behind a body of some length. Five pages for
