@@ -90,6 +90,7 @@ var embedded = []string{
 	"github.com/ebitengine/purego",
 	"github.com/google/btree",
 	"github.com/klauspost/compress/",
+	"github.com/parquet-go/bitpack",
 	"github.com/zeebo/xxh3",
 	"golang.org/x/sys/",
 }

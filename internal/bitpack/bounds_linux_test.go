@@ -36,46 +36,35 @@ func newFence(t *testing.T, size int) fence {
 func (f fence) last(n int) []byte  { return f[len(f)-n:] }
 func (f fence) first(n int) []byte { return f[:n:n] }
 
-// TestBounds: nothing is read or written before or behind a block and what it is packed in,
-// whatever the scheme, the width and the length; wherever they begin.
+// TestBounds: nothing is read or written before or behind a block and what it is packed in, whatever
+// the words, their width and their number; wherever they begin.
 func TestBounds(t *testing.T) {
 	const room = blockSize + 64
 	blocks, packs := newFence(t, room), newFence(t, room)
 	rng := rand.New(rand.NewPCG(6, 6))
-	for s := for64; s < schemes; s++ {
-		most := lanes[s]
-		if s == for8 {
-			most = 8
-		}
-		for width := range most + 1 {
-			for _, n := range []int{1, 2, 3, 5, 8, 31, 33, 64, blockSize / vector} {
-				n *= vector
-				p := plan{scheme: s, width: width, base: rng.Uint64(), first: rng.Uint64(), divisor: 1 + 2*rng.Uint64N(2)}
-				size := p.packed(n)
-				want := make([]byte, size)
-				for i := range want {
-					want[i] = byte(rng.Uint32())
-				}
-				plain := make([]byte, n)
-				p.unpackWords(plain, want)
-				fits := p.packWords(want, plain)
+	for _, width := range []int{8, 16, 32, 64} {
+		for bits := range width + 1 {
+			for _, n := range []int{1, 2, 3, 5, 8, 31, 33, 64, blockSize / 8} {
+				n *= 8
+				step := rng.Int64N(2) * rng.Int64N(1<<40)
+				src := words(n, width, func(i int) int64 { return int64(rng.Uint64()&(1<<bits-1)) + int64(i)*step })
+				want := Encode(nil, src)
+				size := len(want)
 				for _, pair := range [][2][]byte{
 					{blocks.last(n), packs.last(size)},
 					{blocks.first(n), packs.first(size)},
 					{blocks[1:][:n:n], packs[3:][:size:size]},
 				} {
 					block, packed := pair[0], pair[1]
-					copy(packed, want)
-					clear(block)
-					p.unpack(block, packed)
-					if !bytes.Equal(block, plain) {
-						t.Fatalf("%+v: %d bytes are unpacked otherwise", p, n)
-					}
+					copy(block, src)
 					clear(packed)
-					if got := p.pack(packed, block); got != fits || fits && !bytes.Equal(packed, want) {
-						t.Fatalf("%+v: %d bytes are packed otherwise: %v, want %v", p, n, got, fits)
+					if got := Encode(packed[:0], block); &got[0] != &packed[0] || !bytes.Equal(got, want) {
+						t.Fatalf("%d bytes, %d of %d bits: they are packed otherwise", n, bits, width)
 					}
-					span(s, block)
+					clear(block)
+					if err := Decode(block, packed); err != nil || !bytes.Equal(block, src) {
+						t.Fatalf("%d bytes, %d of %d bits: they are unpacked otherwise: %v", n, bits, width, err)
+					}
 				}
 			}
 		}

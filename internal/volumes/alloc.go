@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/placement"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -30,8 +29,8 @@ type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
-	sealed *seal.Extent // nil if the volume does not encrypt
-	kept   *keptFile    // nil: the memory is in the volume's file
+	sealed *sealedExtent // nil if the volume does not encrypt
+	kept   *keptFile     // nil: the memory is in the volume's file
 
 	written   atomic.Int64 // bytes, counting repeated writes of the same place: an estimate for the backlog
 	reclaimed func()       // set by Free
@@ -126,9 +125,9 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		return nil, err
 	}
 	if v.sealer != nil {
-		e.sealed = v.sealer.NewExtent()
+		e.sealed = &sealedExtent{sealer: v.sealer, key: v.sealer.own, block: blockSize}
 	}
-	v.Disk.TakeOn(size)
+	v.takeOn(size)
 	return e, nil
 }
 
@@ -281,7 +280,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e := m.(*extents)
 	size = round(size)
 	if e.sealed != nil && size < e.size {
-		size = e.sealed.Cut(size)
+		size = e.sealed.cut(size)
 	}
 	if size >= e.size {
 		return
@@ -296,7 +295,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 		}
 	}
 	if unwritten := e.size - max(size, e.written.Load()); unwritten > 0 {
-		v.Disk.Settle(unwritten)
+		v.settle(unwritten)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -333,7 +332,7 @@ func (e *extents) unref() {
 		return
 	}
 	if left := e.size - e.written.Load(); left > 0 {
-		v.Disk.Settle(left)
+		v.settle(left)
 	}
 	if k != nil && !lent {
 		v.freeKept(k)
@@ -369,7 +368,7 @@ func (v *Volume) Together() int64 {
 	if v.sealer != nil || v.cfg.Persist {
 		return 0
 	}
-	pace := v.Disk.Stats()
+	pace := v.speed.stats()
 	n := v.cfg.Request
 	if pace.Bandwidth > 0 {
 		n = min(n, max(pace.Bandwidth/togetherPerSecond, minTogether))
@@ -394,7 +393,7 @@ func (v *Volume) Split(m tier.Memory, sizes []int64) []tier.Memory {
 	if e.sealed != nil || v.cfg.Persist || len(e.pieces) != 1 {
 		return nil
 	}
-	v.Disk.Settle(max(0, e.size-e.written.Load()))
+	v.settle(max(0, e.size-e.written.Load()))
 	parts := make([]tier.Memory, len(sizes))
 	at := e.pieces[0].At
 	for i, n := range sizes {

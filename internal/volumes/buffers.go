@@ -3,7 +3,6 @@ package volumes
 import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -31,7 +30,7 @@ type buffer struct {
 const (
 	// beyondRequest is the room of a buffer for the rest of a request's first and last block, and
 	// for a tag.
-	beyondRequest = 2*seal.BlockSize + tier.Page
+	beyondRequest = 2*blockSize + tier.Page
 
 	// EncryptionBuffers is how many bytes of buffers a volume that encrypts keeps by default.
 	EncryptionBuffers = helpersPerDepth * DefaultDepth * (DefaultRequest + beyondRequest)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -109,7 +108,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Request, c.Depth = cmp.Or(c.Request, DefaultRequest), cmp.Or(c.Depth, DefaultDepth)
 	if c.Encrypt {
-		c.Request = max(seal.BlockSize, c.Request/seal.BlockSize*seal.BlockSize)
+		c.Request = max(blockSize, c.Request/blockSize*blockSize)
 	}
 	c.Idle, c.Stripe = cmp.Or(c.Idle, defaultIdle), cmp.Or(c.Stripe, new(Stripe))
 	if !c.Space.Valid() {

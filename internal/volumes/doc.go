@@ -18,8 +18,8 @@
 //	notices.go       events and warnings
 //	kept.go          files that outlive the process: one for each batch and dictionary
 //	kept_file.go     the format of such a file; kept_dir.go takes over those of another process
-//	internal/pace    the speed of a disk: which volume comes next, and the length of requests
-//	internal/seal    encryption
+//	pace.go          the speed of a disk: which volume comes next, and the length of requests
+//	seal.go          encryption: what is sealed at once; seal_key.go has the keys
 //
 // # Ownership
 //
@@ -105,9 +105,9 @@
 //
 // # Locks
 //
-// A Volume's mutex has rank Backend and guards the books. Those of seal.Extent, pace.Disk, buffers and
+// A Volume's mutex has rank Backend and guards the books. Those of sealedExtent, speed, buffers and
 // notices have rank Device. Each guards its own fields, and nothing slow is done with one locked. A
-// transfer's mutex guards its cursor, and pace.Disk's is locked inside it.
+// transfer's mutex guards its cursor, and speed's is locked inside it.
 //
 // One token is held across system calls; the mutex is locked inside it. It orders the adding and giving
 // back of room: Alloc waits for it only when the backed room is not enough, for as long as one

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/spillway-db/spillway/internal/oneline"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -115,7 +114,7 @@ func (v *Volume) full(size int64, cause error) error {
 
 // refused returns the error of an Alloc that the file system refused.
 func (v *Volume) refused(size int64, cause error) error {
-	v.Disk.Fail()
+	v.fail()
 	if isOf(errsFull, cause) {
 		return v.full(size, cause)
 	}
@@ -139,10 +138,17 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// join joins errors in one line, without paths.
-func join(errs ...error) error {
-	for i := range errs {
-		errs[i] = bare(errs[i])
+// join returns an error that wraps those of errs that are not nil, without paths, or nil. It reads "first; then
+// second", for logs and warnings.
+func join(errs ...error) (all error) {
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case all == nil:
+			all = bare(err)
+		default:
+			all = fmt.Errorf("%w; then %w", all, bare(err))
+		}
 	}
-	return oneline.Join(errs...)
+	return all
 }

@@ -9,12 +9,14 @@ import (
 	"strconv"
 
 	"github.com/zeebo/xxh3"
-
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 )
 
 // UnderWay returns how many bytes of reads and writes are in progress.
-func (v *Volume) UnderWay() int64 { return v.Disk.Stats().Running }
+func (v *Volume) UnderWay() int64 {
+	v.speed.mu.Lock()
+	defer v.speed.mu.Unlock()
+	return v.speed.mu.running
+}
 
 // Mapped returns how many bytes of memory a volume has mapped for requests, and no request uses.
 func (v *Volume) Mapped() int64 {
@@ -32,7 +34,7 @@ const TailSize = tailSize
 
 // Nonce is a nonce that was used, with the salt of its key.
 type Nonce struct {
-	Salt  seal.Salt
+	Salt  keySalt
 	Nonce uint64
 }
 
@@ -46,7 +48,7 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := seal.NewSealer(users)
+	s, err := newSealer(users)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +66,8 @@ func NoncesIn(path string, users []byte) (map[Nonce]string, error) {
 	t := found.tail
 	add(Nonce{t.Mark.Salt, t.HeaderSeal.Nonce}, fmt.Sprintf("header %x", t.HeaderSeal.Tag))
 	add(Nonce{t.PlaceSalt, t.PlaceSeal.Nonce}, fmt.Sprintf("place %x", t.PlaceSeal.Tag))
-	salt := s.OldExtent(found.key, nil).Salt()
 	for _, b := range found.blocks {
-		add(Nonce{salt, b.Seal.Nonce}, fmt.Sprintf("block %d, tag %x", b.Off, b.Seal.Tag))
+		add(Nonce{found.key.salt, b.Seal.Nonce}, fmt.Sprintf("block %d, tag %x", b.Off, b.Seal.Tag))
 	}
 	return out, err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -12,7 +13,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -182,26 +182,27 @@ func (v *Volume) writeHeader(
 		return 0, errors.New("memory that persists already")
 	}
 	fixed := fixedHeader{Order: v.numbers.Add(1), File: k.number, Size: e.size}
-	var blocks []seal.Block
+	var blocks []sealedBlock
 	if e.sealed != nil {
 		var err error
-		if blocks, err = e.sealed.Blocks(); err != nil {
+		if blocks, err = e.sealed.blocksIn(0, math.MaxInt64); err != nil {
 			return 0, err
 		}
-		fixed.Salt = e.sealed.Salt()
+		fixed.Salt = e.sealed.key.salt
 	}
 	fixed.Count = uint32(len(blocks))
 	text, _ := binary.Append(nil, binary.LittleEndian, fixed)
 	text, _ = binary.Append(text, binary.LittleEndian, blocks)
 	text = append(text, meta...)
 	t := &keptTail{
-		Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text)), Mark: v.sealer.Mark(),
+		Magic: [8]byte([]byte(tailMagic)), Body: round(e.size), Length: int64(len(text)),
 	}
 	if limit := maxHeader(t.Body); t.Length > limit {
 		return 0, fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, limit)
 	}
 	if v.sealer != nil {
-		text, t.HeaderSeal = v.sealer.SealText(text, headerExtra)
+		text, t.HeaderSeal = v.sealer.sealText(text, headerExtra)
+		t.Mark = v.sealer.mark
 	}
 	t.Key, t.Room = xxh3.Hash(text), round(t.Length+tailSize)
 	if err := t.setPlace(v.sealer, place); err != nil {

@@ -103,7 +103,8 @@ func (v *Volume) takeOver(path string) error {
 		e := &extents{v: v, size: f.Size, uses: 1, pieces: []piece{{Len: f.Size}}}
 		e.written.Store(f.Size) // nothing of it is in the backlog
 		if f.key != nil {
-			e.sealed = v.sealer.OldExtent(f.key, f.blocks)
+			e.sealed = &sealedExtent{sealer: v.sealer, key: f.key} // not to be written: see checkWrite
+			e.sealed.mu.blocks = f.blocks
 		}
 		e.kept = &keptFile{
 			number: f.number, memory: e, turn: make(chan struct{}, 1), tail: f.tail,

@@ -11,7 +11,6 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -32,7 +31,7 @@ import (
 
 const (
 	tailSize  = 1024
-	tailMagic = "SPLKEPT4"
+	tailMagic = "SPLKEPT5"
 )
 
 // maxHeader returns the maximum length of a header behind a body of some length. Five pages for
@@ -42,16 +41,16 @@ func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*5*tier.Page }
 // keptTail is the end of a file that persists.
 type keptTail struct {
 	Magic      [8]byte
-	Body       int64     // bytes before the header
-	Room       int64     // from the header to the end of the file
-	Length     int64     // of the header
-	Key        uint64    // the header's checksum
-	Mark       seal.Mark // of the key that sealed the header
-	HeaderSeal seal.Seal
-	PlaceSalt  seal.Salt // of the key that sealed the place
-	PlaceSeal  seal.Seal
+	Body       int64   // bytes before the header
+	Room       int64   // from the header to the end of the file
+	Length     int64   // of the header
+	Key        uint64  // the header's checksum
+	Mark       keyMark // of the key that sealed the header
+	HeaderSeal seal
+	PlaceSalt  keySalt // of the key that sealed the place
+	PlaceSeal  seal
 	PlaceSize  uint32
-	Place      [tailSize - 8*5 - seal.MarkSize - seal.SaltSize - 2*(8+seal.TagSize) - 4 - 8]byte
+	Place      [tailSize - 8*5 - markSize - saltSize - 2*(8+tagSize) - 4 - 8]byte
 	Sum        uint64 // XXH3-64 of what is before it
 }
 
@@ -60,8 +59,8 @@ type fixedHeader struct {
 	Order uint64 // in which headers were written: those of dictionaries before those that need them
 	File  uint64 // the number in the file's name while it is a part
 	Size  int64
-	Salt  seal.Salt // of the key that sealed the blocks
-	Count uint32    // of blocks
+	Salt  keySalt // of the key that sealed the blocks
+	Count uint32  // of blocks
 }
 
 // bytes returns the tail as it is written, with its checksum.
@@ -72,14 +71,14 @@ func (t *keptTail) bytes() []byte {
 }
 
 // setPlace sets the place, sealed if s is not nil.
-func (t *keptTail) setPlace(s *seal.Sealer, place []byte) error {
+func (t *keptTail) setPlace(s *sealer, place []byte) error {
 	if len(place) > len(t.Place) {
 		return fmt.Errorf("the names of its plan and operator are too long: %d bytes, and the limit is %d",
 			len(place), len(t.Place))
 	}
 	if s != nil {
-		place, t.PlaceSeal = s.SealText(place, t.placeExtra())
-		t.PlaceSalt = s.Mark().Salt
+		place, t.PlaceSeal = s.sealText(place, t.placeExtra())
+		t.PlaceSalt = s.mark.Salt
 	}
 	t.PlaceSize = uint32(len(place))
 	clear(t.Place[:])
@@ -116,8 +115,8 @@ type foundFile struct {
 	Persisted
 	number uint64 // in the file's name while it is a part
 	tail   *keptTail
-	blocks []seal.Block // none if nothing is encrypted
-	key    *seal.Key    // of the blocks; nil if nothing is encrypted
+	blocks []sealedBlock // none if nothing is encrypted
+	key    *sealKey      // of the blocks; nil if nothing is encrypted
 }
 
 // openedFile is a file that was opened for reading.
@@ -129,7 +128,7 @@ type openedFile interface {
 // readFound reads the end of a file of some length, and closes it. failed is the error of opening
 // it. Err matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot
 // be read.
-func readFound(f openedFile, failed error, path string, key uint64, length int64, s *seal.Sealer) *foundFile {
+func readFound(f openedFile, failed error, path string, key uint64, length int64, s *sealer) *foundFile {
 	found, err := (*foundFile)(nil), failed
 	if err == nil {
 		found, err = readEnd(f, key, length, s)
@@ -146,7 +145,7 @@ func readFound(f openedFile, failed error, path string, key uint64, length int64
 // readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its
 // own Err. If none can be read, and one is of errsForeign, that is the error of the directory.
 func (d *ownDir) readFiles(
-	c *content, open func(path string) (openedFile, error), s *seal.Sealer,
+	c *content, open func(path string) (openedFile, error), s *sealer,
 ) (all []*foundFile, foreign error) {
 	sound := false
 	for key, length := range c.keys {
@@ -165,7 +164,7 @@ func (d *ownDir) readFiles(
 	return all, foreign
 }
 
-func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFile, error) {
+func readEnd(f io.ReaderAt, key uint64, length int64, s *sealer) (*foundFile, error) {
 	if length < tailSize || length%tier.Page != 0 {
 		return nil, errDamaged("its %d bytes are not whole pages with a header", length)
 	}
@@ -186,7 +185,7 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFil
 		return nil, errDamaged("a header of %d bytes in %d, behind a body of %d, in a file of %d",
 			t.Length, t.Room, t.Body, length)
 	}
-	if opens, err := s.Opens(t.Mark); err != nil {
+	if opens, err := s.opens(t.Mark); err != nil {
 		return nil, err
 	} else if !opens {
 		return nil, &disk.KeyError{Sealed: t.Mark.Sealed, Encrypt: s != nil}
@@ -200,9 +199,9 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFil
 	}
 	var err error
 	if s != nil {
-		text, err = s.OpenText(text, headerExtra, t.Mark.Salt, t.HeaderSeal)
+		text, err = s.openText(text, headerExtra, t.Mark.Salt, t.HeaderSeal)
 		if err == nil {
-			place, err = s.OpenText(place, t.placeExtra(), t.PlaceSalt, t.PlaceSeal)
+			place, err = s.openText(place, t.placeExtra(), t.PlaceSalt, t.PlaceSeal)
 		}
 		if err != nil {
 			return nil, errDamaged("its header is not what was sealed")
@@ -214,16 +213,16 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *seal.Sealer) (*foundFil
 		return nil, errDamaged("its header ends early")
 	}
 	if h.Size < 0 || h.Size > math.MaxInt64/2 || round(h.Size) != t.Body ||
-		int64(h.Count) > int64(r.Len()/binary.Size(seal.Block{})) {
+		int64(h.Count) > int64(r.Len()/binary.Size(sealedBlock{})) {
 		return nil, errDamaged("a memory of %d bytes in %d sealed blocks, behind a body of %d", h.Size, h.Count, t.Body)
 	}
-	blocks := make([]seal.Block, h.Count)           // that a volume has written, because the header is sealed
+	blocks := make([]sealedBlock, h.Count)          // that a volume has written, because the header is sealed
 	_ = binary.Read(r, binary.LittleEndian, blocks) // they are there
 	found := &foundFile{number: h.File, tail: t, blocks: blocks, Persisted: Persisted{
 		Meta: text[len(text)-r.Len():], Place: place, Size: h.Size, Room: t.Body + t.Room, order: h.Order,
 	}}
 	if s != nil {
-		found.key, err = s.KeyOf(h.Salt)
+		found.key, err = s.keyOf(h.Salt)
 	}
 	return found, err
 }

@@ -12,8 +12,6 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/oneline"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -43,10 +41,12 @@ func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.transfer(ctx, p, off, false)
 }
 
-// SealBy makes a volume that encrypts seal blocks of n bytes instead of 64 KiB; see seal.Extent.SealBy.
+// SealBy makes a volume that encrypts seal blocks of n bytes instead of 64 KiB: a multiple of a page that
+// divides 64 KiB, for memory of which few bytes at a time are to be read. It is called before the first
+// write.
 func (e *extents) SealBy(n int64) {
 	if e.sealed != nil {
-		e.sealed.SealBy(n)
+		e.sealed.block = n
 	}
 }
 
@@ -64,9 +64,9 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	}
 	grid := int64(tier.Page)
 	if e.sealed != nil {
-		grid = seal.BlockSize
+		grid = blockSize
 		if write {
-			if err := e.sealed.CheckWrite(off, int64(len(p))); err != nil {
+			if err := e.sealed.checkWrite(off, int64(len(p))); err != nil {
 				return fmt.Errorf("disk: volume %s: writing encrypted memory: %w", v.cfg.Dir, err)
 			}
 		}
@@ -115,7 +115,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		in := &e.pieces[piece]
 		most := min(end, in.Off+in.Len) - off
-		begun := v.Disk.Begin(most, write, helper)
+		begun := v.begin(most, write, helper)
 		if begun == 0 {
 			mu.Unlock()
 			return false
@@ -195,7 +195,7 @@ func (e *extents) do(
 	default:
 		v.read.Add(n)
 	}
-	v.Disk.End(begun, done, settled, write)
+	v.finish(begun, done, settled, write)
 	if end != nil {
 		end(err)
 	}
@@ -263,7 +263,7 @@ func (f wholeFile) all(do func(p []byte, off int64) (int, error), p []byte, off 
 			idle = 0
 		}
 		if idle > maxIdleIO {
-			return oneline.Join(io.ErrNoProgress, err)
+			return join(io.ErrNoProgress, err)
 		}
 		p, off = p[done:], off+done
 	}

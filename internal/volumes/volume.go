@@ -21,8 +21,6 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/volumes/internal/pace"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -39,7 +37,7 @@ const helpersPerDepth = 4
 // with the last Free. Then its files are closed and removed, and its keys overwritten. Persisted
 // files that nobody took stay for the next volume.
 type Volume struct {
-	pace.Disk // how fast it is; Pace and Promised are for its space
+	speed // Pace and Promised are for its space
 
 	cfg       Config
 	dir       string // absolute
@@ -51,7 +49,7 @@ type Volume struct {
 	address   uintptr   // what transfers must be aligned to; 1 for any
 	offset    int64
 
-	sealer  *seal.Sealer // nil if nothing is encrypted
+	sealer  *sealer // nil if nothing is encrypted
 	buffers buffers
 	notices notices
 
@@ -88,9 +86,6 @@ type Volume struct {
 
 var _ tier.Pool = (*Volume)(nil)
 
-// Stripe is shared by volumes that are used side by side; see Config.Stripe.
-type Stripe = pace.Stripe
-
 // Open opens a volume. First it removes what killed processes left in the directory, and writes and
 // reads a page there. If the file system lacks something, the volume does without it, and warns. The
 // caller must Close the volume.
@@ -103,7 +98,7 @@ func Open(cfg Config) (*Volume, error) {
 		change: make(chan struct{}, 1),
 	}
 	v.cfg.Key = nil // the caller's, and not to be kept
-	v.Disk.Request, v.Disk.Depth, v.Disk.Stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
+	v.speed.request, v.speed.depth, v.speed.stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
 	v.maxHelpers.Store(helpersPerDepth * int64(v.cfg.Depth))
 	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
@@ -116,7 +111,7 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	var err error
 	if cfg.Encrypt {
-		v.sealer, err = seal.NewSealer(cfg.Key)
+		v.sealer, err = newSealer(cfg.Key)
 	}
 	if err == nil {
 		err = v.open()
@@ -126,7 +121,9 @@ func Open(cfg Config) (*Volume, error) {
 		v.forgetKeys()
 		return nil, fmt.Errorf("disk: volume %s: %w", cfg.Dir, advise(err))
 	}
-	v.sealer.Opened()
+	if v.sealer != nil {
+		v.sealer.users = nil // the volume has found all that earlier ones have left
+	}
 	if v.cfg.Idle > 0 && !v.cfg.Persist {
 		v.trimmer.Go(func() {
 			labels.Trim.Set()
@@ -266,7 +263,7 @@ func (v *Volume) probeFile(direct bool) (err error) {
 
 // forgetKeys ends all use of keys, and of the memory that sealed requests pass through.
 func (v *Volume) forgetKeys() {
-	v.sealer.Forget()
+	v.sealer.forget()
 	v.buffers.unmap()
 }
 
@@ -276,13 +273,10 @@ func (v *Volume) Dir() string { return v.cfg.Dir }
 // Stats returns the volume's figures. The sizes are a consistent cut except for the counters of
 // transfers.
 func (v *Volume) Stats() disk.Stats {
-	p := v.Disk.Stats()
-	s := disk.Stats{
-		Dir: v.cfg.Dir, FileSystem: v.system, Direct: v.direct, Anonymous: v.anonymous, Encrypted: v.cfg.Encrypt,
-		Request: v.cfg.Request, Depth: v.cfg.Depth, Capacity: v.cfg.Capacity,
-		Written: v.written.Load(), Read: v.read.Load(), Fresh: v.fresh.Load(), Given: v.given.Load(),
-		Bandwidth: p.Bandwidth, Backlog: p.Backlog, Writing: p.Writing, Ailing: p.Ailing,
-	}
+	s := v.speed.stats()
+	s.Dir, s.FileSystem, s.Direct, s.Anonymous, s.Encrypted = v.cfg.Dir, v.system, v.direct, v.anonymous, v.cfg.Encrypt
+	s.Request, s.Depth, s.Capacity = v.cfg.Request, v.cfg.Depth, v.cfg.Capacity
+	s.Written, s.Read, s.Fresh, s.Given = v.written.Load(), v.read.Load(), v.fresh.Load(), v.given.Load()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Used, s.Backed = v.mu.used, v.mu.used+v.mu.backed.FreeBytes()

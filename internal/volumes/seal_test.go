@@ -1,4 +1,4 @@
-package seal_test
+package volumes
 
 import (
 	"bytes"
@@ -8,13 +8,12 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/internal/volumes/internal/seal"
 	"github.com/spillway-db/spillway/tier"
 )
 
 const (
 	page  = tier.Page
-	block = seal.BlockSize
+	block = blockSize
 	size  = 5*block + 3*page - 5 // of a memory, which is at begin in its file
 	begin = 2 * page
 )
@@ -42,25 +41,25 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 }
 
 type memory struct {
-	sealer *seal.Sealer
-	extent *seal.Extent
+	sealer *sealer
+	extent *sealedExtent
 	file   *file
 	buf    []byte
 }
 
 func newMemory(t *testing.T, users []byte) *memory {
 	t.Helper()
-	s, err := seal.NewSealer(users)
+	s, err := newSealer(users)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Forget)
-	return &memory{s, s.NewExtent(), &file{p: make([]byte, begin+size+5)}, make([]byte, size+3*block)}
+	t.Cleanup(s.forget)
+	return &memory{s, &sealedExtent{sealer: s, key: s.own, block: blockSize}, &file{p: make([]byte, begin+size+5)}, make([]byte, size+3*block)}
 }
 
 // write writes p as a volume does: in requests that end on multiples of a block's size.
 func (m *memory) write(p []byte, off int64) error {
-	if err := m.extent.CheckWrite(off, int64(len(p))); err != nil {
+	if err := m.extent.checkWrite(off, int64(len(p))); err != nil {
 		return err
 	}
 	for len(p) > 0 {
@@ -135,19 +134,20 @@ func TestRandomRequests(t *testing.T) {
 				t.Errorf("seed %d: bytes at %d are in the file", seed, off)
 			}
 		}
-		written, err := m.extent.Blocks()
+		written, err := m.extent.blocksIn(0, size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		later := newMemory(t, users)
-		if ok, err := later.sealer.Opens(m.sealer.Mark()); !ok || err != nil {
+		if ok, err := later.sealer.opens(m.sealer.mark); !ok || err != nil {
 			t.Errorf("the same key: %v, %v", ok, err)
 		}
-		key, err := later.sealer.KeyOf(m.extent.Salt())
+		key, err := later.sealer.keyOf(m.extent.key.salt)
 		if err != nil {
 			t.Fatal(err)
 		}
-		later.extent, later.file = later.sealer.OldExtent(key, written), m.file
+		later.extent, later.file = &sealedExtent{sealer: later.sealer, key: key}, m.file
+		later.extent.mu.blocks = written
 		for range 20 {
 			same(later)
 		}
@@ -155,7 +155,7 @@ func TestRandomRequests(t *testing.T) {
 			t.Errorf("memory of an earlier volume is written: %v", err)
 		}
 		other := newMemory(t, bytes.Repeat([]byte{8}, 32))
-		if ok, err := other.sealer.Opens(m.sealer.Mark()); ok || err != nil {
+		if ok, err := other.sealer.opens(m.sealer.mark); ok || err != nil {
 			t.Errorf("another key: %v, %v", ok, err)
 		}
 	}
@@ -171,7 +171,7 @@ func TestChangedBytesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	sound := bytes.Clone(m.file.p)
-	second := &memory{m.sealer, m.sealer.NewExtent(), &file{p: make([]byte, len(sound))}, m.buf}
+	second := &memory{m.sealer, &sealedExtent{sealer: m.sealer, key: m.sealer.own, block: blockSize}, &file{p: make([]byte, len(sound))}, m.buf}
 	if err := second.write(data, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestFailedWritesAreLost(t *testing.T) {
 	p := bytes.Repeat([]byte{3}, block)
 	lost := func(when string) {
 		t.Helper()
-		if _, err := m.extent.Blocks(); !errors.Is(err, fails) {
+		if _, err := m.extent.blocksIn(0, size); !errors.Is(err, fails) {
 			t.Errorf("%s: the blocks are %v", when, err)
 		}
 		if err := m.read(make([]byte, 1), 0); !errors.Is(err, fails) || !errors.Is(err, tier.ErrAltered) {

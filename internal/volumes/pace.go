@@ -1,9 +1,4 @@
-// Package pace measures how fast a disk is. Two decisions follow from that: which of several
-// volumes gets the next bytes (stripe.Pace), and how long requests may be on a slow disk.
-//
-// There is one moving average of bytes a second for each direction, because reads may be much
-// faster than writes. It counts only the time in which at least one request was in progress.
-package pace
+package volumes
 
 import (
 	"cmp"
@@ -13,6 +8,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/stripe"
+	"github.com/spillway-db/spillway/tier/disk"
 )
 
 const (
@@ -24,7 +20,7 @@ const (
 	// minRequest is the shortest request on a slow disk. Shorter ones cost more than they save.
 	minRequest = 64 << 10
 
-	// firstRequest times Depth is the window until something has been measured: half a second on
+	// firstRequest times the depth is the window until something has been measured: half a second on
 	// a disk of 2 MiB/s.
 	firstRequest = 256 << 10
 
@@ -56,18 +52,21 @@ type Stripe struct {
 	front atomic.Int64 // the largest lead at which one of them was given bytes
 }
 
-// Disk measures one disk. It is safe for concurrent use.
+// speed measures one disk: which of several volumes gets the next bytes, and how long requests may be on a
+// slow disk, follow from it. There is one moving average of bytes a second for each direction, because reads
+// may be much faster than writes. It counts only the time in which at least one request was in progress. It
+// is safe for concurrent use.
 //
 // Its lead is the time in which at least one write was in progress, plus the time that its backlog
 // will take. Because the lead counts time, each error of the estimated bandwidth is made up for
 // when the bytes are written.
 //
 // After a failure the disk is ailing, so others come first. When that time is over, one Alloc may
-// try it: TakeOn counts it as the next failure at once, and a successful write ends the series.
-type Disk struct {
-	Request int64   // the maximum length of a request, in bytes
-	Depth   int64   // requests of one transfer
-	Stripe  *Stripe // of the disks that are used side by side
+// try it: takeOn counts it as the next failure at once, and a successful write ends the series.
+type speed struct {
+	request int64   // the maximum length of a request, in bytes
+	depth   int64   // requests of one transfer
+	stripe  *Stripe // of the disks that are used side by side
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
@@ -90,26 +89,26 @@ type flow struct {
 	bandwidth      int64         // bytes a second; 0: nothing was measured
 }
 
-// Begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
+// begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
 // disk a share of the window, so that several transfers fit into it. helper is for a transfer that has
-// other requests in progress: Begin returns 0 if they are enough. Otherwise the caller must call End.
-func (d *Disk) Begin(want int64, write, helper bool) int64 {
+// other requests in progress: begin returns 0 if they are enough. Otherwise the caller must call finish.
+func (d *speed) begin(want int64, write, helper bool) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f := &d.mu.reads
 	if write {
 		f = &d.mu.writes
 	}
-	most, shares := int64(float64(f.bandwidth)*window.Seconds()), 2*d.Depth
+	most, shares := int64(float64(f.bandwidth)*window.Seconds()), 2*d.depth
 	if f.bandwidth == 0 { // the first requests show how fast the disk is
-		most = d.Depth * min(d.Request, firstRequest)
+		most = d.depth * min(d.request, firstRequest)
 		if !helper {
-			shares = d.Depth
+			shares = d.depth
 		}
 	}
 	share := (most - d.mu.running) / shares
-	n := min(want, d.Request, max(minRequest, share/minRequest*minRequest))
-	if helper && d.mu.running+n > max(most/2, d.Depth*minRequest) {
+	n := min(want, d.request, max(minRequest, share/minRequest*minRequest))
+	if helper && d.mu.running+n > max(most/2, d.depth*minRequest) {
 		return 0
 	}
 	if f.requests == 0 {
@@ -120,14 +119,14 @@ func (d *Disk) Begin(want int64, write, helper bool) int64 {
 	return n
 }
 
-// End ends a request for which Begin returned begun. It transferred done bytes, of which settled
+// finish ends a request for which begin returned begun. It transferred done bytes, of which settled
 // were in the backlog, or it failed and both are 0. The time of a request that failed is no
 // measurement: a disk may give up after half a minute.
 //
 // Older samples of the average lose weight by the time that the request took or would have taken at the
 // previous bandwidth, whichever is longer. So the average follows a disk that becomes faster as soon as
 // one that becomes slower.
-func (d *Disk) End(begun, done, settled int64, write bool) {
+func (d *speed) finish(begun, done, settled int64, write bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f := &d.mu.reads
@@ -159,32 +158,32 @@ func (d *Disk) End(begun, done, settled int64, write bool) {
 	}
 }
 
-// Fail records that the disk could not be used. Several failures at the same time are one.
-func (d *Disk) Fail() {
+// fail records that the disk could not be used. Several failures at the same time are one.
+func (d *speed) fail() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failLocked(time.Now())
 }
 
-func (d *Disk) failLocked(now time.Time) {
+func (d *speed) failLocked(now time.Time) {
 	if d.mu.failures == 0 || !now.Before(d.mu.until) {
 		d.mu.until = now.Add(setback << min(d.mu.failures, maxDoublings))
 		d.mu.failures++
 	}
 }
 
-// TakeOn adds n allocated bytes to the backlog. A disk whose lead is more than catchUp behind the
+// takeOn adds n allocated bytes to the backlog. A disk whose lead is more than catchUp behind the
 // others' was full or failing, and the time before that does not count. A disk was not skipped if
 // others went first because bytes of it are promised: otherwise they would do so for as long as
 // there is a reservation.
-func (d *Disk) TakeOn(n int64) {
+func (d *speed) takeOn(n int64) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	lead := d.paceLocked(now).After(d.mu.promised).Lead
-	front := time.Duration(d.Stripe.front.Load())
-	for front < lead && !d.Stripe.front.CompareAndSwap(int64(front), int64(lead)) {
-		front = time.Duration(d.Stripe.front.Load())
+	front := time.Duration(d.stripe.front.Load())
+	for front < lead && !d.stripe.front.CompareAndSwap(int64(front), int64(lead)) {
+		front = time.Duration(d.stripe.front.Load())
 	}
 	d.mu.skipped += max(0, front-lead-catchUp)
 	d.mu.backlog += n
@@ -193,29 +192,29 @@ func (d *Disk) TakeOn(n int64) {
 	}
 }
 
-// Settle takes n bytes that will not be written off the backlog.
-func (d *Disk) Settle(n int64) {
+// settle takes n bytes that will not be written off the backlog.
+func (d *speed) settle(n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.backlog -= n
 }
 
 // Promised sets how many bytes of the space are reserved and not allocated.
-func (d *Disk) Promised(n int64) {
+func (d *speed) Promised(n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mu.promised = n
 }
 
 // Pace returns how far the disk is ahead of the others of its stripe.
-func (d *Disk) Pace() stripe.Pace {
+func (d *speed) Pace() stripe.Pace {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.paceLocked(now)
 }
 
-func (d *Disk) paceLocked(now time.Time) stripe.Pace {
+func (d *speed) paceLocked(now time.Time) stripe.Pace {
 	w := &d.mu.writes
 	p := stripe.Pace{
 		Lead:      w.busy + d.mu.skipped,
@@ -228,24 +227,14 @@ func (d *Disk) paceLocked(now time.Time) stripe.Pace {
 	return p.After(d.mu.backlog)
 }
 
-// Stats are the figures of writing at a moment.
-type Stats struct {
-	Bandwidth int64 // bytes a second; 0: nothing was written yet
-	Backlog   int64 // bytes
-	Running   int64 // bytes of the requests in progress, reads included
-	Writing   time.Duration
-	Ailing    bool
-}
-
-// Stats returns the figures.
-func (d *Disk) Stats() Stats {
+// stats returns the figures of writing.
+func (d *speed) stats() disk.Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now() // with the mutex held, so that Writing never falls
 	w := &d.mu.writes
-	s := Stats{
-		Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Running: d.mu.running, Writing: w.busy,
-		Ailing: d.paceLocked(now).Ailing,
+	s := disk.Stats{
+		Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Writing: w.busy, Ailing: d.paceLocked(now).Ailing,
 	}
 	if w.requests > 0 {
 		s.Writing += now.Sub(w.since)

@@ -1,4 +1,4 @@
-package pace
+package volumes
 
 import (
 	"sync"
@@ -8,13 +8,13 @@ import (
 
 // The time of writing never falls while requests begin and end: it is shown as a counter.
 func TestWritingNeverFalls(t *testing.T) {
-	p := &Disk{Request: 1, Depth: 1, Stripe: new(Stripe)}
+	p := &speed{request: 1, depth: 1, stripe: new(Stripe)}
 	var writers sync.WaitGroup
 	for range 4 {
 		writers.Go(func() {
 			for range 5000 {
-				p.Begin(1, true, false)
-				p.End(1, 1, 0, true)
+				p.begin(1, true, false)
+				p.finish(1, 1, 0, true)
 			}
 		})
 	}
@@ -27,7 +27,7 @@ func TestWritingNeverFalls(t *testing.T) {
 			over = true
 		default:
 		}
-		now := p.Stats().Writing
+		now := p.stats().Writing
 		if now < last {
 			t.Fatalf("it fell from %v to %v", last, now)
 		}

@@ -1,4 +1,4 @@
-package seal
+package volumes
 
 import (
 	"errors"
@@ -12,85 +12,60 @@ import (
 )
 
 const (
-	// BlockSize is the maximum length of a block. It divides the chunks that images have checksums
+	// blockSize is the maximum length of a block. It divides the chunks that images have checksums
 	// for, so that a read of a chunk reads no other bytes. Shorter blocks would need more tags.
-	BlockSize = 64 << 10
+	blockSize = 64 << 10
 
-	// Lost is the nonce of a block whose write failed.
-	Lost = math.MaxUint64
+	// lostNonce is the nonce of a block whose write failed.
+	lostNonce = math.MaxUint64
 )
 
-// Block is a range of a memory that was sealed at once. Its offset and length are multiples of a
-// page, and it contains no multiple of BlockSize except as its offset.
-type Block struct {
+// sealedBlock is a range of a memory that was sealed at once. Its offset and length are multiples of a
+// page, and it contains no multiple of blockSize except as its offset.
+type sealedBlock struct {
 	Off, Len int64
-	Seal     Seal
+	Seal     seal
 }
 
-func (b *Block) end() int64 { return b.Off + b.Len }
+func (b *sealedBlock) end() int64 { return b.Off + b.Len }
 
-// Extent opens the sealed bytes of one memory. Each write is sealed as it comes, in blocks of its
+// sealedExtent opens the sealed bytes of one memory. Each write is sealed as it comes, in blocks of its
 // own, so no write reads. A read opens the blocks that it touches. Therefore a write may replace
 // blocks, and cannot change a part of one.
 //
 // No two blocks have the same nonce, so a seal opens only the bytes that were written with it: not another
 // block's, another memory's, or older ones.
 //
-// An Extent is safe for concurrent use. Overlapping reads and writes at the same time are errors of
+// An sealedExtent is safe for concurrent use. Overlapping reads and writes at the same time are errors of
 // the caller: a read may find that bytes and seal do not belong together.
-type Extent struct {
-	sealer *Sealer
-	key    *Key
-	block  int64 // see SealBy
+type sealedExtent struct {
+	sealer *sealer
+	key    *sealKey
+	block  int64 // the maximum length of a block: blockSize, or a part of it; see extents.SealBy
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		blocks []Block // ascending, and disjoint
-		lost   error   // why a write failed first
+		blocks []sealedBlock // ascending, and disjoint
+		lost   error         // why a write failed first
 	}
-}
-
-// NewExtent returns the extent of a new memory. All of it reads as zeros until it is written.
-func (s *Sealer) NewExtent() *Extent {
-	return &Extent{sealer: s, key: s.own, block: BlockSize}
-}
-
-// SealBy makes blocks shorter: of n bytes, a multiple of a page that divides BlockSize, for memory of
-// which few bytes at a time are to be read. It is called before the first write.
-func (x *Extent) SealBy(n int64) { x.block = n }
-
-// OldExtent returns the extent of a memory that was sealed with a key of KeyOf. It cannot be written.
-func (s *Sealer) OldExtent(key *Key, blocks []Block) *Extent {
-	x := &Extent{sealer: s, key: key}
-	x.mu.blocks = blocks
-	return x
-}
-
-// Salt returns the salt of the key that sealed the memory.
-func (x *Extent) Salt() Salt { return x.key.salt }
-
-// Blocks returns the blocks that were written. If a write failed and was not repeated, Blocks returns its
-// error.
-func (x *Extent) Blocks() ([]Block, error) {
-	return x.blocksIn(0, math.MaxInt64)
 }
 
 // blocksIn returns the blocks that overlap [off, end). If one of them is lost, it is the last one
 // returned, with the error of its write.
-func (x *Extent) blocksIn(off, end int64) ([]Block, error) {
+func (x *sealedExtent) blocksIn(off, end int64) ([]sealedBlock, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	first, last := x.findLocked(off, end)
 	blocks := slices.Clone(x.mu.blocks[first:last])
-	if i := slices.IndexFunc(blocks, func(b Block) bool { return b.Seal.Nonce == Lost }); i >= 0 {
+	if i := slices.IndexFunc(blocks, func(b sealedBlock) bool { return b.Seal.Nonce == lostNonce }); i >= 0 {
 		return blocks[:i+1], fmt.Errorf("writing it failed before: %w", x.mu.lost)
 	}
 	return blocks, nil
 }
 
 // findLocked returns which blocks overlap [off, end).
-func (x *Extent) findLocked(off, end int64) (first, last int) {
-	from := func(b Block, off int64) int {
+func (x *sealedExtent) findLocked(off, end int64) (first, last int) {
+	from := func(b sealedBlock, off int64) int {
 		if b.end() <= off {
 			return -1
 		}
@@ -104,9 +79,9 @@ func (x *Extent) findLocked(off, end int64) (first, last int) {
 	return first, last
 }
 
-// Cut forgets the blocks of a memory that is to have size bytes from now on. It returns how many it
+// cut forgets the blocks of a memory that is to have size bytes from now on. It returns how many it
 // must have: more if a block would lie on both sides.
-func (x *Extent) Cut(size int64) int64 {
+func (x *sealedExtent) cut(size int64) int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	_, n := x.findLocked(0, size)
@@ -117,9 +92,9 @@ func (x *Extent) Cut(size int64) int64 {
 	return size
 }
 
-// CheckWrite returns an error that matches tier.ErrNotSupported if n bytes at off, a multiple of a page,
+// checkWrite returns an error that matches tier.ErrNotSupported if n bytes at off, a multiple of a page,
 // cannot be written: they are a part of a block, or an earlier volume has sealed them.
-func (x *Extent) CheckWrite(off, n int64) error {
+func (x *sealedExtent) checkWrite(off, n int64) error {
 	end := round(off + n)
 	if x.key != x.sealer.own {
 		return fmt.Errorf("an earlier volume has sealed this memory: %w", tier.ErrNotSupported)
@@ -135,13 +110,13 @@ func (x *Extent) CheckWrite(off, n int64) error {
 
 // Write seals p, which is at off of the memory, and writes it to the file at the offset at, with
 // zeros to the end of its last page. buf has room for that and for a tag. p ends at a multiple of
-// BlockSize, unless CheckWrite allowed its end.
-func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte) error {
+// blockSize, unless checkWrite allowed its end.
+func (x *sealedExtent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte) error {
 	end := round(off + int64(len(p)))
-	var made []Block
+	var made []sealedBlock
 	for a := off; a < end; {
-		b := Block{Off: a, Len: min(end, (a/x.block+1)*x.block) - a}
-		out := buf[a-off:][:b.Len+TagSize] // the next block overwrites this one's tag
+		b := sealedBlock{Off: a, Len: min(end, (a/x.block+1)*x.block) - a}
+		out := buf[a-off:][:b.Len+tagSize] // the next block overwrites this one's tag
 		plain := p[a-off : min(int64(len(p)), b.end()-off)]
 		if int64(len(plain)) < b.Len {
 			n := copy(out, plain)
@@ -151,7 +126,7 @@ func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte)
 		b.Seal.Nonce = x.sealer.nonces.Add(1)
 		nonce := nonceOf(b.Seal.Nonce)
 		x.key.aead.Seal(out[:0], nonce[:], plain, nil)
-		b.Seal.Tag = [TagSize]byte(out[b.Len:])
+		b.Seal.Tag = [tagSize]byte(out[b.Len:])
 		made = append(made, b)
 		a = b.end()
 	}
@@ -160,7 +135,7 @@ func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte)
 	defer x.mu.Unlock()
 	if err != nil {
 		for i := range made {
-			made[i].Seal = Seal{Nonce: Lost}
+			made[i].Seal = seal{Nonce: lostNonce}
 		}
 		if x.mu.lost == nil {
 			x.mu.lost = err
@@ -174,10 +149,10 @@ func (x *Extent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte)
 // Read fills p, which is at off of the memory, from the file at the offset at. buf has room for p,
 // for the rest of its first and last block, and for a tag. Bytes that are not what was written are a
 // *tier.AlteredError without the file's name, and p contains none of them.
-func (x *Extent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) error {
+func (x *sealedExtent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) error {
 	end := off + int64(len(p))
 	blocks, err := x.blocksIn(off, end)
-	altered := func(b Block, cause error) error {
+	altered := func(b sealedBlock, cause error) error {
 		return &tier.AlteredError{Offset: at + b.Off - off, Length: b.Len, Cause: cause}
 	}
 	if err != nil {
@@ -202,7 +177,7 @@ func (x *Extent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) 
 		return err
 	}
 	for _, b := range slices.Backward(blocks) { // a block's tag overwrites the next block, which is open
-		sealed := buf[b.Off-start:][:b.Len+TagSize]
+		sealed := buf[b.Off-start:][:b.Len+tagSize]
 		copy(sealed[b.Len:], b.Seal.Tag[:])
 		whole, out := b.Off >= off && b.end() <= end, sealed[:0]
 		if whole {
@@ -219,6 +194,3 @@ func (x *Extent) Read(f io.ReaderAt, at int64, p []byte, off int64, buf []byte) 
 	}
 	return nil
 }
-
-// round returns n rounded up to a multiple of a page.
-func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }

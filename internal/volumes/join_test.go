@@ -1,10 +1,8 @@
-package oneline_test
+package volumes
 
 import (
 	"errors"
 	"testing"
-
-	"github.com/spillway-db/spillway/internal/oneline"
 )
 
 func TestJoin(t *testing.T) {
@@ -15,7 +13,7 @@ func TestJoin(t *testing.T) {
 	}{
 		{nil, ""}, {[]error{nil, nil}, ""}, {[]error{nil, a}, "a"}, {[]error{a, nil, b}, "a; then b"}, {[]error{a, b, c}, "a; then b; then c"},
 	} {
-		err := oneline.Join(k.errs...)
+		err := join(k.errs...)
 		if (err == nil) != (k.want == "") || err != nil && err.Error() != k.want {
 			t.Errorf("%v became %v", k.errs, err)
 		}
