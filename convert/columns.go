@@ -46,13 +46,13 @@ func (m *Mover) readColumns(
 	ctx context.Context, by opener, img *batch.Image, c *columns.Columns,
 ) (rec arrow.RecordBatch, err error) {
 	b := m.cfg.Builtin
-	read := func(pieces []columns.Piece) error { return b.ReadPieces(ctx, img, nil, pieces) }
-	p, err := c.Plan(img.Descriptor(), img.Shared(), read)
+	read := func(pieces []columns.Piece) error { return b.ReadPieces(ctx, img, nil, false, pieces) }
+	p, err := c.Plan(img.Descriptor(), read)
 	if err != nil {
 		return nil, err
 	}
-	if p.Memory.Body == 0 && len(p.Shared) == 0 {
-		return p.Open(nil, image.NewLease(nil), nil)
+	if p.Memory.Body == 0 && len(p.Memory.Dictionaries) == 0 {
+		return p.Open(read, nil, image.NewLease(nil), nil)
 	}
 	q := &request{
 		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(p.Memory, 0),

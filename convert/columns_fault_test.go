@@ -475,12 +475,12 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := m.plan(t, src, c)
-		extents := arrowgen.Split(rng, p.Memory.Cuts(), make([]byte, p.Memory.Body))
-		if err := m.mover.cfg.Builtin.Fill(t.Context(), p, src, extents); err != nil {
+		p, err := c.Plan(src.Descriptor(), m.pieces(t, src, false))
+		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := p.Open(extents, image.NewLease(nil), nil)
+		extents := arrowgen.Split(rng, p.Memory.Cuts(), make([]byte, p.Memory.Body))
+		got, err := p.Open(m.pieces(t, src, true), extents, image.NewLease(nil), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -250,7 +250,7 @@ func (m *Mover) Share(ctx context.Context, src *batch.Image, r *reservation.Rese
 	if src == nil {
 		return nil, errors.New("convert: sharing dictionaries: the image is nil")
 	}
-	return m.cfg.Builtin.Share(ctx, src, r)
+	return m.cfg.Builtin.Share(ctx, src.Shared(), src.Space(), r)
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with

@@ -59,7 +59,9 @@ func (m *Mover) ReadRows(
 	}
 	var rec arrow.RecordBatch
 	if err == nil {
-		read := func(pieces []columns.Piece) error { return m.cfg.Builtin.ReadPieces(ctx, img, space, pieces) }
+		read := func(pieces []columns.Piece) error {
+			return m.cfg.Builtin.ReadPieces(ctx, img, space, false, pieces)
+		}
 		rec, err = rows.Next(read, l, transfer.FinderOf(rows.Shared))
 	}
 	return rec, m.ofBatch(ctx, ofLost(err, img.Space()), h.Batch())
@@ -72,7 +74,7 @@ func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Row
 		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}
 	return q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
-		rows.Shared, err = m.cfg.Builtin.Share(ctx, img, r)
+		rows.Shared, err = m.cfg.Builtin.Share(ctx, img.Shared(), img.Space(), r)
 		return err
 	})
 }

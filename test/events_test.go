@@ -199,7 +199,7 @@ func TestCopyEvents(t *testing.T) {
 	up(tier.Disk) // onto it
 	up(tier.GPU)  // leaves another
 	x := eng.Explain(b)
-	if x.Space.Kind != tier.GPU || x.Why != convert.ReasonWork || !slices.Contains(x.Copies, tier.ID{Kind: tier.Disk}) || time.Since(x.Since).Abs() > time.Minute {
+	if x.Space.Kind != tier.GPU || x.Why != convert.ReasonWork || !slices.Contains(x.Copies, tier.ID{Kind: tier.Disk}) || time.Since(time.Unix(0, x.Since)).Abs() > time.Minute {
 		t.Errorf("%+v", x)
 	}
 	if !strings.Contains(x.String(), "a copy is in disk:0") || !strings.Contains(x.String(), "came for work at") {
@@ -402,7 +402,7 @@ func TestExplanationOfWays(t *testing.T) {
 		"a move to gpu:0 would have to wait for room, and then move no bytes":     {To: gpu, Copy: true},
 		"a move to gpu:0 would move no bytes":                                     {To: gpu, Copy: true, Room: true},
 	} {
-		x := spillway.Explanation{Info: batch.Info{Space: tier.ID{Kind: tier.Host}}, Why: "put", Ways: []spillway.Way{way}}
+		x := spillway.Explanation{Info: batch.Info{Space: tier.ID{Kind: tier.Host}, Why: "put"}, Ways: []spillway.Way{way}}
 		if got := x.String(); !strings.HasSuffix(got, "; "+want) {
 			t.Errorf("%q does not end with %q", got, want)
 		}

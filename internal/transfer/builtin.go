@@ -94,7 +94,7 @@ func (b *Builtin) Convert(
 			return err
 		}
 		if len(from.Shared()) > 0 {
-			if parts.Shared, err = b.Share(ctx, from, r); err != nil {
+			if parts.Shared, err = b.Share(ctx, from.Shared(), from.Space(), r); err != nil {
 				return err
 			}
 		}
@@ -189,19 +189,16 @@ func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 	return &bytesFrom{Source: m, space: buf.Space(), desc: desc, size: desc.Body, verify: file}, err
 }
 
-// Share returns the dictionaries of src in the space of r, for an image of the
-// same descriptor there: a reference to each, which is the caller's. Those that are not
-// there yet are copied, into memory drawn from r. It is what a converter
-// between images, other than the built-in ones, needs for dictionaries. Between memory
-// and disk it takes a permit, unless it is called within OnDisk.
+// Share returns dictionaries, which are in the space src, in the space of r: a reference to each, which is
+// the caller's. Those that are not there yet are copied, into memory drawn from r. Those that others need
+// come before them. Between memory and disk it takes a permit, unless it is called within OnDisk.
 func (b *Builtin) Share(
-	ctx context.Context, src *batch.Image, r *reservation.Reservation,
+	ctx context.Context, all []batch.Shared, src *tier.Space, r *reservation.Reservation,
 ) (shared []batch.Shared, err error) {
-	all := src.Shared()
 	if len(all) == 0 {
 		return nil, nil
 	}
-	err = b.Permitted(ctx, r.Space(), src.Space(), DiskUnderWay, func(ctx context.Context) error {
+	err = b.Permitted(ctx, r.Space(), src, DiskUnderWay, func(ctx context.Context) error {
 		for _, s := range all {
 			from, ok := s.(*DictCopy)
 			if !ok {

@@ -25,22 +25,25 @@ const (
 	columnsUnderWay = DiskUnderWay / ColumnRequest
 )
 
-// ReadColumns reads the planned parts of an image on disk into memory drawn from r, with one
-// permit, and opens them there. enter lists the record in the space as a holder of that memory.
+// ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and opens
+// them there. enter lists the record in the space as a holder of that memory.
 func (b *Builtin) ReadColumns(
 	ctx context.Context, p *columns.Plan, img *batch.Image, r *reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
-	// An image of those dictionaries alone. It is never released: its references are img's.
-	dicts := batch.NewImage(&batch.Descriptor{Dictionaries: p.Memory.Dictionaries}, nil, img.Space(), p.Shared...)
-	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Memory, p.Shared), func(ctx context.Context) (err error) {
+	needed := make(map[*batch.Descriptor]bool)
+	for _, d := range p.Memory.AllDictionaries() {
+		needed[d] = true
+	}
+	all := slices.DeleteFunc(slices.Clone(img.Shared()), func(s batch.Shared) bool { return !needed[s.Descriptor()] })
+	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Memory, all), func(ctx context.Context) (err error) {
 		buf, err := r.Alloc(p.Memory.Body, p.Memory.Cuts()...)
 		if err != nil {
 			return err
 		}
 		// The record has a lease, and arrays of dictionaries have theirs.
 		defer func() { err = errors.Join(err, buf.Release()) }()
-		shared, err := b.Share(ctx, dicts, r)
+		shared, err := b.Share(ctx, all, img.Space(), r)
 		if err != nil {
 			return err
 		}
@@ -53,11 +56,8 @@ func (b *Builtin) ReadColumns(
 		if buf != nil {
 			enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 		}
-		if err = b.Fill(ctx, p, img, extents); err != nil {
-			l.End()
-			return err
-		}
-		rec, err = p.Open(extents, l, FinderOf(shared))
+		read := func(blocks []columns.Piece) error { return b.ReadPieces(ctx, img, r.Space(), true, blocks) }
+		rec, err = p.Open(read, extents, l, FinderOf(shared))
 		return err
 	})
 	return Released(rec, err)
@@ -72,70 +72,27 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// Fill reads and verifies all blocks that were planned. Nothing is under way when it returns.
-func (b *Builtin) Fill(ctx context.Context, p *columns.Plan, img *batch.Image, extents [][]byte) error {
-	src, err := b.from(ctx, img)
-	if err != nil {
-		return err
-	}
-	requests := Requests(p.Runs, src.runs != nil)
-	return b.readRanges(ctx, src, len(requests), false, func(ctx context.Context, r *ranges, i int) error {
-		last := requests[i][len(requests[i])-1]
-		r.until = last.Off + last.N
-		for _, piece := range requests[i] {
-			off, sum := piece.Off, image.NewVerifier(src.desc, src.locate)
-			err := image.Across(extents, piece.At, piece.N, func(to []byte) error {
-				err := r.read(ctx, to, off)
-				if err == nil {
-					err = sum.Add(to, off)
-				}
-				off += int64(len(to))
-				return err
-			})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// Requests divides the wanted blocks into requests. Of a compressed image, the blocks of one run
-// are one request, for the frames from the first to the last that they are in.
-func Requests(runs []columns.Run, compressed bool) (all [][]columns.Run) {
-	last := int64(-1)
-	for _, r := range runs {
-		for done := int64(0); done < r.N; {
-			off, most := r.Off+done, int64(ColumnRequest)
-			if compressed {
-				most = payload.RunSize - off%payload.RunSize
-			}
-			piece := columns.Run{Off: off, N: min(r.N-done, most), At: r.At + done}
-			done += piece.N
-			if run := off / payload.RunSize; compressed && run == last {
-				all[len(all)-1] = append(all[len(all)-1], piece)
-			} else {
-				last, all = run, append(all, []columns.Run{piece})
-			}
-		}
-	}
-	return all
-}
-
-// ReadPieces fills pieces of a body, in whole blocks of its checksums, which it compares. It keeps the
-// last block of each piece. Nothing is under way when it returns. The space of the pieces is to; nil
-// if they are on the Go heap.
-func (b *Builtin) ReadPieces(ctx context.Context, img *batch.Image, to *tier.Space, all []columns.Piece) error {
+// ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and of a
+// compressed body whole frames, in requests of up to ColumnRequest. It keeps the last block of each
+// piece. If whole is set, the pieces that follow each other are whole blocks, which are read straight
+// to where they belong. Nothing is under way when it returns. The space of the pieces is to; nil if they
+// are on the Go heap.
+func (b *Builtin) ReadPieces(
+	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []columns.Piece,
+) error {
 	src, err := b.from(ctx, img)
 	if err != nil {
 		return err
 	}
 	block := int64(tier.Page)
-	if src.verify {
+	switch {
+	case src.runs != nil:
+		block = src.desc.Frame()
+	case src.verify:
 		block = src.desc.SumBlock()
 	}
 	slices.SortFunc(all, func(a, b columns.Piece) int { return cmp.Compare(a.Off, b.Off) })
-	var requests [][]columns.Piece // of pieces that have blocks in common
+	var requests [][]columns.Piece // of pieces whose blocks follow each other
 	var size, first, end int64     // of the last request
 	for _, p := range all {
 		host, ok := src.Source.(hostMemory)
@@ -145,43 +102,67 @@ func (b *Builtin) ReadPieces(ctx context.Context, img *batch.Image, to *tier.Spa
 			}
 			continue
 		}
-		if p.FromHeld() {
-			continue
+		for more := !p.FromHeld(); more; {
+			begin := p.Off / block * block
+			if len(requests) == 0 || begin > end || begin-first >= ColumnRequest {
+				requests, first, end = append(requests, nil), begin, begin
+			}
+			var part columns.Piece
+			part, more = p.Cut(first + ColumnRequest)
+			last := len(requests) - 1
+			requests[last] = append(requests[last], part)
+			n := int64(len(part.To))
+			size, end = size+n, max(end, image.RoundUp(part.Off+n, block))
 		}
-		begin := p.Off / block * block
-		if len(requests) == 0 || begin >= end || begin-first >= ColumnRequest {
-			requests, first, end = append(requests, nil), begin, begin
-		}
-		last := len(requests) - 1
-		requests[last] = append(requests[last], p)
-		size, end = size+int64(len(p.To)), max(end, image.RoundUp(p.Off+int64(len(p.To)), block))
 	}
 	if len(requests) == 0 { // an image without bytes also has no memory
 		return nil
 	}
+	w := &lanes{b: b, node: src.space.Node()}
 	var devices []*deviceMemory
-	if m, ok := src.Source.(*deviceMemory); ok {
+	if m, ok := src.Source.(*deviceMemory); !ok {
+		w.blocks = !whole || src.runs != nil
+	} else if w.chunks, err = b.Staging(w.node); err != nil {
+		return err
+	} else {
 		devices = append(devices, m)
 	}
 	return b.Permitted(ctx, to, src.space, size, func(ctx context.Context) error {
 		return b.onStreams(ctx, devices, func() error {
-			return b.readRanges(ctx, src, len(requests), true, func(ctx context.Context, r *ranges, i int) error {
-				return r.fill(ctx, requests[i], block)
+			return w.each(ctx, 0, len(requests), columnsUnderWay, nil, func(ctx context.Context, l *lane, i int) error {
+				r := &ranges{b: b, src: src, frame: -1, chunk: l.chunk}
+				if w.blocks {
+					r.room, r.raw, r.chunk = l.stored, l.raw[:payload.FrameSize], l.raw[payload.FrameSize:]
+				}
+				return r.fill(ctx, requests[i], block, whole)
 			})
 		})
 	})
 }
 
-// fill reads the blocks of pieces that follow each other, through the chunk.
-func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64) error {
-	end := int64(0)
+// fill reads the blocks of pieces that follow each other: straight to the pieces if they are whole, or
+// else through the chunk.
+func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64, whole bool) error {
 	for _, p := range pieces {
-		end = max(end, image.RoundUp(p.Off+int64(len(p.To)), block))
+		r.until = max(r.until, image.RoundUp(p.Off+int64(len(p.To)), block))
 	}
-	end = min(end, r.src.size)
-	room := int64(len(r.chunk)) / block * block
-	for at := pieces[0].Off / block * block; at < end; {
-		raw := r.chunk[:min(end-at, room)]
+	r.until = min(r.until, r.src.size)
+	if whole {
+		sum := image.NewVerifier(r.src.desc, r.src.locate)
+		for _, p := range pieces {
+			err := r.read(ctx, p.To, p.Off)
+			if err == nil {
+				err = sum.Add(p.To, p.Off)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	room, kept := int64(len(r.chunk))/block*block, min(block, r.src.desc.SumBlock())
+	for at := pieces[0].Off / block * block; at < r.until; {
+		raw := r.chunk[:min(r.until-at, room)]
 		next := at + int64(len(raw))
 		err := r.read(ctx, raw, at)
 		if err == nil && r.src.verify {
@@ -197,8 +178,8 @@ func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64) 
 			}
 			n := copy(p.To, raw[p.Off-at:])
 			if p.Off, p.To = p.Off+int64(n), p.To[n:]; len(p.To) == 0 {
-				last := (p.Off - 1) / block * block
-				p.Hold(last, raw[last-at:min(last+block, next)-at])
+				last := (p.Off - 1) / kept * kept
+				p.Hold(last, raw[last-at:min(last+kept, next)-at])
 			}
 		}
 		at = next
@@ -211,8 +192,8 @@ func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64) 
 type ranges struct {
 	b     *Builtin
 	src   *bytesFrom
-	chunk []byte // for the caller: whole pages, and at least one block if there are checksums
-	until int64  // parts up to here follow, so that frames of the same run are read together
+	chunk []byte // what blocks are read into; holds at least one
+	until int64  // where the request ends, so that frames of the same run are read together
 
 	// Of a compressed body: the frames from first to before end as they are stored, all of one run,
 	// and one of them.
@@ -221,29 +202,6 @@ type ranges struct {
 	skipped      int64 // bytes of the run before stored
 	frame        int64 // the number of that in raw; -1 for none
 	raw          []byte
-}
-
-// readRanges calls f for each of several requests, in several lanes. They have a block each if the
-// source is compressed, or f needs a chunk; of a device, a pinned chunk.
-func (b *Builtin) readRanges(
-	ctx context.Context, src *bytesFrom, n int, chunks bool, f func(ctx context.Context, r *ranges, i int) error,
-) error {
-	w := &lanes{b: b, node: src.space.Node()}
-	if chunks || src.runs != nil {
-		if w.blocks = !src.space.Kind().IsDevice(); !w.blocks {
-			var err error
-			if w.chunks, err = b.Staging(w.node); err != nil {
-				return err
-			}
-		}
-	}
-	return w.each(ctx, 0, n, columnsUnderWay, nil, func(ctx context.Context, l *lane, i int) error {
-		r := &ranges{b: b, src: src, frame: -1, chunk: l.chunk}
-		if w.blocks {
-			r.room, r.raw, r.chunk = l.stored, l.raw[:payload.FrameSize], l.raw[payload.FrameSize:]
-		}
-		return f(ctx, r, i)
-	})
 }
 
 // read fills p from off on.
@@ -258,7 +216,7 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 		}
 		frame := off / size
 		if frame < r.first || frame >= r.end {
-			if err := r.readFrames(ctx, frame, max(off+int64(len(p)), r.until)); err != nil {
+			if err := r.readFrames(ctx, frame, r.until); err != nil {
 				return err
 			}
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 )
 
@@ -23,26 +22,25 @@ import (
 //	           a a a a a             b b b           c
 type Plan struct {
 	Memory *batch.Descriptor // the length of the memory, the places of buffers, and the dictionaries
-	Runs   []Run             // what is read
-	Shared []batch.Shared    // the dictionaries, where the image is
 
 	chosen *chosen
+	runs   []run // what is read
 }
 
-// Run is blocks that follow each other in the image and in memory.
-type Run struct {
-	Off int64 // in the image
-	N   int64 // bytes
-	At  int64 // in memory
+// run is blocks that follow each other in the image and in memory.
+type run struct {
+	off int64 // in the image
+	n   int64 // bytes
+	at  int64 // in memory
 }
 
 // FewText is up to how many bytes of text are read whole: as many as it takes to look up which of
 // them are needed.
 const FewText = 2 * payload.SumChunk
 
-// Plan plans the reading of the columns and rows from an image, whose dictionaries are shared. It
-// calls read for the offsets that bound the strings of the rows.
-func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, read func([]Piece) error) (*Plan, error) {
+// Plan plans the reading of the columns and rows from an image. It calls read for the offsets that
+// bound the strings of the rows.
+func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, error) {
 	rows := c.To - c.From
 	parts, err := choose(of, c, rows != of.Rows)
 	if err != nil {
@@ -80,7 +78,7 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, read func([]
 	}
 
 	// All blocks that have something of the buffers are read, each once.
-	var runs []Run
+	var runs []run
 	block := of.SumBlock()
 	for i := range parts.buffers {
 		b := &parts.buffers[i]
@@ -96,46 +94,58 @@ func (c *Columns) Plan(of *batch.Descriptor, shared []batch.Shared, read func([]
 		}
 		if b.size > 0 {
 			first := b.at / block * block
-			runs = append(runs, Run{Off: first, N: min(image.RoundUp(b.at+b.size, block), of.Body) - first})
+			runs = append(runs, run{off: first, n: min(image.RoundUp(b.at+b.size, block), of.Body) - first})
 		}
 	}
-	slices.SortFunc(runs, func(a, b Run) int { return cmp.Compare(a.Off, b.Off) })
+	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.off, b.off) })
 	p := &Plan{chosen: parts, Memory: &batch.Descriptor{Rows: rows, Dictionaries: parts.desc.Dictionaries}}
 	for _, r := range runs {
-		if last := len(p.Runs) - 1; last >= 0 && r.Off <= p.Runs[last].Off+p.Runs[last].N {
-			p.Runs[last].N = max(p.Runs[last].N, r.Off+r.N-p.Runs[last].Off)
+		if last := len(p.runs) - 1; last >= 0 && r.off <= p.runs[last].off+p.runs[last].n {
+			p.runs[last].n = max(p.runs[last].n, r.off+r.n-p.runs[last].off)
 			continue
 		}
-		p.Runs = append(p.Runs, r)
+		p.runs = append(p.runs, r)
 	}
-	for i := range p.Runs {
-		p.Runs[i].At = p.Memory.Body
-		p.Memory.Body += p.Runs[i].N
+	for i := range p.runs {
+		p.runs[i].at = p.Memory.Body
+		p.Memory.Body += p.runs[i].n
 	}
 	for i := range parts.buffers {
 		if b := &parts.buffers[i]; b.size > 0 {
-			r := p.Runs[sort.Search(len(p.Runs), func(i int) bool { return p.Runs[i].Off > b.at })-1]
-			b.at += r.At - r.Off
+			r := p.runs[sort.Search(len(p.runs), func(i int) bool { return p.runs[i].off > b.at })-1]
+			b.at += r.at - r.off
 			p.Memory.Buffers = append(p.Memory.Buffers, payload.Span{Offset: b.at, Length: b.size})
 		}
-	}
-	var at lookup.Table[*batch.Descriptor]
-	for _, dict := range p.Memory.AllDictionaries() {
-		i := at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, dict)
-		p.Shared = append(p.Shared, shared[i])
 	}
 	return p, nil
 }
 
-// Open opens the rows in the memory, which has what was planned and is changed. On an error it ends
-// the lease.
-func (p *Plan) Open(extents [][]byte, l *image.Lease, find image.Finder) (_ arrow.RecordBatch, err error) {
+// Open reads the blocks into the memory, by a call of read, and opens the rows there. On an error it
+// ends the lease.
+func (p *Plan) Open(
+	read func([]Piece) error, extents [][]byte, l *image.Lease, find image.Finder,
+) (_ arrow.RecordBatch, err error) {
 	defer func() {
 		if err != nil {
 			l.End()
 		}
 	}()
 	defer guard.Error(&err, "convert: opening columns")
+	var blocks []Piece
+	for _, r := range p.runs {
+		off := r.off
+		err := image.Across(extents, r.at, r.n, func(to []byte) error {
+			blocks = append(blocks, Piece{Off: off, To: to})
+			off += int64(len(to))
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := read(blocks); err != nil {
+		return nil, err
+	}
 	c := p.chosen
 	for i := range c.buffers {
 		b := &c.buffers[i]

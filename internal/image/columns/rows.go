@@ -66,6 +66,17 @@ func (p *Piece) FromHeld() bool {
 	return len(p.To) == 0
 }
 
+// Cut returns the part of the piece that is before off of the image. more is whether there are other
+// bytes, which p is then.
+func (p *Piece) Cut(off int64) (part Piece, more bool) {
+	part = *p
+	if n := off - p.Off; n < int64(len(p.To)) {
+		part.To, part.of, more = p.To[:n], nil, true
+		p.Off, p.To = off, p.To[n:]
+	}
+	return part, more
+}
+
 // Hold keeps the block at off of the image, in which the piece has ended.
 func (p *Piece) Hold(off int64, block []byte) {
 	if p.of != nil && p.of.held.room {
