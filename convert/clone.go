@@ -61,7 +61,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 	}
 	q := &request{
 		m: m, to: to, what: m.footprint(now.Descriptor, now.Bytes), waits: true,
-		room: reservation.Options{Purpose: reservation.Incoming},
+		room:   reservation.Options{Purpose: reservation.Incoming},
 		source: now.Payload.Space(), b: b, useless: moved,
 	}
 	err = q.inRoom(ctx, func(r *reservation.Reservation) error {
