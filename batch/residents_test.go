@@ -324,7 +324,7 @@ func TestEndsOfAhead(t *testing.T) {
 		if err := r.Shrink(r.Unused()); err != nil {
 			t.Fatal(err)
 		}
-		if p := b.Promote("", r); p != nil || disk.State().Usage.Cached != 0 {
+		if p := b.Promote("", r); p != nil || disk.State().Cached != 0 {
 			t.Errorf("%s: promoted %v without room: %+v", name, p, disk.State().Usage)
 		}
 		if want := []events.Kind{events.CopyMade, events.CopyDropped}; !slices.Equal(clean, want) {

@@ -112,7 +112,7 @@ func TestCopyGoes(t *testing.T) {
 	if err := m.mover.MoveAs(t.Context(), b, packed, batch.CompressedImage); err != nil {
 		t.Fatal(err)
 	}
-	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].State().Usage.Cached != 0 {
+	if ev := (*told)[1]; ev.Copy || len(b.Copies()) != 0 || m.spaces[tier.Host].State().Cached != 0 {
 		t.Errorf("an image for a packed form: %+v, copies in %v", ev, b.Copies())
 	}
 	if err := m.same(t.Context(), b); err != nil {
@@ -125,7 +125,7 @@ func TestCopyGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for k, s := range m.spaces {
-		if n := s.State().Usage.Cached; n != 0 {
+		if n := s.State().Cached; n != 0 {
 			t.Errorf("%s holds %d bytes of a copy of what is consumed", k, n)
 		}
 	}

@@ -87,7 +87,7 @@ func TestCopyIsMadeBeforeItEnds(t *testing.T) {
 				case events.CopyMade:
 					if name == "freed while it is told" {
 						disk.DropAllClean()
-						if n := disk.State().Usage.Cached; n != 0 {
+						if n := disk.State().Cached; n != 0 {
 							t.Errorf("copies have %d bytes", n)
 						}
 					}

@@ -369,7 +369,7 @@ func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
 // device refused is tried again with the next allocation.
 func (m *machine) settle() {
 	s := m.spaces[tier.GPU]
-	if s.State().Usage.Retired == 0 {
+	if s.State().Retired == 0 {
 		return
 	}
 	changed := make(chan struct{}, 1)
@@ -382,7 +382,7 @@ func (m *machine) settle() {
 	if mem, err := s.Pool().Alloc(1, nil); err == nil {
 		s.Pool().Free(mem, func() {})
 	}
-	for s.State().Usage.Retired != 0 {
+	for s.State().Retired != 0 {
 		<-changed
 	}
 }

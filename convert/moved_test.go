@@ -123,7 +123,7 @@ func TestMoveOfABatchThatAnotherBrings(t *testing.T) {
 	err := m.registry.Wrap(ImageIn(tier.Host), ImageIn(tier.GPU), func(inner Func) Func {
 		return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 			go func() { other <- m.mover.Move(t.Context(), b, toGPU) }()
-			for gpu.State().Usage.Reserved < 2*need {
+			for gpu.State().Reserved < 2*need {
 				runtime.Gosched()
 			}
 			return inner(ctx, src, r)

@@ -171,7 +171,7 @@ func TestMoveWaitsForOnePiece(t *testing.T) {
 		}
 		break
 	}
-	if n := gpu.State().Usage.Reserved; n != 0 {
+	if n := gpu.State().Reserved; n != 0 {
 		t.Errorf("%d bytes are reserved at the end", n)
 	}
 	p.end(t, tier.GPU)

@@ -93,7 +93,7 @@ type request struct {
 	r    *reservation.Reservation // zero between attempts
 	need int64                    // bytes of r for the footprint
 	free int64                    // in its space when the attempt began, r included
-	seen uint64                   // tier.Space.CopyChanges then
+	seen uint64                   // tier.State.CleanChanges then
 	stop func() bool              // of one that waits: ends the watch for the end of the context
 
 	attempts

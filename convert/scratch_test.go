@@ -39,7 +39,7 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		var most, least atomic.Int64
 		least.Store(1 << 40)
 		remove := m.watched(func() {
-			live := host.State().Usage.Live - m.base
+			live := host.State().Live - m.base
 			for n := most.Load(); live > n && !most.CompareAndSwap(n, live); n = most.Load() {
 			}
 			for n := least.Load(); live < n && !least.CompareAndSwap(n, live); n = least.Load() {

@@ -256,7 +256,7 @@ func (m *Monitor) excess(s *space) int64 {
 // chosen again at once. The caller has the space's token.
 func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string) (freed int64, retry bool) {
 	used := s.Used()
-	if s.State().Usage.Cached > 0 {
+	if s.State().Cached > 0 {
 		s.DropSharing(need)
 		if freed = used - s.Used(); freed >= need {
 			return freed, false
@@ -271,7 +271,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	victims, moves := m.choose(s, below, need)
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room
 		for _, t := range below {
-			if before := t.Used(); t.State().Usage.Cached > 0 {
+			if before := t.Used(); t.State().Cached > 0 {
 				t.DropSharing(t.Charge(victims[0].Bytes) - t.Available())
 				retry = retry || t.Used() < before
 			}

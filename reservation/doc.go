@@ -11,10 +11,10 @@
 //	strategy.go      the candidates of a request, in order; spaces.go: the set of all spaces
 //	wait.go          requests that wait, and their lines; Grow
 //	reservation.go   Reservation: Alloc, Shrink, Release
-//	policy.go        options: what happens when a reservation is used up; where its bytes come from
+//	policy.go        Options: what happens when a reservation is used up; what its bytes are for
 //	demand.go        what is waited for; makeRoom: the oldest waiter has batches evicted
 //	owner.go         tasks that hold and wait; deadlock.go: deadlocks; reclaim.go: memory to reclaim
-//	report.go        long waits, and figures; oom.go: WithOutOfMemory
+//	report.go        long waits, and figures
 //
 // # Ownership
 //

@@ -214,13 +214,12 @@ func (m *Manager) ReserveUpTo(
 }
 
 func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, bytes int64, o *Options) (*Reservation, error) {
-	r := &Reservation{manager: m}
-	if o != nil {
-		r.options = *o
+	if o == nil {
+		o = &Options{}
 	}
-	padding := r.options.Policy.padding
+	padding := o.Policy.padding
 	switch {
-	case r.options.Policy.kind == policyIncrease && !(padding >= 1 && padding <= math.MaxFloat64):
+	case o.Policy.kind == policyIncrease && !(padding >= 1 && padding <= math.MaxFloat64):
 		return nil, fmt.Errorf("reservation: a padding of %v must be a number from 1", padding)
 	case s == nil:
 		return nil, errors.New("reservation: a strategy is required")
@@ -229,23 +228,26 @@ func (m *Manager) reserve(ctx context.Context, wait bool, s Strategy, bytes int6
 	case ctx.Err() != nil:
 		return nil, ended(ctx, "not begun")
 	}
-	switch owner := r.options.Owner; {
-	case owner != nil:
-		r.promise.Owner = owner
-	case r.options.Name != "":
-		r.promise.Owner = label(r.options.Name)
+	r := &Reservation{
+		manager: m, padding: padding, policy: o.Policy.kind, purpose: o.Purpose, sized: o.Sized,
 	}
-	r.promise.Moves = r.options.Moving
-	r.noClearing.Store(r.options.NoClearing)
-	if r.options.OutOfMemory != nil {
-		r.asking = new(sync.Map)
+	r.promise.Moves = o.Moving
+	switch {
+	case o.Owner != nil:
+		r.promise.Owner = o.Owner
+	case o.Name != "":
+		r.promise.Owner = label(o.Name)
+	}
+	r.noClearing.Store(o.NoClearing)
+	if o.OutOfMemory != nil {
+		r.memory = &memoryHook{call: o.OutOfMemory}
 	}
 	var some [2]candidate
-	all, err := m.candidates(some[:0], s, bytes, &r.options)
+	all, err := m.candidates(some[:0], s, bytes, o)
 	if err != nil {
 		return nil, err
 	}
-	if err = m.serve(ctx, wait, request{opens: r, owner: r.options.Owner}, all); err != nil {
+	if err = m.serve(ctx, wait, request{opens: r, owner: o.Owner}, all); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -357,8 +359,8 @@ func (m *Manager) take(w *request) (ok bool, err error) {
 // An error ends a wait.
 func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 	l, space, quota, r := c.line, c.line.space, c.line.space.Quota(), w.opens
-	if r != nil && r.options.Sized != nil {
-		bytes, release := r.options.Sized(space)
+	if r != nil && r.sized != nil {
+		bytes, release := r.sized(space)
 		defer func() {
 			if ok {
 				r.resign = release
@@ -378,7 +380,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			m.mu.Unlock()
 		}
 	}
-	if early := r != nil && r.options.Purpose == Early; c.keeps || early {
+	if early := r != nil && r.purpose == Early; c.keeps || early {
 		keeps, spare := c.keeps, int64(0)
 		if after := m.config.StallTimeout; after >= 0 && !w.begun.IsZero() && time.Since(w.begun) >= after {
 			keeps = false // consumers have had their time
@@ -546,7 +548,7 @@ func (m *Manager) refillLocked(l *line) {
 	}
 	l.queue.Replace(fit)
 	for _, c := range never {
-		if w := c.request; w.opens != nil && w.opens.options.Sized != nil {
+		if w := c.request; w.opens != nil && w.opens.sized != nil {
 			w.wakeUp() // it may need less now
 		} else {
 			m.failLocked(w, w.exceeded(c))

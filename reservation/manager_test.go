@@ -20,7 +20,7 @@ func TestReserveLeavesOtherTiersUntouched(t *testing.T) {
 	wantUsage(t, spaces["gpu:0"], 700, 0, 300)
 	release(t, b, r)
 	for id, s := range spaces {
-		if id != "gpu:0" && s.State().Usage.Peak != 0 {
+		if id != "gpu:0" && s.State().Peak != 0 {
 			t.Errorf("%s was touched: %+v", id, s.State().Usage)
 		}
 	}

@@ -31,12 +31,21 @@ type Reservation struct {
 	manager    *Manager
 	line       *line
 	promise    books.Promise
-	options    Options
+	padding    float64 // of the policy Increase
+	policy     policyKind
+	purpose    Purpose
 	noClearing atomic.Bool // Options.NoClearing, or after StopClearing
+	memory     *memoryHook // nil without Options.OutOfMemory
 	arriving   int64       // its part of line.arriving
 	spared     int64       // how many bytes of headroom it has left free
-	resign     func()      // ends what Options.Sized was based on; may be nil
-	asking     *sync.Map   // numbers of the goroutines that run Options.OutOfMemory; nil without it
+	sized      func(s *tier.Space) (bytes int64, release func())
+	resign     func() // ends what Options.Sized was based on; may be nil
+}
+
+// memoryHook is Options.OutOfMemory of one reservation.
+type memoryHook struct {
+	call   func(r *Reservation, requested int64, err error) (again bool)
+	inside sync.Map // numbers of the goroutines that run it
 }
 
 // Space returns where the bytes are.
@@ -115,7 +124,7 @@ func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
 			return b, nil
 		}
 	}
-	if r.asking == nil || size > space.Capacity() ||
+	if r.memory == nil || size > space.Capacity() ||
 		!errors.Is(first, ErrExceeded) && !errors.Is(first, tier.ErrNoSpace) {
 		return nil, first
 	}
@@ -138,12 +147,12 @@ func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
 func (r *Reservation) askForMemory(requested int64, first error) (again bool, err error) {
 	lockrank.AssertNone("an out-of-memory hook is called")
 	id := lockrank.GoroutineID()
-	if _, inside := r.asking.LoadOrStore(id, struct{}{}); inside {
+	if _, inside := r.memory.inside.LoadOrStore(id, struct{}{}); inside {
 		return false, nil
 	}
-	defer r.asking.Delete(id)
+	defer r.memory.inside.Delete(id)
 	defer guard.Error(&err, "an out-of-memory hook")
-	return r.options.OutOfMemory(r, requested, first), nil
+	return r.memory.call(r, requested, first), nil
 }
 
 // inPieces reports whether an allocation failed because what is free is in pieces.
@@ -204,8 +213,7 @@ func (r *Reservation) Promote(c *tier.Clean) error {
 // draw turns n unused bytes into live ones by Promise.Draw. If fewer are unused, it reserves the rest
 // where the policy allows that. It returns by how much the promise grew.
 func (r *Reservation) draw(n int64) (grown int64, err error) {
-	space, policy := r.line.space, r.options.Policy
-	increases := policy.kind == policyIncrease
+	space, increases := r.line.space, r.policy == policyIncrease
 	var extra int64 // reserved beyond what was unused
 	for {
 		v := r.promise.View()
@@ -219,10 +227,10 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 		}
 		asks := []int64{out.Short}
 		switch {
-		case out.Released || policy.kind == policyFail:
+		case out.Released || r.policy == policyFail:
 			asks = nil
 		case increases:
-			asks = []int64{size.Times(policy.padding, out.Short), out.Short}
+			asks = []int64{size.Times(r.padding, out.Short), out.Short}
 		}
 		var more int64
 		var cause error
@@ -247,7 +255,7 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 			return 0, errReleased("alloc")
 		}
 		hint := "reserve more, or with the policy Increase or Ignore"
-		if policy.kind != policyFail {
+		if r.policy != policyFail {
 			hint = "reserve more from the start, or free some of it"
 		}
 		return 0, &ExceededError{

@@ -618,7 +618,7 @@ func TestCleanImagesMakeRoom(t *testing.T) {
 	}
 }
 
-// A zero Reservation has nothing to reclaim.
+// A nil Reservation has nothing to reclaim.
 func TestReclaimerWithoutAReservation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := one(t, 100, 0)

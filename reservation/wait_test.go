@@ -162,7 +162,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 				t.Errorf("demand is %+v", got)
 			}
 			release(t, r, held[1-free])
-			if p := spaces["host:0"].State().Usage.Peak; p != 0 {
+			if p := spaces["host:0"].State().Peak; p != 0 {
 				t.Errorf("%d bytes of host memory were used", p)
 			}
 		})

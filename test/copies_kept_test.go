@@ -258,7 +258,7 @@ func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
 	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
 	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), in(tier.Disk)); err != nil {
-		t.Errorf("refused while copies have %d bytes: %v", s.State().Usage.Cached, err)
+		t.Errorf("refused while copies have %d bytes: %v", s.State().Cached, err)
 	}
 	closeBoth(t, repo, eng)
 }

@@ -420,7 +420,7 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 		}
 	}
 	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
-	if n := s.State().Usage.Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
+	if n := s.State().Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
 		t.Fatalf("a batch and a copy fit: %+v, %d", s.State().Usage, b.Info().Bytes)
 	}
 	goOn, placed := recordsAnew(t, repo, files, a)

@@ -35,9 +35,9 @@ func TestMemoryFragments(t *testing.T) {
 func (s shown) accounts() error {
 	eng := s.eng
 	for _, space := range eng.Spaces() {
-		u := space.State().Usage
-		fmt.Println(space.ID(), "live", u.Live, "retired", u.Retired, "reserved", u.Reserved, "cached", u.Cached)
-		fmt.Println("available", space.Available(), "of", space.State().Limit, "pressure", space.State().Pressure)
+		now := space.State()
+		fmt.Println(space.ID(), "live", now.Live, "retired", now.Retired, "reserved", now.Reserved, "cached", now.Cached)
+		fmt.Println("available", now.Available, "of", now.Limit, "pressure", now.Pressure)
 	}
 	return nil
 }

@@ -239,7 +239,7 @@ func (l *life) gone() {
 // settled waits until a device is done with what was freed in its space. A free that it
 // refused is tried again with the next allocation.
 func settled(s *tier.Space) {
-	if s.State().Usage.Retired == 0 {
+	if s.State().Retired == 0 {
 		return
 	}
 	if mem, err := s.Pool().Alloc(1, nil); err == nil {

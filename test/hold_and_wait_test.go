@@ -113,7 +113,7 @@ func TestHoldAndWaitOnHandles(t *testing.T) {
 }
 
 // TestTasksHoldAndWait: the same with tasks, which have an input each and acquire another batch.
-// They are owners without WithOwner; one with the error is retried.
+// They are owners without Options.Owner; one with the error is retried.
 func TestTasksHoldAndWait(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long

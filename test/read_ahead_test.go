@@ -220,9 +220,9 @@ func TestReadAheadAtOnce(t *testing.T) {
 		})
 	}
 	done.Wait()
-	if n := repo.Bytes(tier.Host); n == 0 || host.State().Usage.Peak > host.State().Stop {
+	if n := repo.Bytes(tier.Host); n == 0 || host.State().Peak > host.State().Stop {
 		t.Errorf("%d bytes were brought, and %d used at the peak; the stop mark is at %d",
-			n, host.State().Usage.Peak, host.State().Stop)
+			n, host.State().Peak, host.State().Stop)
 	}
 	if err := repo.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -129,7 +129,7 @@ func TestCleanImagesAreDropped(t *testing.T) {
 	s.Pool().(*tightPool).left.Add(-5 * page) // others have it
 	before := s.Evicted()
 	b := draw(t, s, 3*page)
-	if n := s.State().Usage.Cached; n >= 4*page || s.Evicted() != before+4*page-n {
+	if n := s.State().Cached; n >= 4*page || s.Evicted() != before+4*page-n {
 		t.Errorf("%d bytes are cached, %d were evicted", n, s.Evicted()-before)
 	}
 	s.DropAllClean()
@@ -186,7 +186,7 @@ func TestImageThatIsFreedLate(t *testing.T) {
 	var c changes
 	defer s.Subscribe(c.listen)()
 	pool.keep = true
-	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.State().Usage.Cached != 320 {
+	if _, err := s.Promise(640); !errors.Is(err, tier.ErrNoSpace) || s.State().Cached != 320 {
 		t.Errorf("promised bytes that are not back: %v, %+v", err, s.State().Usage)
 	}
 	c.expect(t, "a refusal")

@@ -162,7 +162,7 @@ func TestHoldersOfBuffers(t *testing.T) {
 	for _, h := range []*books.Hold{&first, &second, &third, &fourth} {
 		h.End()
 	}
-	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.State().Usage.Live {
+	if leaks = s.Leaks(); len(leaks) != 1 || leaks[0].Bytes != s.State().Live {
 		t.Errorf("the leaks are %+v", leaks)
 	}
 }

@@ -207,12 +207,12 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 	}
 	p.reclaim()
 	usage(t, s, "reclaimed", 0, 0, 0)
-	if s.State().Usage.Peak != 300 {
-		t.Errorf("peak %d", s.State().Usage.Peak)
+	if s.State().Peak != 300 {
+		t.Errorf("peak %d", s.State().Peak)
 	}
 	s.ResetPeak()
-	if s.State().Usage.Peak != 0 {
-		t.Errorf("peak %d after a reset", s.State().Usage.Peak)
+	if s.State().Peak != 0 {
+		t.Errorf("peak %d after a reset", s.State().Peak)
 	}
 	ok(t, s.Close())
 	if err := s.Close(); !errors.Is(err, tier.ErrClosed) || !p.closed {
@@ -623,7 +623,7 @@ func TestBytesReturnToAnOpenPromise(t *testing.T) {
 			c.expect(t, "the release of 72 bytes", false)
 		}
 		ok(t, b.Release())
-		if s.State().Usage.Retired != 128 || reclaimed != 0 {
+		if s.State().Retired != 128 || reclaimed != 0 {
 			t.Errorf("released: %+v, %d bytes reclaimed", s.State().Usage, reclaimed)
 		}
 		p.reclaim()

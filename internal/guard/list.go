@@ -46,7 +46,11 @@ func (l *List[T]) Len() int { return len(l.functions()) }
 // Call calls the functions with arg. It takes no lock, and must be called with none held. The log
 // of a panic names the functions what.
 func (l *List[T]) Call(what string, arg T) {
-	for _, f := range l.functions() {
+	all := l.all.Load()
+	if all == nil {
+		return
+	}
+	for _, f := range *all {
 		lockrank.AssertNone(what)
 		l.Panics.Do(what, func() { (*f)(arg) })
 	}

@@ -57,7 +57,7 @@ type testAllocator struct {
 }
 
 // live returns how many bytes are allocated, as the space charges them.
-func (a testAllocator) live() int64 { return a.space.State().Usage.Live }
+func (a testAllocator) live() int64 { return a.space.State().Live }
 
 // allocatorOf returns an allocator over a reservation of bytes, which is released in
 // the end with nothing left in it.

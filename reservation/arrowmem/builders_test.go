@@ -137,7 +137,7 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 			if b != nil {
 				b.Release()
 			}
-			if s.State().Usage.Live > 0 {
+			if s.State().Live > 0 {
 				lost[rows.DataType().Name()]++
 			}
 			if err := a.Close(); err != nil && !isUnfreed(err) {

@@ -47,7 +47,7 @@ func TestWorkReservesMinAndSlack(t *testing.T) {
 		{0, mib}, {1, mib}, {16 * mib, mib}, {32 * mib, 2 * mib}, {80 * mib, 5 * mib},
 	} {
 		w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "sort", Min: c.min})
-		if got := s.State().Usage.Reserved; got != s.Charge(c.min+c.slack) {
+		if got := s.State().Reserved; got != s.Charge(c.min+c.slack) {
 			t.Errorf("Min %d: %d bytes are reserved", c.min, got)
 		}
 		if err := w.Close(); err != nil || s.Used() != 0 {
@@ -318,7 +318,7 @@ func TestWorkReallocatesOffTheHeap(t *testing.T) {
 	}
 	b := filled(a.Allocate(mib/2), 0)
 	b = filled(a.Reallocate(2*mib, b), mib/2)
-	if heap.Stats().Bytes != 2*mib || s.State().Usage.Live != 0 {
+	if heap.Stats().Bytes != 2*mib || s.State().Live != 0 {
 		t.Errorf("grown onto the heap: %+v, %+v", heap.Stats(), s.State().Usage)
 	}
 	b = a.Reallocate(2*mib-1, b)
@@ -327,11 +327,11 @@ func TestWorkReallocatesOffTheHeap(t *testing.T) {
 		t.Errorf("in place: %+v", heap.Stats())
 	}
 	b = filled(a.Reallocate(mib/2, b), mib/2)
-	if heap.Stats().Bytes != 0 || s.State().Usage.Live != mib/2 {
+	if heap.Stats().Bytes != 0 || s.State().Live != mib/2 {
 		t.Errorf("shrunk into the Work: %+v, %+v", heap.Stats(), s.State().Usage)
 	}
 	a.Free(b)
-	if heap.Stats().Peak != 2*mib || s.State().Usage.Live != 0 {
+	if heap.Stats().Peak != 2*mib || s.State().Live != 0 {
 		t.Errorf("at the end: %+v, %+v", heap.Stats(), s.State().Usage)
 	}
 }

@@ -319,7 +319,7 @@ func TestStreamsAtOnce(t *testing.T) {
 				t.Errorf("stream %d: %d bytes, at most %d", i, now, most)
 			}
 		}
-		if _, most := s.Usage(nil); most < int64(len(on))*each*granule || most > min(sum, space.State().Usage.Peak) {
+		if _, most := s.Usage(nil); most < int64(len(on))*each*granule || most > min(sum, space.State().Peak) {
 			t.Errorf("all: %d; the streams had %d, the space %+v", most, sum, space.State().Usage)
 		}
 	})
