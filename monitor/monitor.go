@@ -151,12 +151,11 @@ func New(cfg Config) (*Monitor, error) {
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		sp := &space{
-			Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1),
-			victims: btree.NewG(16, isLess), small: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
+			Space: s, place: i, edges: make([]edge, len(all)), token: make(chan struct{}, 1),
+			victims: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
 		}
-		for j, to := range all {
+		for _, to := range all {
 			if to.Kind() > s.Kind() {
-				sp.edges[j] = &edge{}
 				sp.lower = sp.lower.With(to.Kind())
 			}
 		}
