@@ -180,12 +180,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 		return errors.New("monitor: Run is running already")
 	}
 	defer m.running.Store(false)
-	pprof.Do(ctx, pprof.Labels(labels.Key, labels.Monitor.String()), m.watch)
-	return context.Cause(ctx)
-}
-
-func (m *Monitor) watch(ctx context.Context) {
 	defer m.working.Wait()
+	labels.Monitor.Set()
+	defer pprof.SetGoroutineLabels(ctx) // the caller's
 	for _, s := range m.spaces {
 		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
 		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
@@ -204,16 +201,14 @@ func (m *Monitor) watch(ctx context.Context) {
 		})()
 	}
 	m.cleaner.pause, m.cleaner.needed = pause{}, time.Now() // it begins when the monitor has been idle for a while
-	next := time.NewTimer(0)
-	defer next.Stop()
 	for ctx.Err() == nil {
-		next.Reset(m.step(ctx))
 		select {
 		case <-ctx.Done():
-		case <-next.C:
+		case <-time.After(m.step(ctx)):
 		case <-m.wake:
 		}
 	}
+	return context.Cause(ctx)
 }
 
 // step looks at all spaces. It starts to evict from those that are above their marks, and if none
