@@ -111,7 +111,7 @@ type Monitor struct {
 	spaces []*space
 	byID   map[tier.ID]*space
 
-	mu struct { // also guards what each space says
+	mu struct { // also guards the fields of each space that say so
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[batch.ID]*entry
 		faults  map[*entry]*fault // of the batches whose last moves failed

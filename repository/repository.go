@@ -268,7 +268,8 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 		return r.errorf(": putting into partition %d: the batch is nil", partition)
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
-		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w", b.ID(), tier.ErrNotSupported)
+		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w",
+			b.ID(), tier.ErrNotSupported)
 	}
 	_, err := r.insert(partition, b, false)
 	return err
