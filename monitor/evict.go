@@ -45,9 +45,8 @@ type space struct {
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
 	// Guarded by the Monitor's mutex.
-	edges   []*edge // by the place of the target; nil where there is no way down
+	edges   []edge // by the place of the target; those to slower tiers are used
 	victims *btree.BTreeG[listed]
-	small   *btree.BTreeG[listed] // the victims by their bytes
 	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
 	summary
 
@@ -177,7 +176,7 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	for _, from := range append([]*space{s}, s.below(m)...) {
 		e.Busy = e.Busy || from.moving > 0
 		for i, way := range from.edges {
-			if way == nil || m.spaces[i].Lost() != nil {
+			if m.spaces[i].Lost() != nil {
 				continue
 			}
 			fails := way.failures > 0 && way.refuses == everything
@@ -454,8 +453,8 @@ func (m *Monitor) victims(
 	}
 	if more = more && s.victims.Len() > len(list); !more && !slices.ContainsFunc(list, fits) {
 		first := len(list)
-		s.small.DescendLessOrEqual(listed{key: Key{uint64(max(0, slices.Max(room[:]))), 1}}, func(l listed) bool {
-			if v := l.e.asVictim(); fits(v) {
+		s.sizes.DescendLessOrEqual(listed{key: Key{uint64(max(0, slices.Max(room[:]))), 1}}, func(l listed) bool {
+			if v := l.e.asVictim(); l.e.victim && fits(v) {
 				list = append(list, v)
 			}
 			return len(list) < first+smallMax

@@ -63,9 +63,6 @@ const everything = 1
 // refusal, it is worth another try at once. Later it is not, because a file system that is full stays
 // so, however often moves to it give back what they took.
 func (e *edge) refused(now time.Time, used int64) int64 {
-	if e == nil { // there is no way down
-		return everything
-	}
 	if !now.Before(e.until) || e.failures == 1 && (e.refuses == everything || used < e.used) {
 		return 0
 	}
@@ -147,7 +144,8 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
 	var report events.Event
 	m.mu.Lock()
-	stats, way, e := &m.mu.stats, from.edges[to.place], m.entryLocked(v.Batch) // without an entry, it was dropped meanwhile
+	stats, way := &m.mu.stats, &from.edges[to.place]
+	e := m.entryLocked(v.Batch) // nil if it was dropped meanwhile
 	f := m.mu.faults[e]
 	if f == nil {
 		f = &fault{}
@@ -238,9 +236,6 @@ func (m *Monitor) putBack(now time.Time) {
 			continue
 		}
 		for to, way := range e.in.edges {
-			if way == nil {
-				continue
-			}
 			// Another batch, if there is one, shows first whether the edge works.
 			k := m.spaces[to].Kind()
 			isOver := f.not.Has(k) && !f.conversions.Has(k) && !now.Before(f.until)

@@ -21,7 +21,7 @@ func TestRefusalEnds(t *testing.T) {
 	full := w.put(host0, 98*kib, seq(2))
 	v := Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}
 	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
-	way := from.edges[to.place]
+	way := &from.edges[to.place]
 	if way.refuses != 0 {
 		t.Error("a full space counts as one that refuses what it has")
 	}

@@ -111,7 +111,7 @@ type Monitor struct {
 	spaces []*space
 	byID   map[tier.ID]*space
 
-	mu struct { // also guards what each space says
+	mu struct { // also guards the fields of each space that say so
 		lockrank.Mutex[lockrank.Monitor]
 		entries map[batch.ID]*entry
 		faults  map[*entry]*fault // of the batches whose last moves failed
@@ -151,12 +151,11 @@ func New(cfg Config) (*Monitor, error) {
 	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		sp := &space{
-			Space: s, place: i, edges: make([]*edge, len(all)), token: make(chan struct{}, 1),
-			victims: btree.NewG(16, isLess), small: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
+			Space: s, place: i, edges: make([]edge, len(all)), token: make(chan struct{}, 1),
+			victims: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
 		}
-		for j, to := range all {
+		for _, to := range all {
 			if to.Kind() > s.Kind() {
-				sp.edges[j] = &edge{}
 				sp.lower = sp.lower.With(to.Kind())
 			}
 		}
@@ -181,12 +180,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 		return errors.New("monitor: Run is running already")
 	}
 	defer m.running.Store(false)
-	pprof.Do(ctx, pprof.Labels(labels.Key, labels.Monitor.String()), m.watch)
-	return context.Cause(ctx)
-}
-
-func (m *Monitor) watch(ctx context.Context) {
 	defer m.working.Wait()
+	labels.Monitor.Set()
+	defer pprof.SetGoroutineLabels(ctx) // the caller's
 	for _, s := range m.spaces {
 		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
 		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
@@ -205,16 +201,14 @@ func (m *Monitor) watch(ctx context.Context) {
 		})()
 	}
 	m.cleaner.pause, m.cleaner.needed = pause{}, time.Now() // it begins when the monitor has been idle for a while
-	next := time.NewTimer(0)
-	defer next.Stop()
 	for ctx.Err() == nil {
-		next.Reset(m.step(ctx))
 		select {
 		case <-ctx.Done():
-		case <-next.C:
+		case <-time.After(m.step(ctx)):
 		case <-m.wake:
 		}
 	}
+	return context.Cause(ctx)
 }
 
 // step looks at all spaces. It starts to evict from those that are above their marks, and if none

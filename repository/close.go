@@ -102,15 +102,3 @@ func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int6
 	r.remove(e)
 	return true, bytes, err
 }
-
-// takeBack drops a batch that was put by a call which failed, unless a consumer has it.
-func (r *Repository) takeBack(ctx context.Context, b *batch.Batch) error {
-	r.mu.Lock()
-	e := r.mu.entries[b.ID()]
-	r.mu.Unlock()
-	if e == nil || e.b != b {
-		return nil
-	}
-	_, _, err := r.drop(context.WithoutCancel(ctx), e, false)
-	return err
-}

@@ -244,17 +244,16 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 		return m.closedError()
 	}
 	defer m.cfg.Calls.Leave()
-	var copies []*batch.Batch
-	inserted := 0
+	var copies []*batch.Batch // not inserted yet
+	var inserted []*entry
 	defer func() {
-		if err == nil {
-			return
+		for _, b := range copies {
+			err = errors.Join(err, b.Discard(m.ended))
 		}
-		for i, b := range copies {
-			if i < inserted {
-				err = errors.Join(err, ports[i].takeBack(ctx, b))
-			} else {
-				err = errors.Join(err, b.Discard(m.ended))
+		for _, e := range inserted {
+			if err != nil {
+				_, _, failed := e.part.r.drop(context.WithoutCancel(ctx), e, false)
+				err = errors.Join(err, failed)
 			}
 		}
 	}()
@@ -265,11 +264,12 @@ func (m *Manager) FanOut(ctx context.Context, rec arrow.RecordBatch, partition i
 		}
 		copies = append(copies, b)
 	}
-	for i, r := range ports {
-		if err := r.insert(partition, copies[i], true); err != nil {
+	for _, r := range ports {
+		e, err := r.insert(partition, copies[0], true)
+		if err != nil {
 			return err
 		}
-		inserted++
+		copies, inserted = copies[1:], append(inserted, e)
 	}
 	return nil
 }

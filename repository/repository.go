@@ -193,7 +193,7 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 	if err != nil {
 		return err
 	}
-	if err := r.insert(partition, b, true); err != nil {
+	if _, err := r.insert(partition, b, true); err != nil {
 		return errors.Join(err, b.Discard(r.m.ended))
 	}
 	return nil
@@ -268,15 +268,17 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 		return r.errorf(": putting into partition %d: the batch is nil", partition)
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
-		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w", b.ID(), tier.ErrNotSupported)
+		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w",
+			b.ID(), tier.ErrNotSupported)
 	}
-	return r.insert(partition, b, false)
+	_, err := r.insert(partition, b, false)
+	return err
 }
 
 // insert takes b over, and sets its place. An ingested batch has its order of arrival. If the
 // partition has a batch with a later one, insert draws a new one: other calls may have seen that
 // batch, so it stays before b.
-func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error {
+func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entry, error) {
 	now := b.Cut()
 	e := &entry{b: b, size: now.Bytes}
 	var schema *arrow.Schema
@@ -290,7 +292,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	}
 	if err != nil {
 		r.mu.Unlock()
-		return err
+		return nil, err
 	}
 	place := r.mu.place
 	place.Partition, place.Seq = partition, now.Place.Seq
@@ -302,7 +304,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	now, announce, err := b.Store(e, place)
 	if err != nil {
 		r.mu.Unlock()
-		return r.errorf(": %w", err)
+		return nil, r.errorf(": %w", err)
 	}
 	e.at = p.queue.PushBack(e)
 	if p.free == nil {
@@ -319,7 +321,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) error 
 	p.serveLocked()
 	r.mu.Unlock()
 	announce()
-	return nil
+	return e, nil
 }
 
 // settle sets the places of all batches again, after the plan's order has changed.

@@ -181,7 +181,8 @@ func (r *Repository) ClaimBytes(
 	ctx context.Context, partition int, min, max int64, opts ...TakeOption,
 ) (*Claim, error) {
 	if min < 0 || max < 1 || max < min {
-		return nil, r.errorf(": cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1", min, max)
+		const text = ": cannot claim from %d to %d bytes: min must be from 0 to max, and max at least 1"
+		return nil, r.errorf(text, min, max)
 	}
 	t := newTaker(workable, opts)
 	t.limit, t.min, t.max, t.waitInput = math.MaxInt, min, max, true

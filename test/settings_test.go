@@ -404,7 +404,7 @@ var settings = []setting{
 		return func(eng *spillway.Engine) bool {
 			pressed(t, eng, time.Minute) // in which there are 1200 looks without it
 			looks := c.Policy.(lookingPolicy).looks.Load()
-			return looks >= 6 && looks < 200
+			return looks >= 2 && looks < 200
 		}
 	}},
 	{field: "StallTimeout", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
