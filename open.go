@@ -125,7 +125,7 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 }
 
 func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
-	free, _ := e.bare[i].MemInfo() // what others have now of a quota or a budget is not gone for good
+	free, _, _ := e.bare[i].MemInfo() // 0 after an error; what others have now of a quota or a budget is not gone for good
 	dev, err := e.limited(dev, i)
 	if err != nil {
 		return err

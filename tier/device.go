@@ -78,9 +78,9 @@ type Device interface {
 	// that this one cannot wait for.
 	WaitEvent(s Stream, e Event) error
 
-	// MemInfo returns the device's free and total bytes. A device that may fail to find out how
-	// many are free also has a method FreeBytes() (int64, error).
-	MemInfo() (free, total int64)
+	// MemInfo returns the device's free and total bytes. After an error the device could not find
+	// out how many are free, and free is 0.
+	MemInfo() (free, total int64, err error)
 	// Outstanding returns live + retired bytes, as charged.
 	Outstanding() int64
 	// Reap takes back what was freed and is done with, and returns how many

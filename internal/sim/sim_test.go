@@ -87,7 +87,7 @@ func TestInfo(t *testing.T) {
 	if i := d.Info(); i.Name != "toy" || i.Node != 3 {
 		t.Errorf("Info is %+v", i)
 	}
-	if free, total := d.MemInfo(); free != 768 || total != 768 {
+	if free, total, _ := d.MemInfo(); free != 768 || total != 768 {
 		t.Errorf("1000 bytes of memory, which is 3 granules: %d of %d free", free, total)
 	}
 }
