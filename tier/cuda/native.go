@@ -17,7 +17,7 @@ import (
 func ContextOf(dev tier.Device) (uintptr, error) {
 	d, err := wrapped(dev)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("cuda: the context of a device: %w", err)
 	}
 	return uintptr(d.dev.Context()), nil
 }
@@ -47,7 +47,7 @@ func StreamOf(s tier.Stream) (uintptr, error) {
 func AdoptStream(dev tier.Device, handle uintptr) (tier.Stream, error) {
 	d, err := wrapped(dev)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cuda: adopting a stream: %w", err)
 	}
 	if handle <= 2 { // CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are 1 and 2
 		return nil, fmt.Errorf("cuda: adopting the stream %#x: want one that cuStreamCreate made", handle)
