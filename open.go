@@ -125,7 +125,8 @@ func (e *Engine) openGPUs(ctx context.Context) error {
 }
 
 func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
-	free, _, _ := e.bare[i].MemInfo() // 0 after an error; what others have now of a quota or a budget is not gone for good
+	// What others have now of a quota or a budget is not gone for good, so the bare device is asked.
+	free, _, _ := e.bare[i].MemInfo() // 0 after an error
 	dev, err := e.limited(dev, i)
 	if err != nil {
 		return err
