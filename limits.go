@@ -97,7 +97,7 @@ type limits struct {
 
 // physical is what a device counts as having.
 func (l *limits) physical(dev tier.Device) int64 {
-	_, total := dev.MemInfo()
+	_, total, _ := dev.MemInfo()
 	if p := l.settings.Physical; p > 0 {
 		total = min(total, p)
 	}

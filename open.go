@@ -117,7 +117,8 @@ func (e *Engine) openSpaces(ctx context.Context) (err error) {
 }
 
 func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
-	free, _ := e.bare[i].MemInfo() // what others have now of a quota or a budget is not gone for good
+	// What others have now of a quota or a budget is not gone for good, so the bare device is asked.
+	free, _, _ := e.bare[i].MemInfo() // 0 after an error
 	dev, err := e.limited(dev, i)
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func newForeign(t testing.TB, m *machine) *foreigner {
 func (f *foreigner) buffer(b []byte, lengths bool) payload.DeviceRange {
 	a, err := f.dev.Alloc(f.stream, max(1, int64(len(b))))
 	if err == nil {
-		err = f.dev.CopyToDevice(f.stream, a, b)
+		err = f.dev.CopyRegions(f.stream, []tier.Region{{Dst: a, HostSrc: b}})
 	}
 	if err == nil {
 		err = f.stream.Sync()

@@ -301,7 +301,7 @@ type withMemory struct {
 	bytes int64
 }
 
-func (d withMemory) MemInfo() (free, total int64) { return d.bytes, d.bytes }
+func (d withMemory) MemInfo() (free, total int64, err error) { return d.bytes, d.bytes, nil }
 
 // A program's factory makes the device; the engine closes it, with all its wrappers.
 func TestDeviceFactory(t *testing.T) {
@@ -635,7 +635,7 @@ func TestLimitsNest(t *testing.T) {
 	under := func(dev tier.Device) tier.Device { return dev.(interface{ Unwrap() tier.Device }).Unwrap() }
 	for i := range 2 {
 		dev := deviceAt(eng, i)
-		if _, total := dev.MemInfo(); total != 256<<10 {
+		if _, total, _ := dev.MemInfo(); total != 256<<10 {
 			t.Errorf("gpu:%d shows %d bytes", i, total)
 		}
 		for _, b := range []*budget.Budget{outer, inner} {

@@ -223,7 +223,7 @@ type panicking struct {
 	on *atomic.Bool
 }
 
-func (d panicking) MemInfo() (free, total int64) {
+func (d panicking) MemInfo() (free, total int64, err error) {
 	if d.on.Load() {
 		panic("MemInfo of the program's")
 	}

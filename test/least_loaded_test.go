@@ -140,7 +140,7 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, total := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool().(*devpool.Memory).Device().MemInfo()
+	_, total, _ := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool().(*devpool.Memory).Device().MemInfo()
 	if err := eng.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -152,7 +152,7 @@ var settings = []setting{
 	{field: "GPUs.Memory", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUs[0].Memory = spillway.Bytes(512 << 10)
 		return func(eng *spillway.Engine) bool {
-			_, total := deviceOf(eng).MemInfo() // what the driver gives out is bounded, too
+			_, total, _ := deviceOf(eng).MemInfo() // what the driver gives out is bounded, too
 			return total == 512<<10 && capacity(tier.GPU, 0, 512<<10)(eng)
 		}
 	}},

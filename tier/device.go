@@ -58,13 +58,11 @@ type Device interface {
 	// then it is retired. a is what Alloc returned; anything else is an error.
 	Free(s Stream, a Addr) error
 
-	CopyToDevice(s Stream, dst Addr, src []byte) error
-	CopyToHost(s Stream, dst []byte, src Addr) error
 	// CopyPeer copies from src on this device to dst on another; the stream is
 	// this device's. ErrNotSupported where the devices cannot reach each other.
 	CopyPeer(s Stream, dst Addr, dstDevice Device, src Addr, size int64) error
-	// CopyRegions does many copies as one piece of work; they have no order
-	// among each other and must not overlap. If one of them is wrong none is done.
+	// CopyRegions does copies within the device, and between it and host memory, as one piece of work;
+	// they have no order among each other and must not overlap. If one of them is wrong none is done.
 	// The slice may be used again when the call returns.
 	CopyRegions(s Stream, regions []Region) error
 	// Fill sets size bytes to value.
@@ -78,9 +76,9 @@ type Device interface {
 	// that this one cannot wait for.
 	WaitEvent(s Stream, e Event) error
 
-	// MemInfo returns the device's free and total bytes. A device that may fail to find out how
-	// many are free also has a method FreeBytes() (int64, error).
-	MemInfo() (free, total int64)
+	// MemInfo returns the device's free and total bytes. After an error the device could not find
+	// out how many are free, and free is 0.
+	MemInfo() (free, total int64, err error)
 	// Outstanding returns live + retired bytes, as charged.
 	Outstanding() int64
 	// Reap takes back what was freed and is done with, and returns how many

@@ -15,20 +15,18 @@ type teller struct {
 	when func() // during the query
 }
 
-func (d *teller) MemInfo() (free, total int64) { return d.free, 1 << 40 }
-func (d *teller) FreeBytes() (int64, error) {
+func (d *teller) MemInfo() (free, total int64, err error) {
 	if d.when != nil {
 		d.when()
 	}
-	return d.free, d.err
+	return d.free, 1 << 40, d.err
 }
 
 // limiting is a decorator that shows less.
 type limiting struct{ tier.Device }
 
-func (d limiting) Unwrap() tier.Device     { return d.Device }
-func (limiting) MemInfo() (int64, int64)   { return 0, 1 }
-func (limiting) FreeBytes() (int64, error) { return 0, nil }
+func (d limiting) Unwrap() tier.Device          { return d.Device }
+func (limiting) MemInfo() (int64, int64, error) { return 0, 1, nil }
 
 // TestForeignOn: what is neither free nor in the space's books is others'.
 func TestForeignOn(t *testing.T) {

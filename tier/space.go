@@ -321,21 +321,11 @@ func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
 	for d := range layers(dev) {
 		dev = d // the innermost
 	}
-	query := func() (free int64, err error) {
-		free, total := dev.MemInfo()
-		if total == 0 {
-			return 0, ErrNotSupported
-		}
-		return free, nil
-	}
-	if d, ok := dev.(interface{ FreeBytes() (int64, error) }); ok { // which a device has that may fail to find out
-		query = d.FreeBytes
-	}
 	for range 4 {
 		before := s.books.Now()
-		free, err := query()
+		free, total, err := dev.MemInfo()
 		after := s.books.Now()
-		if err != nil || s.Lost() != nil {
+		if err != nil || total == 0 || s.Lost() != nil {
 			break
 		}
 		if before.Live == after.Live && before.Retired == after.Retired {

@@ -174,7 +174,7 @@ func copyDown(ctx context.Context, dst, src *tier.Buffer) error {
 	}
 	at := mem.Addr()
 	for _, e := range dst.Memory().(tier.HostMemory).Extents() {
-		if err := mem.Device().CopyToHost(s, e, at); err != nil {
+		if err := mem.Device().CopyRegions(s, []tier.Region{{HostDst: e, Src: at}}); err != nil {
 			return err
 		}
 		at += tier.Addr(len(e))

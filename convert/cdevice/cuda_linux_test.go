@@ -285,7 +285,7 @@ func TestBuffersOfColumns(t *testing.T) {
 			}
 			got := make([]byte, 8*c.rows)
 			at := tier.Addr(col.Buffer(1)) + 8*tier.Addr(a.Array.Offset+col.Offset)
-			if err := errors.Join(r.device.CopyToHost(s, got, at), s.Sync()); err != nil {
+			if err := errors.Join(r.device.CopyRegions(s, []tier.Region{{HostDst: got, Src: at}}), s.Sync()); err != nil {
 				t.Fatal(err)
 			}
 			want := rec.Column(i).Data().Buffers()[1].Bytes()[8*c.first:][:len(got)]

@@ -59,7 +59,13 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	r := callbacks()
 	names, values := new(exported), &exported{space: img.Space()}
 	s, w := &schemaWriter{exported: names}, &arrayWriter{exported: values, dev: dev}
-	release := func() error { return errors.Join(endEvent(), w.release(), closeHandle(), giveBack()) }
+	release := func() error {
+		err := endEvent()
+		for _, b := range w.taken {
+			err = errors.Join(err, b.Release())
+		}
+		return errors.Join(err, closeHandle(), giveBack())
+	}
 	r.add(names)
 	r.add(values)
 	defer func() {

@@ -153,14 +153,6 @@ func (w *arrayWriter) draw(
 	return errors.Join(write(w.dev.Device, s, at), s.Sync(), s.Close())
 }
 
-// release gives up the memory that draw has taken.
-func (w *arrayWriter) release() (err error) {
-	for _, b := range w.taken {
-		err = errors.Join(err, b.Release())
-	}
-	return err
-}
-
 // header fills in what is the same in all structs.
 func (w *arrayWriter) header(out *Array, length, nulls int64) {
 	w.left.Add(1)
@@ -290,7 +282,8 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 	return w.dictionary(out, append(p, "dictionary"), a.Values)
 }
 
-// dictionary fills in the dictionary of an array, which may be an image of its own.
+// dictionary fills in the dictionary of an array, which may be an image of its own. One that extends
+// others is copied to one piece of memory.
 func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) error {
 	at, dict := place[Array](&w.memory, 1)
 	out.Dictionary = at
@@ -304,41 +297,33 @@ func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) er
 	outer := w.body
 	defer func() { w.body = outer }()
 	desc := outer.desc.Dictionaries[n]
-	if desc.From == nil {
-		err = w.open(desc)
-	} else {
-		err = w.assemble(desc)
-	}
-	if err != nil {
-		return err
-	}
-	return w.array(&dict[0], p, dt, 0)
-}
-
-// assemble copies the array of a dictionary that extends others to one piece of memory, which
-// becomes the body.
-func (w *arrayWriter) assemble(desc *batch.Descriptor) error {
-	whole := image.Whole(desc)
-	parts, err := image.ChainParts(desc, whole)
-	if err != nil {
-		return err
-	}
-	regions := make([]tier.Region, len(parts))
-	for i, p := range parts {
-		from, err := w.addrOf(p.Of)
+	if desc.From != nil {
+		whole := image.Whole(desc)
+		parts, err := image.ChainParts(desc, whole)
 		if err != nil {
 			return err
 		}
-		regions[i] = tier.Region{Dst: tier.Addr(p.To), Src: from + tier.Addr(p.From), Size: p.N}
-	}
-	err = w.draw(whole, func(dev tier.Device, s tier.Stream, at tier.Addr) error {
-		for i := range regions {
-			regions[i].Dst += at
+		regions := make([]tier.Region, len(parts))
+		for i, p := range parts {
+			from, err := w.addrOf(p.Of)
+			if err != nil {
+				return err
+			}
+			regions[i] = tier.Region{Dst: tier.Addr(p.To), Src: from + tier.Addr(p.From), Size: p.N}
 		}
-		return dev.CopyRegions(s, regions)
-	})
-	if err != nil {
+		err = w.draw(whole, func(dev tier.Device, s tier.Stream, at tier.Addr) error {
+			for i := range regions {
+				regions[i].Dst += at
+			}
+			return dev.CopyRegions(s, regions)
+		})
+		if err != nil {
+			return err
+		}
+		desc = whole
+	}
+	if err := w.open(desc); err != nil {
 		return err
 	}
-	return w.open(whole)
+	return w.array(&dict[0], p, dt, 0)
 }

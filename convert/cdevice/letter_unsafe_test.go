@@ -130,7 +130,7 @@ func (l *letters) array(out *Array, d arrow.ArrayData) {
 func (l *letters) buffer(b []byte) uintptr {
 	a, err := l.dev.Alloc(l.stream, max(1, int64(len(b))))
 	if err == nil {
-		err = errors.Join(l.dev.CopyToDevice(l.stream, a, b), l.stream.Sync())
+		err = errors.Join(l.dev.CopyRegions(l.stream, []tier.Region{{Dst: a, HostSrc: b}}), l.stream.Sync())
 	}
 	if err != nil {
 		l.t.Fatal(err)

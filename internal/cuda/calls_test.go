@@ -149,7 +149,7 @@ func (r *rig) everything() {
 	}
 	ok(t, e.d.Here(e.run))
 	r.program()
-	second, err := r.lib.Open(0) // the context is shared, and still there afterwards
+	second, err := r.lib.Open(0, 0) // the context is shared, and still there afterwards
 	ok(t, err)
 	ok(t, second.Close())
 	want := slices.Concat(e.in[:small/2], e.in[:small/2])
@@ -172,7 +172,7 @@ func TestDevices(t *testing.T) {
 	if v := r.lib.Version(); v != "12.8" {
 		t.Errorf("the version is %s", v)
 	}
-	if _, err := r.lib.Open(3); !errors.Is(err, cuda.ErrInvalidDevice) {
+	if _, err := r.lib.Open(3, 0); !errors.Is(err, cuda.ErrInvalidDevice) {
 		t.Errorf("opening a device that is not there: %v", err)
 	}
 }

@@ -3,7 +3,7 @@
 // It is the only package that calls foreign code; tier/cuda makes a device of it.
 //
 //	Library   the driver: its version, its devices, what it lacks; what host memory is pinned
-//	  │ Open, Adopt
+//	  │ Open
 //	Device    one device, a context, and the thread that has it current
 //	  │ Here: on the caller's thread, made fit for it
 //	Calls     the driver's functions, as methods
@@ -59,23 +59,12 @@ type Device struct {
 	calls   Calls
 	watches []watched // the thread's
 	woken   bool      // the thread has ended a mark whose waiters may sleep
-	capture int32     // what it minded of others' graphs before it was the thread of the device
 }
 
-// Open opens a device with its primary context, which all users of the device in this process
-// share.
-func (l *Library) Open(ordinal int) (*Device, error) { return l.open(ordinal, 0) }
-
-// Adopt opens a device with a context that the program has and keeps: it must not be
+// Open opens a device. If ctx is 0 that is with its primary context, which all users of the device
+// in this process share. Otherwise ctx is a context that the program has and keeps: it must not be
 // destroyed before the device is closed.
-func (l *Library) Adopt(ordinal int, ctx Context) (*Device, error) {
-	if ctx == 0 {
-		return nil, errors.New("cuda: no context to adopt")
-	}
-	return l.open(ordinal, ctx)
-}
-
-func (l *Library) open(ordinal int, ctx Context) (*Device, error) {
+func (l *Library) Open(ordinal int, ctx Context) (*Device, error) {
 	info, handle, err := l.device(ordinal)
 	if err != nil {
 		return nil, fmt.Errorf("cuda: device %d: %w", ordinal, err)
@@ -187,35 +176,3 @@ func (l *Library) setContext(ctx Context) error { return l.call(l.cuCtxSetCurren
 func (l *Library) pushContext(ctx Context) error { return l.call(l.cuCtxPushCurrent_v2, uintptr(ctx)) }
 
 func (l *Library) popContext() error { return l.call(l.cuCtxPopCurrent_v2, 0) }
-
-// enter makes the context current on the thread.
-func (d *Device) enter() (err error) {
-	if d.primary {
-		if d.ctx, err = d.lib.retain(d.handle); err != nil {
-			return err
-		}
-	}
-	if err = d.lib.setContext(d.ctx); err != nil && d.primary {
-		err = errors.Join(err, d.lib.release(d.handle))
-	}
-	if err == nil {
-		// Refused, or not there: questions about events wait for the end of what others record.
-		if before, refused := d.lib.captureMode(relaxed); refused == nil {
-			d.capture = before
-		}
-	}
-	return err
-}
-
-// leave gives up what the thread has, and reports whether the thread is as it was.
-func (d *Device) leave() (clean bool) {
-	var errs []error
-	for _, e := range d.queue.mu.free { // there is no other user any more
-		errs = append(errs, d.calls.DestroyEvent(e))
-	}
-	_, _ = d.lib.captureMode(d.capture)
-	err := d.lib.setContext(0)
-	errs = append(errs, err)
-	d.result = errors.Join(errs...)
-	return err == nil
-}

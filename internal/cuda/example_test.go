@@ -14,7 +14,7 @@ func ExampleLoad() {
 		fmt.Println("simulating a GPU:", errors.Is(err, cuda.ErrNoLibrary))
 		return
 	}
-	d, err := lib.Open(0)
+	d, err := lib.Open(0, 0)
 	if err != nil {
 		fmt.Println(err)
 		return

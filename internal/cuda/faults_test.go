@@ -23,7 +23,7 @@ func script(e *cudatest.Emulator, host []byte) (err error) {
 	if _, derr := lib.Devices(); !add(derr) {
 		return err
 	}
-	d, oerr := lib.Open(0)
+	d, oerr := lib.Open(0, 0)
 	if !add(oerr) {
 		return err
 	}
@@ -133,7 +133,7 @@ func TestContextIsLost(t *testing.T) {
 	e := cudatest.New(t, cudatest.Config{})
 	lib, err := cuda.Load(e.Path)
 	ok(t, err)
-	d, err := lib.Open(0)
+	d, err := lib.Open(0, 0)
 	ok(t, err)
 	s := of(t, d, (*cuda.Calls).NewStream)
 	p := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
@@ -163,7 +163,7 @@ func TestContextIsLost(t *testing.T) {
 			t.Errorf("%d %s outlive the context", n, kind)
 		}
 	}
-	again, err := lib.Open(0)
+	again, err := lib.Open(0, 0)
 	ok(t, err)
 	s = of(t, again, (*cuda.Calls).NewStream)
 	ok(t, again.Here(func(c *cuda.Calls) error { return c.DestroyStream(s) }))
@@ -228,7 +228,7 @@ func TestLeaksAreFound(t *testing.T) {
 	e := cudatest.New(t, cudatest.Config{})
 	lib, err := cuda.Load(e.Path)
 	ok(t, err)
-	d, err := lib.Open(0)
+	d, err := lib.Open(0, 0)
 	ok(t, err)
 	reg := mapped(t, small)
 	ok(t, d.Here(func(c *cuda.Calls) (err error) {

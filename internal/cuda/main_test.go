@@ -33,7 +33,7 @@ func open(t testing.TB, cfg cudatest.Config) *rig {
 	ok(t, err)
 	t.Cleanup(r.close)
 	for i := range infos {
-		d, err := r.lib.Open(i)
+		d, err := r.lib.Open(i, 0)
 		ok(t, err)
 		r.devices = append(r.devices, d)
 	}

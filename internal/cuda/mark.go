@@ -87,7 +87,10 @@ func (c *Calls) recorded(s Stream) (e Event, err error) {
 func (c *Calls) watched(s Stream, e Event, then func(error) error) *Mark {
 	m := &Mark{done: make(chan struct{}), dev: c.dev, s: s, event: e, then: then, since: time.Now()}
 	m.users.Store(1)
-	c.dev.queue.watch(m)
+	q := &c.dev.queue
+	q.mu.Lock()
+	q.mu.marks = append(q.mu.marks, m)
+	q.unlockAndWake()
 	return m
 }
 
@@ -130,18 +133,6 @@ func (c *Calls) WaitMark(s Stream, m *Mark) error {
 type watched struct {
 	s     Stream
 	marks []*Mark
-}
-
-// add adds marks to those that are watched.
-func (d *Device) add(marks []*Mark) {
-	for _, m := range marks {
-		i := slices.IndexFunc(d.watches, func(w watched) bool { return w.s == m.s })
-		if i < 0 {
-			i = len(d.watches)
-			d.watches = append(d.watches, watched{s: m.s})
-		}
-		d.watches[i].marks = append(d.watches[i].marks, m)
-	}
 }
 
 // poll queries the events, ends the marks of those that have happened, and reports whether one has.
@@ -220,13 +211,6 @@ func (q *queue) unlockAndWake() {
 		default:
 		}
 	}
-}
-
-// watch makes the thread look at a mark.
-func (q *queue) watch(m *Mark) {
-	q.mu.Lock()
-	q.mu.marks = append(q.mu.marks, m)
-	q.unlockAndWake()
 }
 
 // enter lets a guest in unless the queue is closed. A guest keeps the context alive until exit.

@@ -17,7 +17,7 @@ func openReal(t testing.TB) *rig {
 	t.Helper()
 	lib, err := cuda.Load(cudatest.Real(t))
 	ok(t, err)
-	d, err := lib.Open(0)
+	d, err := lib.Open(0, 0)
 	ok(t, err)
 	t.Cleanup(func() { ok(t, d.Close()) })
 	return &rig{t: t, lib: lib, devices: []*cuda.Device{d}}

@@ -1,7 +1,9 @@
 package cuda
 
 import (
+	"errors"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spillway-db/spillway/internal/thread"
@@ -27,15 +29,37 @@ const (
 func (d *Device) thread(ready chan<- error) {
 	defer close(d.stopped)
 	runtime.LockOSThread()
-	if err := d.enter(); err != nil {
+	var err error
+	if d.primary {
+		if d.ctx, err = d.lib.retain(d.handle); err != nil {
+			ready <- err
+			return
+		}
+	}
+	if err = d.lib.setContext(d.ctx); err != nil {
+		if d.primary {
+			err = errors.Join(err, d.lib.release(d.handle))
+		}
 		ready <- err
 		return // locked: the context that is current on the thread is unknown
+	}
+	// Refused, or not there: questions about events wait for the end of what others record.
+	before, refused := d.lib.captureMode(relaxed)
+	if refused != nil {
+		before = 0
 	}
 	ready <- nil
 	thread.WakePromptly(true)
 	d.work()
 	thread.WakePromptly(false)
-	if d.leave() {
+	var errs []error
+	for _, e := range d.queue.mu.free { // there is no other user any more
+		errs = append(errs, d.calls.DestroyEvent(e))
+	}
+	_, _ = d.lib.captureMode(before)
+	err = d.lib.setContext(0)
+	d.result = errors.Join(append(errs, err)...)
+	if err == nil { // the thread is as it was
 		runtime.UnlockOSThread()
 	}
 }
@@ -64,7 +88,14 @@ func (d *Device) work() {
 		case pause > 0 && len(marks) == 0:
 			thread.Nap(pause)
 		}
-		d.add(marks)
+		for _, m := range marks {
+			i := slices.IndexFunc(d.watches, func(w watched) bool { return w.s == m.s })
+			if i < 0 {
+				i = len(d.watches)
+				d.watches = append(d.watches, watched{s: m.s})
+			}
+			d.watches[i].marks = append(d.watches[i].marks, m)
+		}
 		if reached := d.poll(); reached || len(marks) > 0 {
 			// It leaves the processor to a goroutine that it has just woken. As long as the thread
 			// goes on working, another processor waits for some time before it takes the goroutine:
@@ -79,27 +110,24 @@ func (d *Device) work() {
 	}
 }
 
-// keen returns for how long the thread looks without a pause. With processors to spare it does so
-// for as long as a copy of some 64 MiB takes, as a nap may take 60 µs, however short it should be.
-// It then also looks out for marks to come, which may follow at once.
-func keen(watching bool) time.Duration {
-	switch {
-	case !thread.Spare() && watching:
-		return keenFor
-	case !thread.Spare():
-		return 0
-	case watching:
-		return 2 * time.Millisecond
-	}
-	return 100 * time.Microsecond
-}
-
 // pause returns how long the thread should wait before it looks at the events again, when nothing has
 // happened for so long; below 0 if it has nothing to look at.
+//
+// At first it looks without a pause. With processors to spare it does so for as long as a copy of
+// some 64 MiB takes, as a nap may take 60 µs, however short it should be. It then also looks out for
+// marks to come, which may follow at once.
 func (d *Device) pause(waited time.Duration) time.Duration {
-	watching := len(d.watches) > 0
+	watching, keen := len(d.watches) > 0, time.Duration(0)
 	switch {
-	case waited < keen(watching):
+	case watching && thread.Spare():
+		keen = 2 * time.Millisecond
+	case watching:
+		keen = keenFor
+	case thread.Spare():
+		keen = 100 * time.Microsecond
+	}
+	switch {
+	case waited < keen:
 		return 0
 	case !watching:
 		return -1

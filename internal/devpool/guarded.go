@@ -26,16 +26,6 @@ func (g guarded) Free(s tier.Stream, a tier.Addr) (err error) {
 	return g.Device.Free(s, a)
 }
 
-func (g guarded) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) (err error) {
-	defer guard.Error(&err, "Device.CopyToDevice")
-	return g.Device.CopyToDevice(s, dst, src)
-}
-
-func (g guarded) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) (err error) {
-	defer guard.Error(&err, "Device.CopyToHost")
-	return g.Device.CopyToHost(s, dst, src)
-}
-
 func (g guarded) CopyPeer(
 	s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64,
 ) (err error) {

@@ -63,9 +63,9 @@ func benchmarkCopy(b *testing.B, total, size int64, toDevice bool) {
 		for off := int64(0); off < total; off += size {
 			var err error
 			if toDevice {
-				err = d.CopyToDevice(s, addr+tier.Addr(off), near[off:off+size])
+				err = d.CopyRegions(s, []tier.Region{{Dst: addr + tier.Addr(off), HostSrc: near[off : off+size]}})
 			} else {
-				err = d.CopyToHost(s, near[off:off+size], addr+tier.Addr(off))
+				err = d.CopyRegions(s, []tier.Region{{HostDst: near[off : off+size], Src: addr + tier.Addr(off)}})
 			}
 			if err != nil {
 				b.Fatal(err)
@@ -137,7 +137,7 @@ func BenchmarkSubmit(b *testing.B) {
 	for b.Loop() {
 		var last tier.Event
 		for range 1000 {
-			if err := d.CopyToDevice(s, addr, src); err != nil {
+			if err := d.CopyRegions(s, []tier.Region{{Dst: addr, HostSrc: src}}); err != nil {
 				b.Fatal(err)
 			}
 			if last, err = d.Record(s); err != nil {

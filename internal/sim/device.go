@@ -315,10 +315,10 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 }
 
 // MemInfo implements tier.Device.
-func (d *gpu) MemInfo() (free, total int64) {
+func (d *gpu) MemInfo() (free, total int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return max(0, d.mu.line.FreeBytes()-d.mu.foreign), d.cfg.Memory
+	return max(0, d.mu.line.FreeBytes()-d.mu.foreign), d.cfg.Memory, nil
 }
 
 // SetForeign makes the device behave as if others held n of its bytes, as other processes

@@ -1,6 +1,10 @@
 package sim
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/spillway-db/spillway/tier"
+)
 
 // Device is what New returns.
 type Device = gpu
@@ -24,4 +28,14 @@ func OpenFaulty(cfg Config, faults func(Op) error) (*Device, error) {
 		return nil, err
 	}
 	return d.(*Device), nil
+}
+
+// CopyToDevice copies b to dst.
+func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, b []byte) error {
+	return d.CopyRegions(s, []tier.Region{{Dst: dst, HostSrc: b}})
+}
+
+// CopyToHost copies from src to b.
+func (d *gpu) CopyToHost(s tier.Stream, b []byte, src tier.Addr) error {
+	return d.CopyRegions(s, []tier.Region{{HostDst: b, Src: src}})
 }

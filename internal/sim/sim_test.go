@@ -87,7 +87,7 @@ func TestInfo(t *testing.T) {
 	if i := d.Info(); i.Name != "toy" || i.Node != 3 {
 		t.Errorf("Info is %+v", i)
 	}
-	if free, total := d.MemInfo(); free != 768 || total != 768 {
+	if free, total, _ := d.MemInfo(); free != 768 || total != 768 {
 		t.Errorf("1000 bytes of memory, which is 3 granules: %d of %d free", free, total)
 	}
 }
@@ -238,7 +238,7 @@ func TestFaultHookIsAsked(t *testing.T) {
 		"5 submit copy regions 30", "5 run copy regions 30",
 		"6 submit copy regions 40", "6 run copy regions 40", // to itself
 		"7 submit copy regions 5", "7 run copy regions 5",
-		"8 submit copy to device 0",
+		"8 submit copy regions 0",
 		"9 submit record 0",
 		"10 submit record 0",
 		"11 submit wait event 0",

@@ -12,7 +12,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// OpKind is a kind of operation of a device, for the fault hook. Its text is for messages.
+// OpKind is a kind of operation of a device, for the fault hook. Its text is for messages. One copy
+// between host and device has a kind of its own.
 type OpKind string
 
 // The operations, in the order of the methods of tier.Device.
@@ -89,16 +90,6 @@ type work struct {
 // errFreed is how work fails whose memory was given back on another stream before the work ran.
 var errFreed = errors.New("memory that it uses was freed on another stream and is gone")
 
-// CopyToDevice implements tier.Device.
-func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	return d.copy(s, OpCopyToDevice, d, []tier.Region{{Dst: dst, HostSrc: src}})
-}
-
-// CopyToHost implements tier.Device.
-func (d *gpu) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.copy(s, OpCopyToHost, d, []tier.Region{{HostDst: dst, Src: src}})
-}
-
 // CopyPeer implements tier.Device. Simulated devices reach each other, also through devices that
 // wrap one and have a method Unwrap() tier.Device.
 func (d *gpu) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
@@ -115,7 +106,13 @@ func (d *gpu) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src 
 
 // CopyRegions implements tier.Device.
 func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
-	return d.copy(s, OpCopyRegions, d, regions)
+	kind := OpCopyRegions
+	if len(regions) == 1 && regions[0].HostSrc != nil {
+		kind = OpCopyToDevice
+	} else if len(regions) == 1 && regions[0].HostDst != nil {
+		kind = OpCopyToHost
+	}
+	return d.copy(s, kind, d, regions)
 }
 
 // copy puts all copies between devices and host memory on a stream, as one piece of work. The

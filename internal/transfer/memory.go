@@ -136,20 +136,19 @@ func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
-		switch r := s.regions; {
-		case len(r) == 0:
+		if len(s.regions) == 0 {
 			return nil
-		case len(r) == 1 && r[0].HostDst != nil:
-			return s.dev.CopyToHost(s.Stream, r[0].HostDst, r[0].Src)
-		default:
-			return s.dev.CopyRegions(s.Stream, r)
 		}
+		return s.dev.CopyRegions(s.Stream, s.regions)
 	})
 }
 
 func (m *deviceMemory) Store(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
-	return s.run(ctx, func() error { return s.dev.CopyToDevice(s.Stream, m.whole.Addr()+tier.Addr(off), p) })
+	return s.run(ctx, func() error {
+		s.regions = append(s.regions[:0], tier.Region{Dst: m.whole.Addr() + tier.Addr(off), HostSrc: p})
+		return s.dev.CopyRegions(s.Stream, s.regions)
+	})
 }
 
 // run puts the work of f on the stream, unless ctx has ended, and waits for its end. The wait does not

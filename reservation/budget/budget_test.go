@@ -369,7 +369,7 @@ func TestMemInfo(t *testing.T) {
 	large, s2 := wrap(t, b, newSim(t, 256*kib))
 	want := func(d tier.Device, free, total int64) {
 		t.Helper()
-		if f, n := d.MemInfo(); f != free || n != total {
+		if f, n, _ := d.MemInfo(); f != free || n != total {
 			t.Errorf("MemInfo: %d of %d, want %d of %d", f, n, free, total)
 		}
 	}

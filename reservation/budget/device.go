@@ -222,9 +222,9 @@ func isDone(e tier.Event) bool {
 
 // MemInfo implements tier.Device. The total is at most the limit, and the free bytes are at most
 // what remains of the budget.
-func (d *device) MemInfo() (free, total int64) {
-	free, total = d.inner.MemInfo()
-	return min(free, max(0, d.member.Remaining())), min(total, d.member.Limit())
+func (d *device) MemInfo() (free, total int64, err error) {
+	free, total, err = d.inner.MemInfo()
+	return min(free, max(0, d.member.Remaining())), min(total, d.member.Limit()), err
 }
 
 // Close implements tier.Device. It closes the wrapped device and credits what was charged for it,

@@ -166,8 +166,8 @@ func TestLoggedPassesOn(t *testing.T) {
 	}
 	in, out := []byte("spillway"), make([]byte, 8)
 	if err := errors.Join(
-		d.CopyToDevice(s, a, in), d.CopyPeer(s, b, budget.Logged(peer, discard), a, 8),
-		s.Sync(), peer.CopyToHost(ps, out, b), ps.Sync(), d.Close(), peer.Close(),
+		d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: in}}), d.CopyPeer(s, b, budget.Logged(peer, discard), a, 8),
+		s.Sync(), peer.CopyRegions(ps, []tier.Region{{HostDst: out, Src: b}}), ps.Sync(), d.Close(), peer.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}

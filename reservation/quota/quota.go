@@ -223,9 +223,9 @@ func (d *device) Unwrap() tier.Device { return d.Device }
 func (d *device) Quota() tier.Quota { return d.quota }
 
 // MemInfo implements tier.Device.
-func (d *device) MemInfo() (free, total int64) {
-	free, total = d.Device.MemInfo()
-	return min(free, max(0, d.quota.Remaining())), min(total, d.quota.Limit())
+func (d *device) MemInfo() (free, total int64, err error) {
+	free, total, err = d.Device.MemInfo()
+	return min(free, max(0, d.quota.Remaining())), min(total, d.quota.Limit()), err
 }
 
 // Lease is a process's part in the ledger of a node, for one GPU. An engine joins the ledger and

@@ -169,11 +169,11 @@ func TestMemInfo(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if free, total := quota.Under(gpu, q.Member()).MemInfo(); free != c.free || total != c.total {
+		if free, total, _ := quota.Under(gpu, q.Member()).MemInfo(); free != c.free || total != c.total {
 			t.Errorf("%+v: free %d of %d", c, free, total)
 		}
 	}
-	if free, total := quota.Under(gpu).MemInfo(); free != 1<<20 || total != 1<<20 {
+	if free, total, _ := quota.Under(gpu).MemInfo(); free != 1<<20 || total != 1<<20 {
 		t.Errorf("under no quota: free %d of %d", free, total)
 	}
 	q := newQuota(t, 1<<18)
@@ -183,7 +183,7 @@ func TestMemInfo(t *testing.T) {
 	if err := q.SetLimit(1); err != nil {
 		t.Fatal(err)
 	}
-	if free, total := quota.Under(gpu, q.Member()).MemInfo(); free != 0 || total != 1 {
+	if free, total, _ := quota.Under(gpu, q.Member()).MemInfo(); free != 0 || total != 1 {
 		t.Errorf("above a lowered limit: free %d of %d", free, total)
 	}
 }

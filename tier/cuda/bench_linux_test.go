@@ -58,7 +58,7 @@ func benchmarkCopy(b *testing.B, size int64, up bool) {
 	}
 	lib, err := driver.Load(e.Path)
 	must(b, err)
-	raw, err := lib.Open(0)
+	raw, err := lib.Open(0, 0)
 	must(b, err)
 	defer func() { must(b, raw.Close()) }()
 	var stream driver.Stream

@@ -40,16 +40,6 @@ func (s *stream) put(work due, f func(c *cuda.Calls) error) error {
 	return nil
 }
 
-// CopyToDevice implements tier.Device. Memory that is not pinned is read before it returns.
-func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	return d.CopyRegions(s, []tier.Region{{Dst: dst, HostSrc: src}})
-}
-
-// CopyToHost implements tier.Device.
-func (d *gpu) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.CopyRegions(s, []tier.Region{{Src: src, HostDst: dst}})
-}
-
 // Fill implements tier.Device.
 func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error {
 	s, err := d.own(ts)
@@ -63,7 +53,8 @@ func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error 
 	return s.put(due{}, func(c *cuda.Calls) error { return c.Fill(s.handle, cuda.Ptr(dst), value, size) })
 }
 
-// CopyRegions implements tier.Device: by one call where the driver has one for it (CUDA 12.8), else
+// CopyRegions implements tier.Device. Host memory that is not pinned is read before it returns. It is
+// done by one call where the driver has one for it (CUDA 12.8), else
 // by one a region. Should one of those be refused, after others were put on the stream, the stream
 // has failed.
 func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {

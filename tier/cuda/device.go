@@ -77,13 +77,7 @@ func (d *Driver) open(cfg Config) (*gpu, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	var dev *cuda.Device
-	var err error
-	if cfg.Context == 0 {
-		dev, err = d.lib.Open(cfg.Ordinal)
-	} else {
-		dev, err = d.lib.Adopt(cfg.Ordinal, cuda.Context(cfg.Context))
-	}
+	dev, err := d.lib.Open(cfg.Ordinal, cuda.Context(cfg.Context))
 	if err != nil {
 		return nil, err
 	}
@@ -136,9 +130,6 @@ func (d *gpu) Info() tier.DeviceInfo {
 
 // Ordinal returns the GPU's number among those that the driver shows.
 func (d *gpu) Ordinal() int { return d.cfg.Ordinal }
-
-// Context returns the CUcontext that the device works in.
-func (d *gpu) Context() uintptr { return uintptr(d.dev.Context()) }
 
 // Reap implements tier.Device. The device takes back by itself what an event has shown to be done.
 // Reap makes sure that there is an event behind each free. It returns 0.
@@ -250,7 +241,7 @@ func (d *gpu) own(s tier.Stream) (*stream, error) {
 func wrapped(dev tier.Device) (*gpu, error) {
 	d, ok := tier.As[*gpu](dev)
 	if !ok {
-		return nil, fmt.Errorf("cuda: a copy to a device of type %T: %w", dev, tier.ErrNotSupported)
+		return nil, fmt.Errorf("cuda: a device of type %T is not one of this package: %w", dev, tier.ErrNotSupported)
 	}
 	return d, nil
 }

@@ -29,3 +29,13 @@ func (d *Driver) OpenDevice(cfg Config) (*Device, error) { return d.open(cfg) }
 
 // BorrowError is the error behind the sentinels.
 type BorrowError = borrowError
+
+// CopyToDevice copies b to dst.
+func (d *gpu) CopyToDevice(s tier.Stream, dst tier.Addr, b []byte) error {
+	return d.CopyRegions(s, []tier.Region{{Dst: dst, HostSrc: b}})
+}
+
+// CopyToHost copies from src to b.
+func (d *gpu) CopyToHost(s tier.Stream, b []byte, src tier.Addr) error {
+	return d.CopyRegions(s, []tier.Region{{HostDst: b, Src: src}})
+}

@@ -106,14 +106,6 @@ func (d *faulty) Free(s tier.Stream, a tier.Addr) error {
 	return free()
 }
 
-func (d *faulty) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	return d.do(true, func() error { return d.Device.CopyToDevice(inner(s), dst, src) })
-}
-
-func (d *faulty) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.do(true, func() error { return d.Device.CopyToHost(inner(s), dst, src) })
-}
-
 func (d *faulty) CopyRegions(s tier.Stream, regions []tier.Region) error {
 	return d.do(true, func() error { return d.Device.CopyRegions(inner(s), regions) })
 }

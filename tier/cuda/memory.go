@@ -51,22 +51,14 @@ func (d *gpu) openMemory() error {
 }
 
 // MemInfo implements tier.Device. Free is what can still be allocated here: others may have taken
-// part of what is not allocated yet. A driver that does not answer has nothing free.
-func (d *gpu) MemInfo() (free, total int64) {
-	free, err := d.FreeBytes()
-	if err != nil {
-		return 0, d.cfg.Memory
-	}
-	return free, d.cfg.Memory
-}
-
-// FreeBytes returns the bytes that can still be allocated, or why that is not known.
-func (d *gpu) FreeBytes() (free int64, err error) {
+// part of what is not allocated yet.
+func (d *gpu) MemInfo() (free, total int64, err error) {
+	total = d.cfg.Memory
 	if !d.gate.Enter() {
-		return 0, tier.ErrClosed
+		return 0, total, tier.ErrClosed
 	}
 	defer d.gate.Leave()
-	there := d.cfg.Memory
+	there := total
 	if d.source.pool != 0 { // what the driver has free and what the pool has and does not use
 		err = d.dev.Here(func(c *cuda.Calls) error {
 			if there, _, err = c.MemInfo(); err != nil {
@@ -76,13 +68,13 @@ func (d *gpu) FreeBytes() (free int64, err error) {
 			there += unused
 			return err
 		})
-	}
-	if err != nil {
-		return 0, err
+		if err != nil {
+			return 0, total, err
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return max(0, min(d.cfg.Memory-d.mu.live-d.mu.retired, there)), nil
+	return max(0, min(total-d.mu.live-d.mu.retired, there)), total, nil
 }
 
 // Outstanding implements tier.Device.
@@ -137,7 +129,7 @@ func (d *gpu) Alloc(ts tier.Stream, size int64) (tier.Addr, error) {
 	full.Available = d.cfg.Memory - d.mu.live - d.mu.retired
 	d.mu.Unlock()
 	if errors.Is(err, cuda.ErrOutOfMemory) { // others have the bytes, or they are not in one piece
-		if free, unknown := d.FreeBytes(); unknown == nil {
+		if free, _, unknown := d.MemInfo(); unknown == nil {
 			full.Available = free
 		}
 		if full.Available >= a.Charge {

@@ -15,11 +15,11 @@ import (
 // have ended (tier.Lender); ContextOf does not check that. For a device that neither is of this
 // package nor wraps one the error is tier.ErrNotSupported.
 func ContextOf(dev tier.Device) (uintptr, error) {
-	d, ok := tier.As[*gpu](dev)
-	if !ok {
-		return 0, fmt.Errorf("cuda: the context of a device of type %T: %w", dev, tier.ErrNotSupported)
+	d, err := wrapped(dev)
+	if err != nil {
+		return 0, fmt.Errorf("cuda: the context of a device: %w", err)
 	}
-	return d.Context(), nil
+	return uintptr(d.dev.Context()), nil
 }
 
 // StreamOf returns the CUstream of s, on which other code may put work of its own while s is open.
@@ -45,9 +45,9 @@ func StreamOf(s tier.Stream) (uintptr, error) {
 // goroutines could work with it at once. A CUstream of another context is an error of the driver.
 // A device that is none of this package and wraps none is tier.ErrNotSupported.
 func AdoptStream(dev tier.Device, handle uintptr) (tier.Stream, error) {
-	d, ok := tier.As[*gpu](dev)
-	if !ok {
-		return nil, fmt.Errorf("cuda: adopting a stream for a device of type %T: %w", dev, tier.ErrNotSupported)
+	d, err := wrapped(dev)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: adopting a stream: %w", err)
 	}
 	if handle <= 2 { // CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are 1 and 2
 		return nil, fmt.Errorf("cuda: adopting the stream %#x: want one that cuStreamCreate made", handle)

@@ -25,7 +25,7 @@ func newProgram(t *testing.T, r *rig) *program {
 	t.Helper()
 	lib, err := driver.Load(r.Path)
 	must(t, err)
-	dev, err := lib.Open(0)
+	dev, err := lib.Open(0, 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, dev.Close()) })
 	return &program{t, dev}

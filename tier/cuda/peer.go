@@ -150,7 +150,7 @@ func (d *gpu) probe(peer *gpu) (same bool, err error) {
 	if err := errors.Join(d.CopyPeer(near, to, peer, from, probeSize), near.Sync()); err != nil {
 		return false, err
 	}
-	err = errors.Join(peer.CopyToHost(far, got, to), far.Sync())
+	err = errors.Join(peer.CopyRegions(far, []tier.Region{{HostDst: got, Src: to}}), far.Sync())
 	return bytes.Equal(got, pattern), err
 }
 
@@ -163,7 +163,7 @@ func (d *gpu) lay(b []byte) (s tier.Stream, addr tier.Addr, err error) {
 	if addr, err = d.Alloc(s, probeSize); err != nil {
 		return s, 0, err
 	}
-	return s, addr, errors.Join(d.CopyToDevice(s, addr, b), s.Sync())
+	return s, addr, errors.Join(d.CopyRegions(s, []tier.Region{{Dst: addr, HostSrc: b}}), s.Sync())
 }
 
 // giveUp gives up what there is. The device's Close reports what cannot be.

@@ -122,7 +122,7 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 			r := load(t, cudatest.Config{})
 			others, err := driver.Load(r.Path)
 			must(t, err)
-			other, err := others.Open(0)
+			other, err := others.Open(0, 0)
 			must(t, err)
 			defer func() { must(t, other.Close()) }()
 			for _, p := range c.pieces {

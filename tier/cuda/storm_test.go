@@ -122,9 +122,9 @@ func (u *user) work() error {
 		}
 		return err
 	case 1:
-		return u.dev.CopyToDevice(u.stream, a, make([]byte, pieceBytes))
+		return u.dev.CopyRegions(u.stream, []tier.Region{{Dst: a, HostSrc: make([]byte, pieceBytes)}})
 	case 2:
-		return u.dev.CopyToHost(u.stream, make([]byte, pieceBytes), a)
+		return u.dev.CopyRegions(u.stream, []tier.Region{{HostDst: make([]byte, pieceBytes), Src: a}})
 	case 3:
 		return u.dev.Fill(u.stream, a, 1, pieceBytes)
 	}

@@ -70,21 +70,6 @@ func (d *device) Free(s tier.Stream, a tier.Addr) error {
 	return d.inner.Free(s, a)
 }
 
-// CopyToDevice implements tier.Device.
-func (d *device) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	n := int64(len(src))
-	return d.work(opCopyToDevice, s, n, place{dev: d.inner, addr: dst, size: n}, func() error {
-		return d.inner.CopyToDevice(s, dst, src)
-	})
-}
-
-// CopyToHost implements tier.Device.
-func (d *device) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	return d.work(opCopyToHost, s, int64(len(dst)), place{host: dst}, func() error {
-		return d.inner.CopyToHost(s, dst, src)
-	})
-}
-
 // CopyPeer implements tier.Device. It passes the peer on as it is: the device that copies unwraps
 // it.
 func (d *device) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
@@ -99,7 +84,13 @@ func (d *device) CopyRegions(s tier.Stream, regions []tier.Region) error {
 	for _, r := range regions {
 		total += length(r)
 	}
-	return d.work(opCopyRegions, s, total, d.destination(regions, total), func() error {
+	op := opCopyRegions
+	if len(regions) == 1 && regions[0].HostSrc != nil {
+		op = opCopyToDevice
+	} else if len(regions) == 1 && regions[0].HostDst != nil {
+		op = opCopyToHost
+	}
+	return d.work(op, s, total, d.destination(regions, total), func() error {
 		return d.inner.CopyRegions(s, regions)
 	})
 }

@@ -84,14 +84,16 @@ func calls(d *faultdev.Device, s tier.Stream, a, b tier.Addr) map[string]func() 
 	return map[string]func() error{
 		"alloc":          func() error { _, err := d.Alloc(s, 64); return err },
 		"free":           func() error { return d.Free(s, a) },
-		"copy-to-device": func() error { return d.CopyToDevice(s, a, buf) },
-		"copy-to-host":   func() error { return d.CopyToHost(s, buf, a) },
+		"copy-to-device": func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
+		"copy-to-host":   func() error { return d.CopyRegions(s, []tier.Region{{HostDst: buf, Src: a}}) },
 		"copy-to-peer":   func() error { return d.CopyPeer(s, b, d, a, 64) },
-		"copy-regions":   func() error { return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf}}) },
-		"fill":           func() error { return d.Fill(s, a, 1, 64) },
-		"new-stream":     func() error { _, err := d.NewStream(); return err },
-		"record":         func() error { _, err := d.Record(s); return err },
-		"wait-event":     func() error { return d.WaitEvent(s, done{}) },
+		"copy-regions": func() error {
+			return d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: buf[:32]}, {Dst: a + 32, HostSrc: buf[32:]}})
+		},
+		"fill":       func() error { return d.Fill(s, a, 1, 64) },
+		"new-stream": func() error { _, err := d.NewStream(); return err },
+		"record":     func() error { _, err := d.Record(s); return err },
+		"wait-event": func() error { return d.WaitEvent(s, done{}) },
 	}
 }
 
@@ -158,7 +160,7 @@ func TestFailWork(t *testing.T) {
 		remove()
 		got := make([]byte, 64)
 		for _, addr := range []tier.Addr{a, b} {
-			ok(t, errors.Join(d.CopyToHost(other, got, addr), other.Sync()))
+			ok(t, errors.Join(d.CopyRegions(other, []tier.Region{{HostDst: got, Src: addr}}), other.Sync()))
 			if !bytes.Equal(got, bytes.Repeat([]byte{7}, 64)) {
 				t.Errorf("%s failed, and wrote", op)
 			}
@@ -211,29 +213,29 @@ func TestBitFlip(t *testing.T) {
 		want := pattern(n)
 		given := bytes.Clone(want)
 		a, b, far := alloc(t, d, s, n), alloc(t, d, s, n), alloc(t, peer, there, n)
-		ok(t, errors.Join(d.CopyToDevice(s, a, want), s.Sync()))
+		ok(t, errors.Join(d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: want}}), s.Sync()))
 		d.Add(faultdev.Rule{Ops: []string{op}, Times: 1, Effect: faultdev.BitFlip()})
 		got := make([]byte, n)
 		switch op {
 		case "copy-to-device":
-			ok(t, errors.Join(d.CopyToDevice(s, b, given), d.CopyToHost(s, got, b), s.Sync()))
+			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{{Dst: b, HostSrc: given}}), d.CopyRegions(s, []tier.Region{{HostDst: got, Src: b}}), s.Sync()))
 		case "copy-to-host":
-			ok(t, errors.Join(d.CopyToHost(s, got, a), s.Sync()))
+			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{{HostDst: got, Src: a}}), s.Sync()))
 		case "copy-to-peer":
-			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyToHost(there, got, far), there.Sync()))
+			ok(t, errors.Join(d.CopyPeer(s, far, peer, a, n), s.Sync(), peer.CopyRegions(there, []tier.Region{{HostDst: got, Src: far}}), there.Sync()))
 		case "copy-regions":
 			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{
 				{Dst: b, HostSrc: given[:100]}, {HostDst: got[:2000], Src: a},
 				{Dst: b + 2000, Src: a + 2000, Size: n - 2000},
-			}), d.CopyToHost(s, got[2000:], b+2000), s.Sync()))
+			}), d.CopyRegions(s, []tier.Region{{HostDst: got[2000:], Src: b + 2000}}), s.Sync()))
 			first := make([]byte, 100)
-			ok(t, errors.Join(d.CopyToHost(s, first, b), s.Sync()))
+			ok(t, errors.Join(d.CopyRegions(s, []tier.Region{{HostDst: first, Src: b}}), s.Sync()))
 			for i := range first { // bytes that were written twice count once
 				got[i] ^= first[i] ^ want[i]
 			}
 		case "fill":
 			want = bytes.Repeat([]byte{9}, n)
-			ok(t, errors.Join(d.Fill(s, b, 9, n), d.CopyToHost(s, got, b), s.Sync()))
+			ok(t, errors.Join(d.Fill(s, b, 9, n), d.CopyRegions(s, []tier.Region{{HostDst: got, Src: b}}), s.Sync()))
 			given = want
 		}
 		wrong := 0
@@ -252,7 +254,7 @@ func TestNothingToFlip(t *testing.T) {
 	s := stream(t, d)
 	d.Add(faultdev.Rule{Effect: faultdev.BitFlip()})
 	a := alloc(t, d, s, 64)
-	ok(t, errors.Join(d.CopyToHost(s, nil, a), d.CopyRegions(s, nil), d.Free(s, a), s.Sync()))
+	ok(t, errors.Join(d.CopyRegions(s, []tier.Region{{HostDst: nil, Src: a}}), d.CopyRegions(s, nil), d.Free(s, a), s.Sync()))
 }
 
 func TestRulesChoose(t *testing.T) {

@@ -23,7 +23,10 @@ func (d *device) destination(regions []tier.Region, total int64) place {
 	if total <= 0 {
 		return place{}
 	}
-	at := d.rules.Below(total)
+	at := int64(0)
+	if len(regions) > 1 {
+		at = d.rules.Below(total)
+	}
 	for _, r := range regions {
 		n := length(r)
 		if at < n {
@@ -52,9 +55,9 @@ func (d *device) flip(s tier.Stream, p place) error {
 		return err
 	}
 	b, addr := make([]byte, 1), p.addr+tier.Addr(bit/8)
-	if err = errors.Join(p.dev.CopyToHost(own, b, addr), own.Sync()); err == nil {
+	if err = errors.Join(p.dev.CopyRegions(own, []tier.Region{{HostDst: b, Src: addr}}), own.Sync()); err == nil {
 		b[0] ^= mask
-		err = errors.Join(p.dev.CopyToDevice(own, addr, b), own.Sync())
+		err = errors.Join(p.dev.CopyRegions(own, []tier.Region{{Dst: addr, HostSrc: b}}), own.Sync())
 	}
 	return errors.Join(err, own.Close())
 }

@@ -25,7 +25,7 @@ func TestLose(t *testing.T) {
 	s := stream(t, outer)
 	a, b := alloc(t, outer, s, 64), alloc(t, outer, s, 64)
 	got := make([]byte, 64)
-	ok(t, errors.Join(outer.CopyToDevice(s, a, pattern(64)), outer.CopyToHost(s, got, a)))
+	ok(t, errors.Join(outer.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: pattern(64)}}), outer.CopyRegions(s, []tier.Region{{HostDst: got, Src: a}})))
 	remove := d.Add(faultdev.Rule{Ops: []string{"fill"}, Effect: faultdev.Do(func(string, int64) { d.Lose(errFault) })})
 	if err := outer.Fill(s, a, 1, 64); err != errFault {
 		t.Errorf("the call during which it is lost: %v", err)
@@ -44,8 +44,8 @@ func TestLose(t *testing.T) {
 		t.Error("running work was not done")
 	}
 	for op, err := range map[string]error{
-		"copying":  outer.CopyToDevice(s, a, pattern(64)),
-		"fetching": outer.CopyToHost(s, got, a),
+		"copying":  outer.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: pattern(64)}}),
+		"fetching": outer.CopyRegions(s, []tier.Region{{HostDst: got, Src: a}}),
 		"filling":  outer.Fill(s, a, 1, 64),
 		"waiting":  outer.WaitEvent(s, e),
 	} {

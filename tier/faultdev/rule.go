@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The operations: those of tier.Device that may fail.
+// The operations: those of tier.Device that may fail. One copy between host and device has a name of
+// its own.
 const (
 	opAlloc        = "alloc"
 	opFree         = "free"

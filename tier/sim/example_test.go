@@ -6,6 +6,7 @@ import (
 	"log"
 	"time"
 
+	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
@@ -34,12 +35,12 @@ func ExampleNew() {
 	out := make([]byte, 3)
 	err = errors.Join(
 		dev.Fill(s, a, 'x', 3),
-		dev.CopyToDevice(s, a+1, []byte{'y'}),
-		dev.CopyToHost(s, out, a),
+		dev.CopyRegions(s, []tier.Region{{Dst: a + 1, HostSrc: []byte{'y'}}}),
+		dev.CopyRegions(s, []tier.Region{{HostDst: out, Src: a}}),
 		s.Sync(),
 	)
 	fmt.Printf("%s %v\n", out, err)
-	fmt.Println(dev.CopyToHost(s, make([]byte, 4), a) != nil)
+	fmt.Println(dev.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 4), Src: a}}) != nil)
 	held := dev.Outstanding()
 	err = errors.Join(dev.Free(s, a), s.Sync()) // the memory is free when the work of the stream is done
 	fmt.Println(held, err, dev.Outstanding())

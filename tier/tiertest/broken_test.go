@@ -196,24 +196,6 @@ func (d *flawedDevice) Free(s tier.Stream, a tier.Addr) error {
 	return d.Device.Free(s, a)
 }
 
-func (d *flawedDevice) CopyToDevice(s tier.Stream, dst tier.Addr, src []byte) error {
-	err := d.Device.CopyToDevice(s, dst, src)
-	if d.flaw == "takes any address" && !errors.Is(err, tier.ErrClosed) {
-		return nil
-	}
-	if d.flaw == "closed streams work" && errors.Is(err, tier.ErrClosed) {
-		return nil
-	}
-	return err
-}
-
-func (d *flawedDevice) CopyToHost(s tier.Stream, dst []byte, src tier.Addr) error {
-	if d.flaw == "copies at any time" && len(dst) > 0 {
-		s = d.aside
-	}
-	return d.Device.CopyToHost(s, dst, src)
-}
-
 func (d *flawedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dev tier.Device, src tier.Addr, size int64) error {
 	if d.flaw == "copies to a peer at any time" {
 		return nil
@@ -222,7 +204,20 @@ func (d *flawedDevice) CopyPeer(s tier.Stream, dst tier.Addr, dev tier.Device, s
 }
 
 func (d *flawedDevice) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	to := len(regions) == 1 && regions[0].HostSrc != nil
+	back := len(regions) == 1 && len(regions[0].HostDst) > 0
 	switch d.flaw {
+	case "takes any address", "closed streams work":
+		err := d.Device.CopyRegions(s, regions)
+		if to && (d.flaw == "closed streams work") == errors.Is(err, tier.ErrClosed) {
+			return nil
+		}
+		return err
+	case "copies at any time":
+		if back {
+			s = d.aside
+		}
+		return d.Device.CopyRegions(s, regions)
 	case "copies a byte less":
 		regions = slices.Clone(regions)
 		for i := range regions {

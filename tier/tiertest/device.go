@@ -158,7 +158,8 @@ func (d *device) read(s tier.Stream, src tier.Addr, n int64) []byte {
 // roundTrip copies size bytes to a and back, compares them, and frees a.
 func roundTrip(d tier.Device, s tier.Stream, a tier.Addr, size int64, seed uint64) error {
 	want, got := pattern(size, seed), make([]byte, size)
-	if err := errors.Join(d.CopyToDevice(s, a, want), d.CopyToHost(s, got, a), d.Free(s, a)); err != nil {
+	to, back := []tier.Region{{Dst: a, HostSrc: want}}, []tier.Region{{HostDst: got, Src: a}}
+	if err := errors.Join(d.CopyRegions(s, to), d.CopyRegions(s, back), d.Free(s, a)); err != nil {
 		return err
 	}
 	if err := wait(d, s); err != nil {
@@ -262,3 +263,13 @@ func mustFail(t *testing.T, want error, calls map[string]error) {
 
 // second returns the error of a call with two results.
 func second[T any](_ T, err error) error { return err }
+
+// CopyToDevice copies b to dst.
+func (d *device) CopyToDevice(s tier.Stream, dst tier.Addr, b []byte) error {
+	return d.CopyRegions(s, []tier.Region{{Dst: dst, HostSrc: b}})
+}
+
+// CopyToHost copies from src to b.
+func (d *device) CopyToHost(s tier.Stream, b []byte, src tier.Addr) error {
+	return d.CopyRegions(s, []tier.Region{{HostDst: b, Src: src}})
+}

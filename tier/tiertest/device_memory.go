@@ -15,7 +15,7 @@ func testInfo(t *testing.T, open openFunc) {
 	if i := d.Info(); i.Name == "" || i.Backend == "" || i.Node < -1 {
 		t.Errorf("Info is %+v: want a name, a backend, and a node or -1", i)
 	}
-	if free, total := d.MemInfo(); free < 0 || free > total || total < memory {
+	if free, total, err := d.MemInfo(); err != nil || free < 0 || free > total || total < memory {
 		t.Errorf("MemInfo: %d of %d bytes free, on a device with %d", free, total, memory)
 	}
 }

@@ -131,9 +131,9 @@ func transfer(write bool, off int64, pieces []piece, data ...[]byte) (err error)
 			err = do(context.Background(), data[i], off)
 		case tier.DeviceMemory:
 			if at := m.Addr() + tier.Addr(off); write {
-				err = d.CopyToDevice(s, at, data[i])
+				err = d.CopyRegions(s, []tier.Region{{Dst: at, HostSrc: data[i]}})
 			} else {
-				err = d.CopyToHost(s, data[i], at)
+				err = d.CopyRegions(s, []tier.Region{{HostDst: data[i], Src: at}})
 			}
 		}
 		if err != nil {

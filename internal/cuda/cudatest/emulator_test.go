@@ -95,7 +95,7 @@ func TestContextEndsWithItsPools(t *testing.T) {
 	ok(err)
 	open := func(ordinal int) (*cuda.Device, cuda.Pool) {
 		t.Helper()
-		d, err := lib.Open(ordinal)
+		d, err := lib.Open(ordinal, 0)
 		ok(err)
 		var p cuda.Pool
 		ok(d.Here(func(c *cuda.Calls) (err error) { p, err = c.NewPool(); return err }))

@@ -85,7 +85,7 @@ func Example() {
 		check(0, mine.Error())
 
 		sums := make([]byte, 8*n)
-		check(0, dev.CopyToHost(stream, sums, gorgonia.Addr(out)))
+		check(0, dev.CopyRegions(stream, []tier.Region{{HostDst: sums, Src: gorgonia.Addr(out)}}))
 		check(0, stream.Sync()) // the kernel and the copy are done, or have failed
 		for ; len(sums) > 0; sums = sums[8:] {
 			fmt.Println(binary.LittleEndian.Uint64(sums))

@@ -212,7 +212,7 @@ func (k *kernel) add(t *testing.T, out cu.DevicePtr, h *spillway.Handle, addend 
 		})
 	})
 	b := make([]byte, 8*n)
-	must(t, k.dev.CopyToHost(k.stream, b, gorgonia.Addr(out)))
+	must(t, k.dev.CopyRegions(k.stream, []tier.Region{{HostDst: b, Src: gorgonia.Addr(out)}}))
 	must(t, k.stream.Sync())
 	a.Release()
 	schema.Close()
@@ -280,12 +280,12 @@ func TestRoundTrips(t *testing.T) {
 	s, err = dev.NewStream()
 	must(t, err)
 	got := make([]byte, n)
-	if dev.CopyToHost(s, got, gorgonia.Addr(p)) == nil {
+	if dev.CopyRegions(s, []tier.Region{{HostDst: got, Src: gorgonia.Addr(p)}}) == nil {
 		t.Error("the device read memory that it has not borrowed")
 	}
 	giveBack, err := dev.(tier.Borrower).Borrow(gorgonia.Addr(p), n)
 	must(t, err)
-	must(t, errors.Join(dev.CopyToHost(s, got, gorgonia.Addr(p)), s.Close()))
+	must(t, errors.Join(dev.CopyRegions(s, []tier.Region{{HostDst: got, Src: gorgonia.Addr(p)}}), s.Close()))
 	giveBack()
 	if !bytes.Equal(got, bytes.Repeat([]byte{7}, n)) {
 		t.Errorf("the device reads %d in memory of cu's, want sevens", got)
@@ -308,7 +308,7 @@ func TestAdoptCtx(t *testing.T) {
 	giveBack, err := dev.(tier.Borrower).Borrow(gorgonia.Addr(p), n)
 	must(t, err)
 	got := make([]byte, n)
-	must(t, errors.Join(dev.Fill(s, gorgonia.Addr(p), 7, n), dev.CopyToHost(s, got, gorgonia.Addr(p)), s.Sync()))
+	must(t, errors.Join(dev.Fill(s, gorgonia.Addr(p), 7, n), dev.CopyRegions(s, []tier.Region{{HostDst: got, Src: gorgonia.Addr(p)}}), s.Sync()))
 	if !bytes.Equal(got, bytes.Repeat([]byte{7}, n)) {
 		t.Errorf("the bytes are %d", got)
 	}
@@ -342,7 +342,7 @@ func TestEventsOfBothSides(t *testing.T) {
 		within(t, ctx, func() error { return errors.Join(cu.MemsetD8Async(p, i, n, theirs), event.Record(theirs)) })
 		behind, err := gorgonia.AdoptEvent(s, event)
 		must(t, err)
-		must(t, dev.CopyToHost(s, got[:], a)) // waits for the memset
+		must(t, dev.CopyRegions(s, []tier.Region{{HostDst: got[:], Src: a}})) // waits for the memset
 		ours, end, err := gorgonia.Event(s)
 		must(t, err)
 		within(t, ctx, func() error { return errors.Join(theirs.Wait(ours, 0), cu.MemsetD8Async(p, 255, n, theirs)) })

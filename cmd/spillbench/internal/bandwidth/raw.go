@@ -157,9 +157,9 @@ func (e *end) copyTo(ctx context.Context, to *end) (err error) {
 		return nil
 	case e.device == nil:
 		on = to
-		err = to.device.CopyToDevice(to.stream, to.addr(), e.bytes())
+		err = to.device.CopyRegions(to.stream, []tier.Region{{Dst: to.addr(), HostSrc: e.bytes()}})
 	case to.device == nil:
-		err = e.device.CopyToHost(e.stream, to.bytes(), e.addr())
+		err = e.device.CopyRegions(e.stream, []tier.Region{{HostDst: to.bytes(), Src: e.addr()}})
 	default:
 		err = e.device.CopyPeer(e.stream, to.addr(), to.device, e.addr(), e.buffer.Size())
 	}

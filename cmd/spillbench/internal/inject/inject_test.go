@@ -155,7 +155,7 @@ func TestDevicesFail(t *testing.T) {
 	if err := errors.Join(dev.Fill(s, a, 1, 8), s.Sync()); err != nil {
 		t.Errorf("no copy: %v", err)
 	}
-	if err := errors.Join(dev.CopyToHost(s, make([]byte, 8), a), s.Sync()); !errors.Is(err, syscall.EIO) {
+	if err := errors.Join(dev.CopyRegions(s, []tier.Region{{HostDst: make([]byte, 8), Src: a}}), s.Sync()); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a copy: %v", err)
 	}
 	if got := f.Hits(); !slices.Equal(got, []int64{1, 1}) {
