@@ -136,7 +136,11 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	}
 	for more := true; more; more = request(false) {
 		mu.Lock()
-		for lanes < v.cfg.Depth && end-next > int64(lanes)*v.cfg.Request && v.takeHelper() {
+		for lanes < v.cfg.Depth && end-next > int64(lanes)*v.cfg.Request && v.life.Err() == nil {
+			if v.helpers.Add(1) > helpersPerDepth*int64(v.cfg.Depth) { // all helpers of the volume work
+				v.helpers.Add(-1)
+				break
+			}
 			lanes++
 			helpers.Go(func() {
 				labels.Transfer.Set()
@@ -152,16 +156,6 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	}
 	helpers.Wait()
 	return failed
-}
-
-// takeHelper counts a helper as working. It returns false if all helpers of the volume work, or if the
-// volume is closed.
-func (v *Volume) takeHelper() bool {
-	if v.helpers.Add(1) <= v.maxHelpers.Load() {
-		return true
-	}
-	v.helpers.Add(-1)
-	return false
 }
 
 // do makes one request for p, which is at off of the memory and in one piece. begun is the length for
