@@ -278,7 +278,9 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 // Timed runs f, which moves so many bytes of a body from or to a disk. If codecs are chosen by
 // measuring, Timed measures the speed of uncompressed bytes and the processor time of compressed
 // ones. Calls that overlap count their common time once, and pauses count none. After an error or
-// a panic of f the time does not count, because it is not known how many bytes it belongs to.
+// a panic of f the time does not count, because it is not known how many bytes it belongs to. When
+// enough compressed bytes were written and took longer than without compression, nothing is compressed
+// until the next decision.
 func (c *Chooser) Timed(
 	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
 ) (err error) {
@@ -300,38 +302,30 @@ func (c *Chooser) Timed(
 	m.count(time.Now(), 1)
 	c.mu.Unlock()
 	defer func() {
+		slower := false
 		c.mu.Lock()
 		m.count(time.Now(), -1)
 		if m.bytes += bytes; !whole {
 			m.reset()
+		} else if k != None {
+			perByte := d.rates[k].decode
+			if writes {
+				perByte = d.rates[k].encode
+			}
+			c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
+			slower = k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > d.plain
+		}
+		if slower {
+			d.choice, d.moved = None, 0
 		}
 		c.mu.Unlock()
-		if whole && k != None {
-			c.worked(d, k, writes, bytes)
+		if slower && c.Chosen != nil {
+			c.Chosen(d.id, None, 1)
 		}
 	}()
 	err = f()
 	whole = err == nil
 	return err
-}
-
-// worked counts the processor time of bytes that were moved with a codec. When enough of them were
-// written, it looks whether that was faster than without.
-func (c *Chooser) worked(d *Disk, k Codec, writes bool, bytes int64) {
-	c.mu.Lock()
-	perByte := d.rates[k].decode
-	if writes {
-		perByte = d.rates[k].encode
-	}
-	c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
-	slower := k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > d.plain
-	if slower {
-		d.choice, d.moved = None, 0
-	}
-	c.mu.Unlock()
-	if slower && c.Chosen != nil {
-		c.Chosen(d.id, None, 1)
-	}
 }
 
 // meter measures a rate while something is in progress.

@@ -115,32 +115,13 @@ func (e *Entry) place() []byte {
 	return p
 }
 
-// Schemas reads schemas, equal ones once. The zero value is ready. It is not safe for concurrent
-// use.
-type Schemas struct {
-	known map[string]readSchema
-}
-
-type readSchema struct {
-	schema *arrow.Schema
-	err    error
-}
-
-func (s *Schemas) read(p []byte) (*arrow.Schema, error) {
-	known, ok := s.known[string(p)]
-	if !ok {
-		known.schema, known.err = DecodeSchema(p)
-		if s.known == nil {
-			s.known = make(map[string]readSchema)
-		}
-		s.known[string(p)] = known
-	}
-	return known.schema, known.err
-}
+// Schemas are the schemas that were read, so that equal ones are read once. It is not safe for
+// concurrent use.
+type Schemas map[string]*arrow.Schema
 
 // Read reads the meta and the place of a file. Inconsistent input is errFormat. Only the checksums
 // show that the memories contain what they should.
-func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
+func (s Schemas) Read(meta, place []byte) (*Entry, error) {
 	e, at := new(Entry), filePlace{}
 	err := json.Unmarshal(meta, e)
 	if err == nil && !e.Dictionary {
@@ -154,8 +135,11 @@ func (s *Schemas) Read(meta, place []byte) (*Entry, error) {
 	if d == nil || e.Dictionary != (e.ID == 0) || !e.fits() {
 		return nil, errFormat
 	}
-	if d.Schema, err = s.read(e.Schema); err != nil {
-		return nil, fmt.Errorf("%w: %w", errFormat, err)
+	if d.Schema = s[string(e.Schema)]; d.Schema == nil {
+		if d.Schema, err = DecodeSchema(e.Schema); err != nil {
+			return nil, fmt.Errorf("%w: %w", errFormat, err)
+		}
+		s[string(e.Schema)] = d.Schema
 	}
 	if e.Dictionary && d.Schema.NumFields() != 1 {
 		return nil, errFormat

@@ -94,7 +94,7 @@ func TestEntryIsReadAsItWasWritten(t *testing.T) {
 
 // readBack reads what e's file would say.
 func readBack(e *Entry, schema []byte) (*Entry, error) {
-	return new(Schemas).Read(e.meta(schema), e.place())
+	return make(Schemas).Read(e.meta(schema), e.place())
 }
 
 // fullRuns are runs whose frames are not compressed.
@@ -133,22 +133,22 @@ func TestEntryIsCut(t *testing.T) {
 	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String, arrow.ListOf(arrow.PrimitiveTypes.Int8)), 30))
 	meta, place := k.meta(schema), k.place()
 	for n := range meta {
-		if _, err := new(Schemas).Read(meta[:n], place); !errors.Is(err, errFormat) {
+		if _, err := make(Schemas).Read(meta[:n], place); !errors.Is(err, errFormat) {
 			t.Fatalf("%d of %d bytes: %v", n, len(meta), err)
 		}
 	}
 	for n := range place {
-		if _, err := new(Schemas).Read(meta, place[:n]); !errors.Is(err, errFormat) {
+		if _, err := make(Schemas).Read(meta, place[:n]); !errors.Is(err, errFormat) {
 			t.Fatalf("%d of %d bytes of the place: %v", n, len(place), err)
 		}
 	}
-	if _, err := new(Schemas).Read(append(slices.Clone(meta), 0), place); !errors.Is(err, errFormat) {
+	if _, err := make(Schemas).Read(append(slices.Clone(meta), 0), place); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind: %v", err)
 	}
-	if _, err := new(Schemas).Read(meta, new(Entry).place()); !errors.Is(err, errFormat) {
+	if _, err := make(Schemas).Read(meta, new(Entry).place()); !errors.Is(err, errFormat) {
 		t.Errorf("with the place of a dictionary: %v", err)
 	}
-	if _, err := new(Schemas).Read(meta, append(place, 0)); !errors.Is(err, errFormat) {
+	if _, err := make(Schemas).Read(meta, append(place, 0)); !errors.Is(err, errFormat) {
 		t.Errorf("with a byte behind the place: %v", err)
 	}
 }
@@ -161,7 +161,7 @@ func TestForgedDescriptor(t *testing.T) {
 	for _, forged := range []string{`"Dictionaries":[{"Rows":7}]`, `"Metadata":{}`, `"Schema":{}`} {
 		const begin = `"Descriptor":{`
 		bad := bytes.Replace(meta, []byte(begin), []byte(begin+forged+","), 1)
-		back, err := new(Schemas).Read(bad, k.place())
+		back, err := make(Schemas).Read(bad, k.place())
 		if err != nil || bytes.Equal(bad, meta) {
 			t.Fatalf("%s: %v", forged, err)
 		}
@@ -174,7 +174,7 @@ func TestForgedDescriptor(t *testing.T) {
 // TestSchemasAreReadOnce: equal ones are one, and one that is damaged is refused.
 func TestSchemasAreReadOnce(t *testing.T) {
 	k, schema := entryOfRecord(t, arrowgen.New(1).Record(arrowgen.Schema(arrow.BinaryTypes.String), 30))
-	var s Schemas
+	s := make(Schemas)
 	one, err := s.Read(k.meta(schema), k.place())
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +251,7 @@ func FuzzEntry(f *testing.F) {
 		f.Add(k.meta(schema), k.place())
 	}
 	f.Fuzz(func(t *testing.T, meta, place []byte) {
-		k, err := new(Schemas).Read(meta, place)
+		k, err := make(Schemas).Read(meta, place)
 		if err != nil {
 			return
 		}

@@ -61,7 +61,7 @@ func NewFound() *Found { return &Found{turn: make(chan struct{}, 1)} }
 
 // Add lists what persists in a space, and promises its bytes. It is called before anything else.
 func (f *Found) Add(space *tier.Space) (err error) {
-	var schemas Schemas
+	schemas := make(Schemas)
 	files := make(map[uint64]*Batch)
 	var added []*Batch
 	for _, p := range space.Pool().(*volumes.Volume).Persisted() {
@@ -74,7 +74,7 @@ func (f *Found) Add(space *tier.Space) (err error) {
 			return err
 		}
 		space.Hold(p.Room)
-		b.read(&schemas, files)
+		b.read(schemas, files)
 		if b.Err != nil {
 			b.Err = &image.CorruptError{Volume: p.File, Cause: b.Err}
 		} else if b.Entry.ID != 0 {
@@ -97,7 +97,7 @@ func (f *Found) Add(space *tier.Space) (err error) {
 // read reads the entry of a file, whose memory must be as long as the entry needs, finds its
 // dictionaries among files, where those that were written before it are, and adds it there: only
 // then, because none is its own dictionary.
-func (b *Batch) read(schemas *Schemas, files map[uint64]*Batch) {
+func (b *Batch) read(schemas Schemas, files map[uint64]*Batch) {
 	defer func() { files[b.Key] = b }()
 	if b.Err != nil {
 		return

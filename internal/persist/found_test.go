@@ -112,7 +112,7 @@ func TestNoDictionaryOfItself(t *testing.T) {
 	e := &Entry{Descriptor: entry.Descriptor, Dictionaries: []uint64{7}}
 	b := &Batch{Persisted: volumes.Persisted{Key: 7, Meta: e.meta(schema), Place: e.place(), Size: e.Descriptor.Body}}
 	files := make(map[uint64]*Batch)
-	if b.read(new(Schemas), files); b.Err == nil || len(b.dicts) > 0 || files[7] != b {
+	if b.read(make(Schemas), files); b.Err == nil || len(b.dicts) > 0 || files[7] != b {
 		t.Errorf("it has %d dictionaries: %v", len(b.dicts), b.Err)
 	}
 }

@@ -39,11 +39,11 @@ func Inspect(dir string, checksums bool) ([]Directory, error) {
 }
 
 func (d *Directory) list(checksums bool) {
-	var schemas Schemas
+	schemas := make(Schemas)
 	files := make(map[uint64]*Batch)
 	for _, p := range d.Records {
 		b := &Batch{Persisted: p}
-		b.read(&schemas, files)
+		b.read(schemas, files)
 		if b.Err == nil && checksums && b.Size > 0 {
 			b.Err = b.check()
 		}

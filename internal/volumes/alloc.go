@@ -266,8 +266,8 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 	}
 	e.freed, e.reclaimed = true, reclaimed
 	if !v.mu.closed { // else Close does not wait for it
-		v.retiring.Add(1)
-		e.reclaimed = func() { reclaimed(); v.retiring.Done() }
+		v.ending.Add(1)
+		e.reclaimed = func() { reclaimed(); v.ending.Done() }
 	}
 	v.mu.Unlock()
 	e.unref()

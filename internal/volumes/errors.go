@@ -74,14 +74,14 @@ func advise(err error) error {
 
 // failed returns the error of a transfer: a *tier.AlteredError that names the file, a *disk.IOError,
 // or a *tier.NoSpaceError with that as its cause.
-func (e *extents) failed(err error, file string, off, n int64, write bool) error {
+func (e *extents) failed(err error, file string, off, n int64, what request) error {
 	v := e.v
 	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
 		a.Volume, a.File = v.cfg.Dir, file
 		return a
 	}
 	err = &disk.IOError{
-		Space: v.cfg.Space, Dir: v.cfg.Dir, File: file, Offset: off, Bytes: n, Write: write, Err: bare(err),
+		Space: v.cfg.Space, Dir: v.cfg.Dir, File: file, Offset: off, Bytes: n, Write: what == writing, Err: bare(err),
 	}
 	if isOf(errsFull, err) {
 		return &tier.NoSpaceError{Space: v.cfg.Space, Requested: n, Cause: err, Hint: fullAdvice}

@@ -86,10 +86,21 @@ func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
 	name := k.part()
 	k.name.Store(&name)
 	e.kept, e.pieces = k, []piece{{Len: e.size}}
+	var f disk.File
 	if refusal = v.checkReserve(n); refusal == nil {
-		refusal = v.createKept(name, n)
+		f, refusal = v.cfg.FS.Create(filepath.Join(v.own.path, name), false)
+	}
+	if f != nil {
+		if n > 0 {
+			refusal = v.allocate(f, 0, n)
+		}
+		if n > 0 && refusal == nil && v.noAllocate.Load() { // it must be as long nevertheless
+			_, refusal = wholeFile{f, 1}.WriteAt(make([]byte, 1), n-1)
+		}
+		refusal = join(refusal, f.Close())
 	}
 	if refusal != nil {
+		refusal = join(fmt.Errorf("taking %d bytes for %s: %w", n, name, bare(refusal)), v.own.removeFile(name))
 		v.mu.Lock()
 		v.mu.used -= n
 		v.mu.Unlock()
@@ -111,24 +122,6 @@ func (v *Volume) takeRoom(n int64) error {
 	}
 	v.mu.used += n
 	return nil
-}
-
-// createKept creates a file of n bytes.
-func (v *Volume) createKept(name string, n int64) error {
-	f, err := v.cfg.FS.Create(filepath.Join(v.own.path, name), false)
-	if err == nil && n > 0 {
-		err = v.allocate(f, 0, n)
-		if err == nil && v.noAllocate.Load() { // it must be as long nevertheless
-			_, err = wholeFile{f, 1}.WriteAt(make([]byte, 1), n-1)
-		}
-	}
-	if f != nil {
-		err = join(err, f.Close())
-	}
-	if err != nil {
-		err = join(fmt.Errorf("taking %d bytes for %s: %w", n, name, bare(err)), v.own.removeFile(name))
-	}
-	return err
 }
 
 // Persist makes a batch outlive the process: its memory, which is one of this volume, or nil if it has

@@ -125,37 +125,31 @@ type openedFile interface {
 	io.Closer
 }
 
-// readFound reads the end of a file of some length, and closes it. failed is the error of opening
-// it. Err matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot
-// be read.
-func readFound(f openedFile, failed error, path string, key uint64, length int64, s *sealer) *foundFile {
-	found, err := (*foundFile)(nil), failed
-	if err == nil {
-		found, err = readEnd(f, key, length, s)
-		err = join(err, f.Close())
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", path, bare(err))
-		found = &foundFile{Persisted: Persisted{Size: length, Room: round(length), Err: err}}
-	}
-	found.Key, found.File = key, path
-	return found
-}
-
-// readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its
-// own Err. If none can be read, and one is of errsForeign, that is the error of the directory.
+// readFiles reads the ends of all files of batches and dictionaries in a directory. Each has its own Err,
+// which matches errDamage or errsForeign, with a *disk.KeyError without names, or the file cannot be
+// read. If none can be read, and one is of errsForeign, that is the error of the directory.
 func (d *ownDir) readFiles(
 	c *content, open func(path string) (openedFile, error), s *sealer,
 ) (all []*foundFile, foreign error) {
 	sound := false
 	for key, length := range c.keys {
 		path := filepath.Join(d.path, keptName(key, ""))
+		var found *foundFile
 		f, err := open(path)
-		found := readFound(f, err, path, key, length, s)
-		sound = sound || found.Err == nil
-		if isOf(errsForeign, found.Err) {
-			foreign = found.Err
+		if err == nil {
+			found, err = readEnd(f, key, length, s)
+			err = join(err, f.Close())
 		}
+		if err == nil {
+			sound = true
+		} else {
+			err = fmt.Errorf("%s: %w", path, bare(err))
+			found = &foundFile{Persisted: Persisted{Size: length, Room: round(length), Err: err}}
+		}
+		if isOf(errsForeign, err) {
+			foreign = err
+		}
+		found.Key, found.File = key, path
 		all = append(all, found)
 	}
 	if sound {

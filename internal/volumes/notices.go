@@ -68,11 +68,8 @@ func (v *Volume) emit(e events.Event) {
 
 // watch reports a request that takes too long: once while it does, and when the returned function is
 // called with the request's error. Config.Events is not nil.
-func (v *Volume) watch(ctx context.Context, file string, off, n int64, write bool) (end func(error)) {
-	begun, what, verb := time.Now(), reading, "reading"
-	if write {
-		what, verb = writing, "writing"
-	}
+func (v *Volume) watch(ctx context.Context, file string, off, n int64, what request) (end func(error)) {
+	begun, verb := time.Now(), [...]string{reading: "reading", writing: "writing"}[what]
 	slow := func(how string) {
 		v.emit(events.Event{
 			Kind: events.DiskSlow, Context: ctx, Origin: events.From(ctx), Bytes: n, Took: time.Since(begun),

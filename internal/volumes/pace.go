@@ -70,13 +70,13 @@ type speed struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		reads, writes flow
-		running       int64 // bytes of the requests in progress
-		backlog       int64 // bytes that were allocated and neither written nor freed since
-		promised      int64 // bytes, by the last call of Promised
-		skipped       time.Duration
-		failures      int // in a row
-		until         time.Time
+		flows    [2]flow // of reading and writing
+		running  int64   // bytes of the requests in progress
+		backlog  int64   // bytes that were allocated and neither written nor freed since
+		promised int64   // bytes, by the last call of Promised
+		skipped  time.Duration
+		failures int // in a row
+		until    time.Time
 	}
 }
 
@@ -92,13 +92,10 @@ type flow struct {
 // begin counts a read or a write as begun, and returns its length: at most want bytes, and on a slow
 // disk a share of the window, so that several transfers fit into it. helper is for a transfer that has
 // other requests in progress: begin returns 0 if they are enough. Otherwise the caller must call finish.
-func (d *speed) begin(want int64, write, helper bool) int64 {
+func (d *speed) begin(want int64, what request, helper bool) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f := &d.mu.reads
-	if write {
-		f = &d.mu.writes
-	}
+	f := &d.mu.flows[what]
 	most, shares := int64(float64(f.bandwidth)*window.Seconds()), 2*d.depth
 	if f.bandwidth == 0 { // the first requests show how fast the disk is
 		most = d.depth * min(d.request, firstRequest)
@@ -126,13 +123,10 @@ func (d *speed) begin(want int64, write, helper bool) int64 {
 // Older samples of the average lose weight by the time that the request took or would have taken at the
 // previous bandwidth, whichever is longer. So the average follows a disk that becomes faster as soon as
 // one that becomes slower.
-func (d *speed) finish(begun, done, settled int64, write bool) {
+func (d *speed) finish(begun, done, settled int64, what request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f := &d.mu.reads
-	if write {
-		f = &d.mu.writes
-	}
+	f := &d.mu.flows[what]
 	now := time.Now()
 	took := now.Sub(f.since)
 	f.since = now
@@ -150,7 +144,7 @@ func (d *speed) finish(begun, done, settled int64, write bool) {
 		f.bandwidth = int64(max(1, min(f.bytes/f.seconds, maxBandwidth))) // seconds may be 0
 	}
 	switch {
-	case !write:
+	case what == reading:
 	case done > 0:
 		d.mu.failures = 0
 	default:
@@ -215,7 +209,7 @@ func (d *speed) Pace() stripe.Pace {
 }
 
 func (d *speed) paceLocked(now time.Time) stripe.Pace {
-	w := &d.mu.writes
+	w := &d.mu.flows[writing]
 	p := stripe.Pace{
 		Lead:      w.busy + d.mu.skipped,
 		Bandwidth: cmp.Or(w.bandwidth, unmeasured),
@@ -232,7 +226,7 @@ func (d *speed) stats() disk.Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now() // with the mutex held, so that Writing never falls
-	w := &d.mu.writes
+	w := &d.mu.flows[writing]
 	s := disk.Stats{
 		Bandwidth: w.bandwidth, Backlog: d.mu.backlog, Writing: w.busy, Ailing: d.paceLocked(now).Ailing,
 	}

@@ -32,13 +32,13 @@ const maxIdleIO = 100
 // encrypts which change a part of what a call or 64 KiB of it has written, or memory of an earlier
 // volume. The caller must order transfers that overlap.
 func (e *extents) WriteAt(ctx context.Context, p []byte, off int64) error {
-	return e.transfer(ctx, p, off, true)
+	return e.transfer(ctx, p, off, writing)
 }
 
 // ReadAt fills p from off, as WriteAt writes it. If the volume encrypts, bytes that differ from the
 // written ones are a *tier.AlteredError, and p contains none of their block.
 func (e *extents) ReadAt(ctx context.Context, p []byte, off int64) error {
-	return e.transfer(ctx, p, off, false)
+	return e.transfer(ctx, p, off, reading)
 }
 
 // SealBy makes a volume that encrypts seal blocks of n bytes instead of 64 KiB: a multiple of a page that
@@ -53,19 +53,19 @@ func (e *extents) SealBy(n int64) {
 // transfer moves p in requests, one after the other. While there is more than one request left and the
 // disk is not slow, helpers make the next ones at the same time. Requests end on multiples of the grid,
 // so that no two share a page or a block.
-func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool) error {
+func (e *extents) transfer(ctx context.Context, p []byte, off int64, what request) error {
 	v, end := e.v, off+int64(len(p))
 	if off < 0 || off > e.size || int64(len(p)) > e.size-off {
 		return fmt.Errorf("disk: %d bytes at %d are outside a memory of %d bytes", len(p), off, e.size)
 	}
-	if write && (off%tier.Page != 0 || end%tier.Page != 0 && end != e.size) {
+	if what == writing && (off%tier.Page != 0 || end%tier.Page != 0 && end != e.size) {
 		return fmt.Errorf("disk: volume %s: writing %d bytes at %d, which are not whole pages of %d: %w",
 			v.cfg.Dir, len(p), off, tier.Page, tier.ErrNotSupported)
 	}
 	grid := int64(tier.Page)
 	if e.sealed != nil {
 		grid = blockSize
-		if write {
+		if what == writing {
 			if err := e.sealed.checkWrite(off, int64(len(p))); err != nil {
 				return fmt.Errorf("disk: volume %s: writing encrypted memory: %w", v.cfg.Dir, err)
 			}
@@ -90,7 +90,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		f, err := v.openKept(e.kept, v.direct)
 		name = *e.kept.name.Load()
 		if err != nil {
-			return e.failed(err, name, off, int64(len(p)), write)
+			return e.failed(err, name, off, int64(len(p)), what)
 		}
 		defer f.Close()
 		file = f
@@ -115,7 +115,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		in := &e.pieces[piece]
 		most := min(end, in.Off+in.Len) - off
-		begun := v.begin(most, write, helper)
+		begun := v.begin(most, what, helper)
 		if begun == 0 {
 			mu.Unlock()
 			return false
@@ -126,7 +126,7 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 		}
 		next += n
 		mu.Unlock()
-		err := e.do(ctx, wholeFile{file, v.offset}, name, in, p[off-begin:][:n:n], off, begun, write)
+		err := e.do(ctx, wholeFile{file, v.offset}, name, in, p[off-begin:][:n:n], off, begun, what)
 		if err != nil {
 			mu.Lock()
 			failed = cmp.Or(failed, err)
@@ -136,7 +136,11 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	}
 	for more := true; more; more = request(false) {
 		mu.Lock()
-		for lanes < v.cfg.Depth && end-next > int64(lanes)*v.cfg.Request && v.takeHelper() {
+		for lanes < v.cfg.Depth && end-next > int64(lanes)*v.cfg.Request && v.life.Err() == nil {
+			if v.helpers.Add(1) > helpersPerDepth*int64(v.cfg.Depth) { // all helpers of the volume work
+				v.helpers.Add(-1)
+				break
+			}
 			lanes++
 			helpers.Go(func() {
 				labels.Transfer.Set()
@@ -154,75 +158,58 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, write bool)
 	return failed
 }
 
-// takeHelper counts a helper as working. It returns false if all helpers of the volume work, or if the
-// volume is closed.
-func (v *Volume) takeHelper() bool {
-	if v.helpers.Add(1) <= v.maxHelpers.Load() {
-		return true
-	}
-	v.helpers.Add(-1)
-	return false
-}
-
 // do makes one request for p, which is at off of the memory and in one piece. begun is the length for
-// which the request was counted as begun.
+// which the request was counted as begun. The bytes go through a buffer if the volume encrypts, or if p is
+// not aligned.
 func (e *extents) do(
-	ctx context.Context, f wholeFile, name string, in *piece, p []byte, off, begun int64, write bool,
+	ctx context.Context, f wholeFile, name string, in *piece, p []byte, off, begun int64, what request,
 ) error {
 	v, n, at := e.v, int64(len(p)), in.At+off-in.Off
 	var end func(error)
 	if v.cfg.Events != nil {
-		end = v.watch(ctx, name, at, n, write)
+		end = v.watch(ctx, name, at, n, what)
 	}
 	var err error
-	switch direct := e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0; {
-	case direct && write:
-		err = f.all(f.file.WriteAt, p, at)
-	case direct:
-		err = f.all(f.file.ReadAt, p, at)
-	default:
-		err = e.buffered(f, p, at, off, write)
+	if e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0 {
+		move := f.file.ReadAt
+		if what == writing {
+			move = f.file.WriteAt
+		}
+		err = f.all(move, p, at)
+	} else {
+		borrowed := v.buffers.borrow()
+		buf, start := borrowed.bytes, at-at%tier.Page // at, if p is written
+		pages := buf[:round(at+n)-start]
+		switch {
+		case e.sealed != nil && what == writing:
+			err = e.sealed.Write(f, at, p, off, buf)
+		case e.sealed != nil:
+			err = e.sealed.Read(f, at, p, off, buf)
+		case what == writing: // of whole pages, with zeros at the end of the memory's last one
+			clear(pages[copy(pages, p):])
+			err = f.all(f.file.WriteAt, pages, start)
+		default:
+			err = f.all(f.file.ReadAt, pages, start)
+			copy(p, pages[at-start:])
+		}
+		v.buffers.giveBack(borrowed)
 	}
 	done, settled := n, int64(0)
 	switch {
 	case err != nil:
 		done = 0
-		err = e.failed(err, name, at, n, write)
-	case write:
+		err = e.failed(err, name, at, n, what)
+	case what == writing:
 		v.written.Add(n)
 		before := min(e.size, e.written.Add(n)-n)
 		settled = min(n, e.size-before)
 	default:
 		v.read.Add(n)
 	}
-	v.finish(begun, done, settled, write)
+	v.finish(begun, done, settled, what)
 	if end != nil {
 		end(err)
 	}
-	return err
-}
-
-// buffered transfers p, which is at the offset at of the file and at off of the memory, through a buffer,
-// because the volume encrypts or p is not aligned.
-func (e *extents) buffered(f wholeFile, p []byte, at, off int64, write bool) error {
-	borrowed := e.v.buffers.borrow()
-	defer e.v.buffers.giveBack(borrowed)
-	buf := borrowed.bytes
-	switch {
-	case e.sealed != nil && write:
-		return e.sealed.Write(f, at, p, off, buf)
-	case e.sealed != nil:
-		return e.sealed.Read(f, at, p, off, buf)
-	case write: // of whole pages, with zeros at the end of the memory's last one
-		pages := buf[:round(int64(len(p)))]
-		clear(pages[copy(pages, p):])
-		_, err := f.WriteAt(pages, at)
-		return err
-	}
-	start := at - at%tier.Page
-	pages := buf[:round(at+int64(len(p)))-start]
-	_, err := f.ReadAt(pages, start)
-	copy(p, pages[at-start:])
 	return err
 }
 

@@ -39,15 +39,14 @@ const helpersPerDepth = 4
 type Volume struct {
 	speed // Pace and Promised are for its space
 
-	cfg       Config
-	dir       string // absolute
-	system    string // the kind of file system
-	direct    bool
-	anonymous bool
-	own       *ownDir   // of named files; nil for anonymous ones
-	file      disk.File // all memory is in it; nil with Config.Persist
-	address   uintptr   // what transfers must be aligned to; 1 for any
-	offset    int64
+	cfg     Config
+	dir     string // absolute
+	system  string // the kind of file system
+	direct  bool
+	own     *ownDir   // of named files; nil for anonymous ones
+	file    disk.File // all memory is in it; nil with Config.Persist
+	address uintptr   // what transfers must be aligned to; 1 for any
+	offset  int64
 
 	sealer  *sealer // nil if nothing is encrypted
 	buffers buffers
@@ -59,11 +58,10 @@ type Volume struct {
 	written, read, fresh, given atomic.Int64
 	noAllocate, noPunch         atomic.Bool // the file system cannot
 
-	life                context.Context // until Close
-	endLife             context.CancelFunc
-	trimmer             sync.WaitGroup
-	retiring            sync.WaitGroup // memory that was freed before Close, until its last transfer has ended
-	helpers, maxHelpers atomic.Int64   // goroutines that work on transfers besides their callers
+	life    context.Context // until Close
+	endLife context.CancelFunc
+	ending  sync.WaitGroup // what Close waits for: the trimmer, and the last transfers of memory that was freed
+	helpers atomic.Int64   // goroutines that work on transfers besides their callers
 
 	// change is a token of the goroutine that adds room or gives it back. If its owner finds no
 	// room, none is being added or given back. System calls are made with it, so it is not a mutex;
@@ -99,7 +97,6 @@ func Open(cfg Config) (*Volume, error) {
 	}
 	v.cfg.Key = nil // the caller's, and not to be kept
 	v.speed.request, v.speed.depth, v.speed.stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
-	v.maxHelpers.Store(helpersPerDepth * int64(v.cfg.Depth))
 	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
 	v.mu.entries = make(map[uint64]*keptFile)
@@ -125,7 +122,7 @@ func Open(cfg Config) (*Volume, error) {
 		v.sealer.users = nil // the volume has found all that earlier ones have left
 	}
 	if v.cfg.Idle > 0 && !v.cfg.Persist {
-		v.trimmer.Go(func() {
+		v.ending.Go(func() {
 			labels.Trim.Set()
 			v.trimIdle()
 		})
@@ -205,14 +202,13 @@ func (v *Volume) probe() (err error) {
 			v.warn(causes.NamedFiles, "no anonymous files on %s: spill files have names, in %s; "+
 				"a killed process leaves them to the next", v.system, v.own.path)
 		}
-		v.anonymous = kind.anonymous
 		err = v.probeFile(kind.direct)
 		if err != nil || v.cfg.Persist { // each memory has a file of its own
 			if v.file != nil {
 				err = cmp.Or(err, bare(v.file.Close()))
 				v.file = nil
 			}
-			if !v.anonymous {
+			if v.own != nil {
 				err = cmp.Or(err, v.own.removeFile(spillName))
 			}
 		}
@@ -231,7 +227,7 @@ func (v *Volume) probe() (err error) {
 // direct I/O only then.
 func (v *Volume) probeFile(direct bool) (err error) {
 	defer guard.Error(&err, filesOf)
-	if v.anonymous {
+	if v.own == nil {
 		v.file, err = v.cfg.FS.OpenAnonymous(v.dir, direct)
 	} else {
 		v.file, err = v.cfg.FS.Create(filepath.Join(v.own.path, spillName), direct)
@@ -274,7 +270,7 @@ func (v *Volume) Dir() string { return v.cfg.Dir }
 // transfers.
 func (v *Volume) Stats() disk.Stats {
 	s := v.speed.stats()
-	s.Dir, s.FileSystem, s.Direct, s.Anonymous, s.Encrypted = v.cfg.Dir, v.system, v.direct, v.anonymous, v.cfg.Encrypt
+	s.Dir, s.FileSystem, s.Direct, s.Anonymous, s.Encrypted = v.cfg.Dir, v.system, v.direct, v.own == nil, v.cfg.Encrypt
 	s.Request, s.Depth, s.Capacity = v.cfg.Request, v.cfg.Depth, v.cfg.Capacity
 	s.Written, s.Read, s.Fresh, s.Given = v.written.Load(), v.read.Load(), v.fresh.Load(), v.given.Load()
 	v.mu.Lock()
@@ -306,9 +302,7 @@ func (v *Volume) Close() error {
 	}
 	v.mu.Unlock()
 	v.endLife()
-	v.maxHelpers.Store(0)
-	v.trimmer.Wait()
-	v.retiring.Wait()
+	v.ending.Wait()
 	for _, key := range over {
 		v.Forget(key)
 	}

@@ -13,8 +13,8 @@ func TestWritingNeverFalls(t *testing.T) {
 	for range 4 {
 		writers.Go(func() {
 			for range 5000 {
-				p.begin(1, true, false)
-				p.finish(1, 1, 0, true)
+				p.begin(1, writing, false)
+				p.finish(1, 1, 0, writing)
 			}
 		})
 	}
