@@ -124,9 +124,9 @@ var errSimulated = errors.New("it was asked for")
 // pick returns which of the GPUs that are left has an ID, of all that there are. Without an ID it is
 // the first.
 func pick(all, left []topology.GPU, id string) (int, error) {
-	meant := left
+	meant, what := left, "that is not another space's"
 	if id != "" {
-		meant = meantBy(all, id)
+		meant, what = meantBy(all, id), id+", or it is another space's"
 		if len(meant) > 1 {
 			err := &AmbiguousGPUError{ID: id}
 			for _, g := range meant {
@@ -140,7 +140,7 @@ func pick(all, left []topology.GPU, id string) (int, error) {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("the CUDA driver shows no GPU %q that is not another space's: %w", id, tier.ErrNotSupported)
+	return 0, fmt.Errorf("the CUDA driver shows no GPU %s: %w", what, tier.ErrNotSupported)
 }
 
 // lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
