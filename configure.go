@@ -99,7 +99,7 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 			if err != nil {
 				return cfg, fmt.Errorf("host:%d: Memory: %w", i, err)
 			}
-			h.Memory = wholePages(n)
+			h.Memory = Bytes(wholePages(n))
 		}
 	}
 	if cfg.Disks == nil {
@@ -159,7 +159,7 @@ func (m machine) simulatedBytes(cfg *Config, g GPUConfig) int64 {
 	if m.known {
 		most = min(most, max(0, m.memory-hostBytes(cfg.Hosts))/int64(len(cfg.GPUs)))
 	}
-	most = most / tier.Page * tier.Page
+	most = wholePages(most)
 	if g.Memory.IsZero() || g.ID != "" && g.Memory.Bytes > most { // which was meant for a real one
 		return most
 	}
@@ -212,7 +212,7 @@ func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err err
 		}
 		total := g.MemoryBytes
 		memory, err := size.Of(total)
-		memory = memory / tier.Page * tier.Page
+		memory = wholePages(memory)
 		switch {
 		case size.IsZero():
 			memory = 0 // Open decides
@@ -233,7 +233,7 @@ func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err err
 		return gpus, nil
 	}
 	memory, err := size.Of(m.memory)
-	switch memory = memory / tier.Page * tier.Page; {
+	switch memory = wholePages(memory); {
 	case err != nil:
 		return nil, fmt.Errorf("GPUMemory: %w", err)
 	case memory > m.memory && m.known:
@@ -302,11 +302,11 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 		if sum > 0 {
 			part = weights[i] / sum
 		}
-		h.Memory = wholePages(min(total, int64(float64(total)*part)))
+		h.Memory = Bytes(wholePages(min(total, int64(float64(total)*part))))
 		switch has := m.memoryOn(h.Node); {
 		case has == 0: // of no node in particular, or not known
 		case isDefault:
-			h.Memory = wholePages(min(h.Memory.Bytes, has/2/on[h.Node]))
+			h.Memory = Bytes(wholePages(min(h.Memory.Bytes, has/2/on[h.Node])))
 		case h.Memory.Bytes > has/on[h.Node]:
 			return nil, fmt.Errorf("HostMemory: %d spaces of %d bytes on NUMA node %d, which has %d: "+
 				"want less, or spaces on other nodes: %w", on[h.Node], h.Memory.Bytes, h.Node, has, tier.ErrNoSpace)
@@ -319,7 +319,7 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	return hosts, nil
 }
 
-func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }
+func wholePages(bytes int64) int64 { return bytes / tier.Page * tier.Page }
 
 // memoryOn returns the bytes of a node; 0 if they are not known.
 func (m machine) memoryOn(id int) int64 {

@@ -102,7 +102,7 @@ func (e *Engine) chooseGPUs() error {
 				e.gpus[i], left = &gpu, slices.Delete(left, at, at+1)
 				if g.Memory.Share != 0 {
 					n, _ := g.Memory.Of(gpu.MemoryBytes) // if that is less than a byte, a page
-					g.Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
+					g.Memory = Amount{Bytes: max(tier.Page, wholePages(n))}
 				}
 			case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
 				return fmt.Errorf("%s: %w", space, err)
@@ -226,29 +226,22 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 // may take half a millisecond, which is then 0.05 % of a core for each GPU.
 const watchPeriod = time.Second
 
-// watchGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees
-// tried again that a device refused, until ctx ends. It has a goroutine of its own, because a
-// driver may take its time to answer.
-func (e *Engine) watchGPUs(ctx context.Context) {
-	gpus := e.reservations.Spaces().InTier(tier.GPU) // by number, as e.wrapped
-	every(ctx, len(gpus) > 0, func() {
-		for i, s := range gpus {
-			var n int64
-			var ok bool
-			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
-			if ok {
-				s.SetForeign(n)
-			}
-			e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
+// lookAtGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees tried
+// again that a device refused.
+func (e *Engine) lookAtGPUs() {
+	for i, s := range e.reservations.Spaces().InTier(tier.GPU) { // by number, as e.wrapped
+		var n int64
+		var ok bool
+		e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+		if ok {
+			s.SetForeign(n)
 		}
-	})
+		e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
+	}
 }
 
-// every calls look now and once in each watchPeriod until ctx ends, if there is anything to look at.
-func every(ctx context.Context, anything bool, look func()) {
-	if !anything {
-		return
-	}
+// every calls look now and once in each watchPeriod until ctx ends.
+func every(ctx context.Context, look func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	for {
