@@ -77,22 +77,20 @@ func (e *Engine) loadDriver() *driver {
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]*topology.GPU, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
-	made := func(g GPUConfig) bool { return g.Device != nil || g.Open != nil }
+	needsOne := func(g GPUConfig) bool { return g.Device == nil && g.Open == nil && g.Backend != Sim }
 	var left []topology.GPU
-	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return !made(g) && g.Backend != Sim }) {
+	if slices.ContainsFunc(e.cfg.GPUs, needsOne) {
 		left = e.machine.byLoad(e.loadDriver().gpus)
 	}
 	for _, named := range []bool{true, false} {
 		for i := range e.cfg.GPUs {
 			g := &e.cfg.GPUs[i]
-			if made(*g) || (g.ID != "") != named {
+			if !needsOne(*g) || (g.ID != "") != named {
 				continue
 			}
-			at, err := 0, errSimulated
-			if g.Backend != Sim {
-				if err = e.driver.err; err == nil {
-					at, err = pick(e.driver.gpus, left, g.ID)
-				}
+			at, err := 0, e.driver.err
+			if err == nil {
+				at, err = pick(e.driver.gpus, left, g.ID)
 			}
 			_, ambiguous := errors.AsType[*AmbiguousGPUError](err)
 			space := tier.ID{Kind: tier.GPU, Ordinal: i}
@@ -108,7 +106,7 @@ func (e *Engine) chooseGPUs() error {
 				return fmt.Errorf("%s: %w", space, err)
 			case g.Memory.Share != 0:
 				return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, err)
-			case g.Backend == Auto:
+			default:
 				w := causes.Warn(causes.Simulated, "a simulated GPU replaces a real one: %v", err)
 				w.Space = space.String()
 				e.warn(w)
@@ -117,9 +115,6 @@ func (e *Engine) chooseGPUs() error {
 	}
 	return nil
 }
-
-// errSimulated is why a space is simulated that is meant to be.
-var errSimulated = errors.New("it was asked for")
 
 // pick returns which of the GPUs that are left has an ID, of all that there are. Without an ID it is
 // the first.
