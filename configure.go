@@ -99,7 +99,7 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 			if err != nil {
 				return cfg, fmt.Errorf("host:%d: Memory: %w", i, err)
 			}
-			h.Memory = wholePages(n)
+			h.Memory = Bytes(wholePages(n))
 		}
 	}
 	if cfg.Disks == nil {
@@ -159,7 +159,7 @@ func (m machine) simulatedBytes(cfg *Config, g GPUConfig) int64 {
 	if m.known {
 		most = min(most, max(0, m.memory-hostBytes(cfg.Hosts))/int64(len(cfg.GPUs)))
 	}
-	most = most / tier.Page * tier.Page
+	most = wholePages(most)
 	if g.Memory.IsZero() || g.ID != "" && g.Memory.Bytes > most { // which was meant for a real one
 		return most
 	}
@@ -200,7 +200,7 @@ func shown(all []topology.GPU) []topology.GPU {
 // gpus makes a space on each of the GPUs, or on those of which the fewest bytes are in use; on a
 // simulated one if there are none.
 func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err error) {
-	size, chosen := cfg.GPUMemory, m.byLoad(all)
+	chosen := m.byLoad(all)
 	if n := cfg.MostGPUs; n > 0 {
 		chosen = chosen[:min(n, len(chosen))]
 	}
@@ -210,41 +210,37 @@ func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err err
 		if !slices.ContainsFunc(chosen, is) {
 			continue
 		}
-		total := g.MemoryBytes
-		memory, err := size.Of(total)
-		memory = memory / tier.Page * tier.Page
-		switch {
-		case size.IsZero():
-			memory = 0 // Open decides
-		case total == 0 && size.Share != 0:
-			return nil, fmt.Errorf("GPUMemory: a share of GPU %d, whose memory is not known "+
-				"(give it in bytes, or see the topology's warnings)", g.Index)
-		case total > 0 && size.Bytes > total:
-			return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that GPU %d has", size.Bytes, total,
-				g.Index)
-		case err != nil || memory < tier.Page:
-			return nil, fmt.Errorf("GPUMemory: %s of GPU %d are %d bytes: want at least %d", size, g.Index, memory,
-				tier.Page)
+		memory, err := gpuMemory(cfg.GPUMemory, fmt.Sprintf("GPU %d", g.Index), g.MemoryBytes, g.MemoryBytes > 0)
+		if err != nil {
+			return nil, err
 		}
 		node := nodeOf(g)
-		gpus = append(gpus, GPUConfig{ID: idOf(g), Memory: Amount{Bytes: memory}, Node: &node})
+		gpus = append(gpus, GPUConfig{ID: idOf(g), Memory: memory, Node: &node})
 	}
 	if len(gpus) > 0 {
 		return gpus, nil
 	}
-	memory, err := size.Of(m.memory)
-	switch memory = memory / tier.Page * tier.Page; {
-	case err != nil:
-		return nil, fmt.Errorf("GPUMemory: %w", err)
-	case memory > m.memory && m.known:
-		return nil, fmt.Errorf("GPUMemory: %d bytes are more than the %d that the process may use, "+
-			"and the GPU is simulated: %w",
-			memory, m.memory, tier.ErrNoSpace)
-	case memory < tier.Page && !size.IsZero():
-		return nil, fmt.Errorf("GPUMemory: %s of the process's memory is less than the least, %d bytes", size,
-			tier.Page)
+	memory, err := gpuMemory(cfg.GPUMemory, "the process, where the GPU is simulated,", m.memory, m.known)
+	return []GPUConfig{{Memory: memory, Node: &m.nodes[0]}}, err
+}
+
+// gpuMemory returns in bytes what size is of the memory of of, which has total bytes if that is known.
+func gpuMemory(size Amount, of string, total int64, known bool) (Amount, error) {
+	memory, err := size.Of(total)
+	memory = wholePages(memory)
+	switch {
+	case size.IsZero(): // Open decides
+		return size, nil
+	case total == 0 && size.Share != 0:
+		return size, fmt.Errorf("GPUMemory: a share of %s, whose memory is not known "+
+			"(give it in bytes, or see the topology's warnings)", of)
+	case known && size.Bytes > total:
+		return size, fmt.Errorf("GPUMemory: %d bytes are more than the %d that %s has: %w", size.Bytes, total, of,
+			tier.ErrNoSpace)
+	case err != nil || memory < tier.Page:
+		return size, fmt.Errorf("GPUMemory: %s of %s are %d bytes: want at least %d", size, of, memory, tier.Page)
 	}
-	return []GPUConfig{{Memory: Amount{Bytes: memory}, Node: &m.nodes[0]}}, nil
+	return Bytes(memory), nil
 }
 
 // nodeOf returns the NUMA node that a GPU is on, or next to; topology.Unknown if it is not known.
@@ -302,11 +298,11 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 		if sum > 0 {
 			part = weights[i] / sum
 		}
-		h.Memory = wholePages(min(total, int64(float64(total)*part)))
+		h.Memory = Bytes(wholePages(min(total, int64(float64(total)*part))))
 		switch has := m.memoryOn(h.Node); {
 		case has == 0: // of no node in particular, or not known
 		case isDefault:
-			h.Memory = wholePages(min(h.Memory.Bytes, has/2/on[h.Node]))
+			h.Memory = Bytes(wholePages(min(h.Memory.Bytes, has/2/on[h.Node])))
 		case h.Memory.Bytes > has/on[h.Node]:
 			return nil, fmt.Errorf("HostMemory: %d spaces of %d bytes on NUMA node %d, which has %d: "+
 				"want less, or spaces on other nodes: %w", on[h.Node], h.Memory.Bytes, h.Node, has, tier.ErrNoSpace)
@@ -319,7 +315,7 @@ func (m machine) hosts(cfg Config) (hosts []HostConfig, err error) {
 	return hosts, nil
 }
 
-func wholePages(bytes int64) Amount { return Amount{Bytes: bytes / tier.Page * tier.Page} }
+func wholePages(bytes int64) int64 { return bytes / tier.Page * tier.Page }
 
 // memoryOn returns the bytes of a node; 0 if they are not known.
 func (m machine) memoryOn(id int) int64 {

@@ -72,8 +72,8 @@ type Engine struct {
 
 	panics guard.Log // of functions of the configuration, and of the batches' payloads and observers
 
-	stop     context.CancelCauseFunc
-	watching chan struct{} // closed when the monitor has ended, and what samples foreign bytes
+	stop    context.CancelCauseFunc
+	running sync.WaitGroup // the goroutines of Open
 
 	calls gate.Gate // those that have memory in their hands, which Close must not take for a leak
 
@@ -219,30 +219,29 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 	// Start the monitor, what watches GPUs and disks, and what prefetches for tasks, each by itself: a
 	// driver or a file system that does not answer must not keep the others waiting.
 	watch, stop := context.WithCancelCause(context.Background())
-	e.stop, e.watching = stop, make(chan struct{})
-	var others sync.WaitGroup
-	others.Go(func() {
-		labels.WatchGPUs.Set()
-		e.watchGPUs(watch)
-	})
-	others.Go(func() {
-		labels.WatchDisks.Set()
-		e.watchDisks(watch)
-	})
-	others.Go(func() {
+	e.stop = stop
+	if len(e.cfg.GPUs) > 0 {
+		e.running.Go(func() {
+			labels.WatchGPUs.Set()
+			every(watch, e.lookAtGPUs)
+		})
+	}
+	if e.cfg.Events != nil {
+		e.running.Go(func() {
+			labels.WatchDisks.Set()
+			every(watch, e.lookAtDisks)
+		})
+	}
+	e.running.Go(func() {
 		labels.TaskAhead.Set()
 		e.ahead.run(watch)
 	})
-	go func() {
+	e.running.Go(func() {
 		labels.Monitor.Set()
-		defer func() {
-			others.Wait()
-			close(e.watching)
-		}()
 		if err := e.monitor.Run(watch); err != nil && !errors.Is(err, tier.ErrClosed) {
 			e.cfg.Logger.Error("spillway: the monitor ended", "error", err)
 		}
-	}()
+	})
 	return e, nil
 }
 
@@ -398,7 +397,7 @@ func (e *Engine) Close() error {
 	// comes before waiting for the monitor, because an event or a policy of the program's may be
 	// such a waiter.
 	errs := []error{e.admitter.Close(), e.reservations.Close(), e.mover.Close()}
-	<-e.watching
+	e.running.Wait()
 	for _, p := range plans {
 		_, err := p.Close()
 		errs = append(errs, err)

@@ -1,7 +1,6 @@
 package spillway
 
 import (
-	"context"
 	"log/slog"
 
 	"github.com/spillway-db/spillway/events"
@@ -38,14 +37,11 @@ func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {
 	}
 }
 
-// watchDisks has the volumes emit whether their file systems have room, until ctx ends. Without
-// Config.Events there is nothing to do.
-func (e *Engine) watchDisks(ctx context.Context) {
-	every(ctx, e.cfg.Events != nil, func() {
-		for _, s := range e.spaces {
-			if v, ok := s.Pool().(*volumes.Volume); ok {
-				v.LookAtRoom()
-			}
+// lookAtDisks has the volumes emit whether their file systems have room.
+func (e *Engine) lookAtDisks() {
+	for _, s := range e.spaces {
+		if v, ok := s.Pool().(*volumes.Volume); ok {
+			v.LookAtRoom()
 		}
-	})
+	}
 }

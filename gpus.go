@@ -77,22 +77,20 @@ func (e *Engine) loadDriver() *driver {
 func (e *Engine) chooseGPUs() error {
 	e.gpus = make([]*topology.GPU, len(e.cfg.GPUs))
 	e.cfg.GPUs = slices.Clone(e.cfg.GPUs) // the program's, in which shares become bytes
-	made := func(g GPUConfig) bool { return g.Device != nil || g.Open != nil }
+	needsOne := func(g GPUConfig) bool { return g.Device == nil && g.Open == nil && g.Backend != Sim }
 	var left []topology.GPU
-	if slices.ContainsFunc(e.cfg.GPUs, func(g GPUConfig) bool { return !made(g) && g.Backend != Sim }) {
+	if slices.ContainsFunc(e.cfg.GPUs, needsOne) {
 		left = e.machine.byLoad(e.loadDriver().gpus)
 	}
 	for _, named := range []bool{true, false} {
 		for i := range e.cfg.GPUs {
 			g := &e.cfg.GPUs[i]
-			if made(*g) || (g.ID != "") != named {
+			if !needsOne(*g) || (g.ID != "") != named {
 				continue
 			}
-			at, err := 0, errSimulated
-			if g.Backend != Sim {
-				if err = e.driver.err; err == nil {
-					at, err = pick(e.driver.gpus, left, g.ID)
-				}
+			at, err := 0, e.driver.err
+			if err == nil {
+				at, err = pick(e.driver.gpus, left, g.ID)
 			}
 			_, ambiguous := errors.AsType[*AmbiguousGPUError](err)
 			space := tier.ID{Kind: tier.GPU, Ordinal: i}
@@ -102,13 +100,13 @@ func (e *Engine) chooseGPUs() error {
 				e.gpus[i], left = &gpu, slices.Delete(left, at, at+1)
 				if g.Memory.Share != 0 {
 					n, _ := g.Memory.Of(gpu.MemoryBytes) // if that is less than a byte, a page
-					g.Memory = Amount{Bytes: max(tier.Page, n/tier.Page*tier.Page)}
+					g.Memory = Amount{Bytes: max(tier.Page, wholePages(n))}
 				}
 			case g.Backend == CUDA || ambiguous: // it is not known which GPU another would replace
 				return fmt.Errorf("%s: %w", space, err)
 			case g.Memory.Share != 0:
 				return fmt.Errorf("%s: %w: %w", space, ErrShareOfSimulated, err)
-			case g.Backend == Auto:
+			default:
 				w := causes.Warn(causes.Simulated, "a simulated GPU replaces a real one: %v", err)
 				w.Space = space.String()
 				e.warn(w)
@@ -118,15 +116,12 @@ func (e *Engine) chooseGPUs() error {
 	return nil
 }
 
-// errSimulated is why a space is simulated that is meant to be.
-var errSimulated = errors.New("it was asked for")
-
 // pick returns which of the GPUs that are left has an ID, of all that there are. Without an ID it is
 // the first.
 func pick(all, left []topology.GPU, id string) (int, error) {
-	meant := left
+	meant, what := left, "that is not another space's"
 	if id != "" {
-		meant = meantBy(all, id)
+		meant, what = meantBy(all, id), id+", or it is another space's"
 		if len(meant) > 1 {
 			err := &AmbiguousGPUError{ID: id}
 			for _, g := range meant {
@@ -140,7 +135,7 @@ func pick(all, left []topology.GPU, id string) (int, error) {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("the CUDA driver shows no GPU %q that is not another space's: %w", id, tier.ErrNotSupported)
+	return 0, fmt.Errorf("the CUDA driver shows no GPU %s: %w", what, tier.ErrNotSupported)
 }
 
 // lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
@@ -226,29 +221,22 @@ func (e *Engine) pin(id tier.ID, arena *host.Arena, pinners []tier.Pinner) {
 // may take half a millisecond, which is then 0.05 % of a core for each GPU.
 const watchPeriod = time.Second
 
-// watchGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees
-// tried again that a device refused, until ctx ends. It has a goroutine of its own, because a
-// driver may take its time to answer.
-func (e *Engine) watchGPUs(ctx context.Context) {
-	gpus := e.reservations.Spaces().InTier(tier.GPU) // by number, as e.wrapped
-	every(ctx, len(gpus) > 0, func() {
-		for i, s := range gpus {
-			var n int64
-			var ok bool
-			e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
-			if ok {
-				s.SetForeign(n)
-			}
-			e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
+// lookAtGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees tried
+// again that a device refused.
+func (e *Engine) lookAtGPUs() {
+	for i, s := range e.reservations.Spaces().InTier(tier.GPU) { // by number, as e.wrapped
+		var n int64
+		var ok bool
+		e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+		if ok {
+			s.SetForeign(n)
 		}
-	})
+		e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
+	}
 }
 
-// every calls look now and once in each watchPeriod until ctx ends, if there is anything to look at.
-func every(ctx context.Context, anything bool, look func()) {
-	if !anything {
-		return
-	}
+// every calls look now and once in each watchPeriod until ctx ends.
+func every(ctx context.Context, look func()) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
 	for {

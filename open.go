@@ -256,7 +256,7 @@ func (e *Engine) openHost() error {
 		if len(e.machine.nodes) == 1 {
 			bind = -1
 		}
-		id, capacity := tier.ID{Kind: tier.Host, Ordinal: i}, h.Memory.Bytes/tier.Page*tier.Page
+		id, capacity := tier.ID{Kind: tier.Host, Ordinal: i}, wholePages(h.Memory.Bytes)
 		arena, err := host.NewArena(
 			host.Config{Capacity: capacity, Node: bind, Lock: len(pinners) == 0, Touch: true, Huge: true},
 		)
@@ -304,7 +304,7 @@ func (e *Engine) openDisk(i int, d DiskConfig) (*volumes.Volume, error) {
 			share.Share = defaultDiskShare
 		}
 		n, _ := share.Of(free - d.Reserve) // an error is less than a byte
-		if capacity = n / tier.Page * tier.Page; capacity == 0 {
+		if capacity = wholePages(n); capacity == 0 {
 			return nil, fmt.Errorf("%s has %d bytes free and a reserve of %d: %s of the rest is less than %d bytes: %w",
 				d.Dir, free, d.Reserve, share, tier.Page, tier.ErrNoSpace)
 		}
@@ -379,7 +379,7 @@ func (e *Engine) openStaging() error {
 			continue // of several spaces on a node one has the chunks for all
 		}
 		share := s.State().Limit / stagingMaxShare
-		chunk := max(tier.Page, min(int64(stagingChunk), share/2/tier.Page*tier.Page))
+		chunk := max(tier.Page, min(int64(stagingChunk), wholePages(share/2)))
 		count := max(1, min(int64(stagingChunks), share/chunk))
 		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count, nil)
 		if err != nil {

@@ -55,8 +55,7 @@ func (e *Engine) Persisted() []Persisted {
 func (e *Engine) Adopt(ctx context.Context, p Persisted) (*batch.Batch, error) {
 	b, err := e.found.Adopt(ctx, p.key, e.mover, e.builtin, e.newBatch)
 	if err != nil {
-		var c *convert.CorruptError
-		if errors.As(err, &c) {
+		if c, ok := errors.AsType[*convert.CorruptError](err); ok {
 			c.Batch = p.ID
 		}
 		return nil, fmt.Errorf("spillway: adopting batch %d of %s: %w", p.ID, p.Space, err)

@@ -46,11 +46,8 @@ type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
 	Capacity int64
-	// Limit, Trigger and Stop are the marks, in bytes; see tier.Fractions.
-	Limit, Trigger, Stop int64
-	Foreign              int64 // what others hold of it on the device, sampled each second; part of the pressure
-	Lost                 bool  // its device is lost, with what is in use here; see tier.Space.Lost
-	tier.Usage
+	Lost     bool // its device is lost, with what is in use here; see tier.Space.Lost
+	tier.State
 	Host *tier.HostStats // of host memory; else nil
 	Disk *disk.Stats     // of a spill volume; else nil
 }
@@ -73,11 +70,9 @@ func (e *Engine) Stats() Stats {
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
-		now := space.State()
 		one := SpaceStats{
 			ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
-			Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
-			Foreign: now.External, Lost: space.Lost() != nil, Usage: now.Usage,
+			Lost: space.Lost() != nil, State: space.State(),
 		}
 		switch pool := space.Pool().(type) {
 		case *host.Arena:
@@ -107,7 +102,7 @@ func (s Stats) String() string {
 	spaces := tabular.Rows{{"space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign"}}
 	for _, p := range s.Spaces {
 		spaces.Add(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved),
-			size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.Foreign))
+			size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.External))
 	}
 	table(spaces)
 	edges := tabular.Rows{

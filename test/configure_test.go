@@ -386,7 +386,7 @@ func TestConfigureErrors(t *testing.T) {
 			"HostMemory: 2 spaces"},
 		"a negative number of GPUs":    {vm, spillway.Config{MostGPUs: -1}, "MostGPUs is -1"},
 		"less GPU memory than a page":  {vm, spillway.Config{GPUMemory: bytes(10)}, "GPUMemory: 10 bytes are too little"},
-		"a share of next to nothing":   {vm, spillway.Config{GPUMemory: share(1e-12)}, `GPUMemory: "0.0000000001%" of`},
+		"a share of next to nothing":   {vm, spillway.Config{GPUMemory: share(1e-12)}, "GPUMemory: 0.0000000001% of"},
 		"a share of an unknown GPU":    {dgx, spillway.Config{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
 		"a tiny share of a GPU":        {known, spillway.Config{GPUMemory: share(1e-12)}, "GPUMemory: 0.0000000001% of GPU 0"},
 		"more than the GPU has":        {known, spillway.Config{GPUMemory: bytes(41 << 30)}, "GPUMemory: 44023414784 bytes"},

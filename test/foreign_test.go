@@ -99,8 +99,8 @@ func TestForeignBytes(t *testing.T) {
 			t.Errorf("the pressure is %d: want it from %d to below %d", p, gpu.State().Stop, gpu.State().Trigger)
 		}
 		for _, s := range eng.Stats().Spaces {
-			if want := int64(16 * mib); s.ID == gpu.ID() && s.Foreign != want {
-				t.Errorf("the statistics have %d foreign bytes", s.Foreign)
+			if want := int64(16 * mib); s.ID == gpu.ID() && s.External != want {
+				t.Errorf("the statistics have %d foreign bytes", s.External)
 			}
 		}
 

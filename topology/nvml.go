@@ -114,7 +114,7 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	if read(r, &own, r.lib.Node, dev) {
 		g.OwnNodes = Set{own}
 	}
-	var near []uint64
+	var near []uint
 	if read(r, &near, r.lib.NodeAffinity, dev) {
 		g.NodeAffinity = setOf(near)
 	}
@@ -178,11 +178,11 @@ func (r *nvmlReader) link(dev nvml.Device, link int, g *GPU) {
 }
 
 // setOf returns the numbers of the bits that are set: bit k of word i is 64i+k.
-func setOf(words []uint64) Set {
+func setOf(words []uint) Set {
 	set := Set{}
 	for i, w := range words {
 		for ; w != 0; w &= w - 1 {
-			set = append(set, i*64+bits.TrailingZeros64(w))
+			set = append(set, i*64+bits.TrailingZeros(w))
 		}
 	}
 	return set

@@ -36,7 +36,7 @@ type fakeGPU struct {
 	pci                       nvml.PCI
 	generation, width         int
 	node                      func() (int, error)
-	nodes, cpus               func() ([]uint64, error)
+	nodes, cpus               func() ([]uint, error)
 	up                        func(link int) (bool, error)
 	remote                    func(link int) (nvml.PCI, error)
 	kind                      func(link int) (nvml.LinkKind, error)
@@ -147,12 +147,12 @@ func (l *fakeLibrary) Node(d nvml.Device) (int, error) {
 	return asked(l, d, "nvmlDeviceGetNumaNodeId", func(g *fakeGPU) (int, error) { return g.node() })
 }
 
-func (l *fakeLibrary) NodeAffinity(d nvml.Device) ([]uint64, error) {
-	return asked(l, d, "nvmlDeviceGetMemoryAffinity", func(g *fakeGPU) ([]uint64, error) { return g.nodes() })
+func (l *fakeLibrary) NodeAffinity(d nvml.Device) ([]uint, error) {
+	return asked(l, d, "nvmlDeviceGetMemoryAffinity", func(g *fakeGPU) ([]uint, error) { return g.nodes() })
 }
 
-func (l *fakeLibrary) CPUAffinity(d nvml.Device) ([]uint64, error) {
-	return asked(l, d, "nvmlDeviceGetCpuAffinity", func(g *fakeGPU) ([]uint64, error) { return g.cpus() })
+func (l *fakeLibrary) CPUAffinity(d nvml.Device) ([]uint, error) {
+	return asked(l, d, "nvmlDeviceGetCpuAffinity", func(g *fakeGPU) ([]uint, error) { return g.cpus() })
 }
 
 func (l *fakeLibrary) LinkUp(d nvml.Device, link int) (bool, error) {
@@ -210,7 +210,7 @@ func a100s(addresses ...string) *fakeLibrary {
 			uuid:   fmt.Sprintf("GPU-%08x-0000-4000-8000-00000000000%d", 0xa0000000+i/2, i),
 			memory: memory(40*gib, 39*gib), pci: busID(address),
 			generation: 4, width: 16,
-			node: unsupported[int], nodes: unsupported[[]uint64], cpus: unsupported[[]uint64],
+			node: unsupported[int], nodes: unsupported[[]uint], cpus: unsupported[[]uint],
 			up: func(link int) (bool, error) {
 				if link >= 12 {
 					return false, nvml.ErrInvalidArgument

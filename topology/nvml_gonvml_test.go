@@ -52,11 +52,11 @@ func mockedDevice(l *fakeLibrary, d nvml.Device) gonvml.Device {
 		GetNumaNodeIdFunc:            func() (int, gonvml.Return) { return result(l.Node(d)) },
 		GetMemoryAffinityFunc: func(int, gonvml.AffinityScope) ([]uint, gonvml.Return) {
 			w, err := l.NodeAffinity(d)
-			return uints(w), returned(err)
+			return w, returned(err)
 		},
 		GetCpuAffinityFunc: func(int) ([]uint, gonvml.Return) {
 			w, err := l.CPUAffinity(d)
-			return uints(w), returned(err)
+			return w, returned(err)
 		},
 		GetNvLinkStateFunc: func(link int) (gonvml.EnableState, gonvml.Return) {
 			up, err := l.LinkUp(d, link)
@@ -112,11 +112,4 @@ func pciInfo(p nvml.PCI) gonvml.PciInfo {
 	info := gonvml.PciInfo{Domain: p.Domain, Bus: p.Bus, Device: p.Device, PciDeviceId: p.DeviceID}
 	copy(info.BusId[:], p.Address)
 	return info
-}
-
-func uints(words []uint64) (all []uint) {
-	for _, w := range words {
-		all = append(all, uint(w))
-	}
-	return all
 }

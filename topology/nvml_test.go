@@ -197,28 +197,28 @@ func TestNodeByAffinity(t *testing.T) { eachBinding(t, testNodeByAffinity) }
 
 func testNodeByAffinity(t *testing.T, bind binding) {
 	for name, c := range map[string]struct {
-		nodes, cpus []uint64 // the driver's answers; nil: not supported
+		nodes, cpus []uint // the driver's answers; nil: not supported
 		want        int
 		near        string // CPUs
 	}{
-		"memory":                      {nodes: []uint64{2}, want: 1, near: "14-27,42-55"},
-		"memory before CPUs":          {nodes: []uint64{1}, cpus: []uint64{1 << 14}, want: 0, near: "0-13,28-41"},
-		"CPUs":                        {cpus: []uint64{0x3ffc<<40 | 0xfffc000}, want: 1, near: "14-27,42-55"},
-		"CPUs, memory of both":        {nodes: []uint64{3}, cpus: []uint64{0x3fff}, want: 0, near: "0-13,28-41"},
-		"both of both":                {nodes: []uint64{3}, cpus: []uint64{1<<56 - 1}, want: topology.Unknown, near: "0-55"},
-		"nothing":                     {nodes: []uint64{0, 0}, cpus: []uint64{0}, want: topology.Unknown, near: "0-55"},
-		"no such node":                {nodes: []uint64{0, 1}, want: topology.Unknown, near: "0-55"},
-		"one such node":               {nodes: []uint64{2, 1}, want: topology.Unknown, near: "0-55"},
-		"CPUs of none":                {cpus: []uint64{0, 1}, want: topology.Unknown, near: "0-55"},
+		"memory":                      {nodes: []uint{2}, want: 1, near: "14-27,42-55"},
+		"memory before CPUs":          {nodes: []uint{1}, cpus: []uint{1 << 14}, want: 0, near: "0-13,28-41"},
+		"CPUs":                        {cpus: []uint{0x3ffc<<40 | 0xfffc000}, want: 1, near: "14-27,42-55"},
+		"CPUs, memory of both":        {nodes: []uint{3}, cpus: []uint{0x3fff}, want: 0, near: "0-13,28-41"},
+		"both of both":                {nodes: []uint{3}, cpus: []uint{1<<56 - 1}, want: topology.Unknown, near: "0-55"},
+		"nothing":                     {nodes: []uint{0, 0}, cpus: []uint{0}, want: topology.Unknown, near: "0-55"},
+		"no such node":                {nodes: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
+		"one such node":               {nodes: []uint{2, 1}, want: topology.Unknown, near: "0-55"},
+		"CPUs of none":                {cpus: []uint{0, 1}, want: topology.Unknown, near: "0-55"},
 		"not supported by the driver": {want: topology.Unknown, near: "0-55"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := a100s("0000:04:00.0")
 			if c.nodes != nil {
-				lib.gpus[0].nodes = func() ([]uint64, error) { return c.nodes, nil }
+				lib.gpus[0].nodes = func() ([]uint, error) { return c.nodes, nil }
 			}
 			if c.cpus != nil {
-				lib.gpus[0].cpus = func() ([]uint64, error) { return c.cpus, nil }
+				lib.gpus[0].cpus = func() ([]uint, error) { return c.cpus, nil }
 			}
 			top := discover(t, topology.Options{Root: readOnly(t, "numa-unknown"), GPUs: bind(lib)})
 			g := top.GPUs[0]
@@ -231,7 +231,7 @@ func testNodeByAffinity(t *testing.T, bind binding) {
 		})
 	}
 	lib := a100s("0000:07:00.0")
-	lib.gpus[0].nodes = func() ([]uint64, error) { return []uint64{1}, nil }
+	lib.gpus[0].nodes = func() ([]uint, error) { return []uint{1}, nil }
 	if g := discover(t, topology.Options{Root: readOnly(t, "dgx-a100"), GPUs: bind(lib)}).GPUs[0]; g.Node != 3 {
 		t.Errorf("the kernel's node 3 became %d", g.Node)
 	}

@@ -107,8 +107,8 @@ const (
 )
 
 // NodeAffinity returns the NUMA nodes whose memory is nearest: bit k of word i is node 64i+k.
-func (l *Library) NodeAffinity(d Device) ([]uint64, error) {
-	return fill(askedNodes, func(w []uint64) error {
+func (l *Library) NodeAffinity(d Device) ([]uint, error) {
+	return fill(askedNodes, func(w []uint) error {
 		return l.call(
 			"nvmlDeviceGetMemoryAffinity",
 			uintptr(d),
@@ -120,8 +120,8 @@ func (l *Library) NodeAffinity(d Device) ([]uint64, error) {
 }
 
 // CPUAffinity returns the CPUs that are nearest, by bits as NodeAffinity.
-func (l *Library) CPUAffinity(d Device) ([]uint64, error) {
-	return fill(askedCPUs, func(w []uint64) error {
+func (l *Library) CPUAffinity(d Device) ([]uint, error) {
+	return fill(askedCPUs, func(w []uint) error {
 		return l.call("nvmlDeviceGetCpuAffinity", uintptr(d), uintptr(len(w)), uintptr(unsafe.Pointer(&w[0])))
 	})
 }

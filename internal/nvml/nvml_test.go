@@ -68,8 +68,8 @@ func device(t *testing.T, l *nvml.Library, index int) nvml.Device {
 }
 
 // bits returns words with bits set.
-func bits(words int, set ...int) []uint64 {
-	w := make([]uint64, words)
+func bits(words int, set ...int) []uint {
+	w := make([]uint, words)
 	for _, k := range set {
 		w[k/64] |= 1 << (k % 64)
 	}
@@ -224,7 +224,7 @@ func TestTooSmall(t *testing.T) {
 			t.Errorf("%d bytes: %q, %v after %d calls, want %d", c.length, name, err, calls, c.calls)
 		}
 	}
-	for setting, ask := range map[string]func(nvml.Device) ([]uint64, error){"node_words": l.NodeAffinity, "cpu_words": l.CPUAffinity} {
+	for setting, ask := range map[string]func(nvml.Device) ([]uint, error){"node_words": l.NodeAffinity, "cpu_words": l.CPUAffinity} {
 		for _, c := range []struct{ needed, nodes, cpus int }{{1, 16, 128}, {17, 32, 128}, {129, 256, 256}, {256, 256, 256}, {257, 0, 512}, {2049, 0, 0}} {
 			f.Set(setting, int64(c.needed))
 			want := c.nodes

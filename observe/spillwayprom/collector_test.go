@@ -296,7 +296,7 @@ func compare(t *testing.T, s spillway.Stats, samples []sample) {
 	warnings := map[bool]float64{}
 	for _, p := range s.Spaces {
 		want["spillway_space_info"] = append(want["spillway_space_info"], 1)
-		want["spillway_space_pressure_bytes"] = append(want["spillway_space_pressure_bytes"], float64(p.Used()+p.Foreign))
+		want["spillway_space_pressure_bytes"] = append(want["spillway_space_pressure_bytes"], float64(p.Used()+p.External))
 		if p.Host != nil && p.Host.Capacity != p.Capacity || p.Disk != nil && p.Disk.Capacity != p.Capacity {
 			t.Errorf("the capacity of %s is not its pool's", p.ID)
 		}

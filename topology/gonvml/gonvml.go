@@ -137,18 +137,16 @@ const (
 	maxCPUs  = 8192
 )
 
-func (l *library) NodeAffinity(d nvml.Device) ([]uint64, error) {
-	set, err := ask(l, "nvmlDeviceGetMemoryAffinity", func() ([]uint, gonvml.Return) {
+func (l *library) NodeAffinity(d nvml.Device) ([]uint, error) {
+	return ask(l, "nvmlDeviceGetMemoryAffinity", func() ([]uint, gonvml.Return) {
 		return l.device(d).GetMemoryAffinity(maxNodes, gonvml.AFFINITY_SCOPE_NODE)
 	})
-	return words(set), err
 }
 
-func (l *library) CPUAffinity(d nvml.Device) ([]uint64, error) {
-	set, err := ask(l, "nvmlDeviceGetCpuAffinity", func() ([]uint, gonvml.Return) {
+func (l *library) CPUAffinity(d nvml.Device) ([]uint, error) {
+	return ask(l, "nvmlDeviceGetCpuAffinity", func() ([]uint, gonvml.Return) {
 		return l.device(d).GetCpuAffinity(maxCPUs)
 	})
-	return words(set), err
 }
 
 func (l *library) LinkUp(d nvml.Device, link int) (bool, error) {
@@ -200,21 +198,7 @@ func (l *library) ComputeInstance(d nvml.Device) (int, error) {
 
 func pci(info gonvml.PciInfo) nvml.PCI {
 	return nvml.PCI{
-		Address: dynlib.Text(
-			info.BusId[:],
-		),
-		Domain:   info.Domain,
-		Bus:      info.Bus,
-		Device:   info.Device,
+		Address: dynlib.Text(info.BusId[:]), Domain: info.Domain, Bus: info.Bus, Device: info.Device,
 		DeviceID: info.PciDeviceId,
 	}
-}
-
-// words converts a set of bits.
-func words(set []uint) []uint64 {
-	all := make([]uint64, len(set))
-	for i, w := range set {
-		all[i] = uint64(w)
-	}
-	return all
 }

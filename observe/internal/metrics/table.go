@@ -23,7 +23,7 @@ var table = []group{
 		gauge("stop", Bytes, "Pressure at which the monitor stops, in bytes.", field("Stop")),
 		gauge("pressure", Bytes,
 			"Live, retired, reserved and foreign bytes, which the monitor compares with trigger and stop.",
-			computed(func(s spillway.SpaceStats) Sample { return Sample{Value: float64(s.Used() + s.Foreign)} })),
+			computed(func(s spillway.SpaceStats) Sample { return Sample{Value: float64(s.Used() + s.External)} })),
 		gauge("held", Bytes,
 			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, "+
 				"cached (freed on demand).",
