@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
@@ -34,7 +33,7 @@ type planner struct {
 	dicts   map[arrow.ArrayData]laidOut // dictionaries in the body
 	outside *outside                    // nil until a dictionary is an image of its own
 	uses    []*Layout                   // dictionaries that nodes here refer to
-	numbers lookup.Table[*Layout]       // of uses
+	numbers map[*Layout]int             // of uses
 
 	ranges []payload.DeviceRange // of a table, by span; up to the last span that has bytes
 	adjust []payload.Adjustment
@@ -488,10 +487,13 @@ func (p *planner) dictionary(s *rows) error {
 		return err
 	}
 	if l != nil {
-		i := p.numbers.Of(p.uses, l)
-		if i < 0 {
+		i, ok := p.numbers[l]
+		if !ok {
+			if p.numbers == nil {
+				p.numbers = make(map[*Layout]int)
+			}
 			i = len(p.uses)
-			p.uses = append(p.uses, l)
+			p.numbers[l], p.uses = i, append(p.uses, l)
 		}
 		p.nodes = append(p.nodes, payload.Node{Length: int64(i), Nulls: payload.Outside})
 		return nil

@@ -135,15 +135,13 @@ type stream struct {
 func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
-		s.regions = m.parts.Gather(s.regions[:0], p, off)
-		switch r := s.regions; {
-		case len(r) == 0:
-			return nil
-		case len(r) == 1 && r[0].HostDst != nil:
-			return s.dev.CopyToHost(s.Stream, r[0].HostDst, r[0].Src)
-		default:
-			return s.dev.CopyRegions(s.Stream, r)
+		if m.whole != nil {
+			return s.dev.CopyToHost(s.Stream, p, m.whole.Addr()+tier.Addr(off))
 		}
+		if s.regions = m.parts.Gather(s.regions[:0], p, off); len(s.regions) == 0 {
+			return nil
+		}
+		return s.dev.CopyRegions(s.Stream, s.regions)
 	})
 }
 
