@@ -110,16 +110,22 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error {
 	return sum.Add(b, off)
 }
 
-// Stretch returns the n bytes at off of extents if they are in one extent; else nil.
-func Stretch(extents [][]byte, off, n int64) []byte {
+// View returns the n bytes at off of extents, or those of them that are in one extent.
+func View(extents [][]byte, off, n int64) []byte {
 	for _, e := range extents {
 		if off < int64(len(e)) {
-			if off+n > int64(len(e)) {
-				return nil
-			}
-			return e[off : off+n : off+n]
+			end := min(off+n, int64(len(e)))
+			return e[off:end:end]
 		}
 		off -= int64(len(e))
+	}
+	return nil
+}
+
+// Stretch returns the n bytes at off of extents if they are in one extent; else nil.
+func Stretch(extents [][]byte, off, n int64) []byte {
+	if p := View(extents, off, n); int64(len(p)) == n {
+		return p
 	}
 	return nil
 }

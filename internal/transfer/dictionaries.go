@@ -110,8 +110,8 @@ type DictCopy struct {
 	// reference may read it.
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
-	opened []*array.Data // that records in host memory share, one a type, each with a reference and its lease
-	base   *DictCopy     // of the dictionary that it extends, with a reference
+	opened *array.Data // that records in host memory share, with a reference and its lease; nil: none was
+	base   *DictCopy   // of the dictionary that it extends, with a reference
 
 	// Of one that extends no other one, in host memory: the longest array that was assembled of a copy
 	// which extends it, and is still there. See extended.go.
@@ -426,7 +426,7 @@ func (c *DictCopy) Release() error {
 	}
 	c.Refs--
 	last := c.Refs == 0
-	var opened []*array.Data
+	var opened *array.Data
 	var whole *assembled
 	if last {
 		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
@@ -442,8 +442,8 @@ func (c *DictCopy) Release() error {
 	if !last {
 		return nil
 	}
-	for _, o := range opened {
-		o.Release()
+	if opened != nil {
+		opened.Release()
 	}
 	err := errors.Join(whole.release(), c.buf.Release())
 	if c.base != nil {
@@ -461,46 +461,43 @@ func ReleaseAll[S batch.Shared](shared []S) error {
 	return err
 }
 
-// open returns the array of a copy in host memory, and a reference to it. All that open it as the
-// same type get the same array, so that it is recognised when it comes back. The caller has a
-// reference to the copy.
+// open returns the array of a copy in host memory, and a reference to it. All that open it get the same
+// array, so that it is recognised when it comes back. The caller has a reference to the copy.
 func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
 	s := c.Dict.Store
-	for {
-		s.Mu.Lock()
-		opened := c.opened // only ever appended to while there is a reference
-		s.Mu.Unlock()
-		for _, o := range opened {
-			if equal.Types(o.DataType(), dt) {
-				o.Retain()
-				return o, nil
-			}
-		}
-		desc, extents, release, err := c.inPlace()
-		if err != nil {
-			return nil, err
-		}
-		l := image.NewLease(release)
-		data, err := image.OpenDictionary(desc, dt, extents, l, find)
-		if err != nil {
-			l.End()
-			return nil, err
-		}
-		l.Free(nil)
-		print := fingerprints(data, nil)
-		s.Mu.Lock()
-		if len(c.opened) == len(opened) {
-			if c.base == nil { // else it would keep memory that a longer array replaces
-				data.Retain()
-				c.opened = append(c.opened, data)
-			}
-			s.nameLocked(c.Dict, weak.Make(data), print)
-			s.Mu.Unlock()
-			return data, nil
-		}
-		s.Mu.Unlock()
-		data.Release() // another goroutine has opened it
+	s.Mu.Lock()
+	opened := c.opened
+	s.Mu.Unlock()
+	if opened != nil && equal.Types(opened.DataType(), dt) {
+		opened.Retain()
+		return opened, nil
 	}
+	desc, extents, release, err := c.inPlace()
+	if err != nil {
+		return nil, err
+	}
+	l := image.NewLease(release)
+	data, err := image.OpenDictionary(desc, dt, extents, l, find)
+	if err != nil {
+		l.End()
+		return nil, err
+	}
+	l.Free(nil)
+	print := fingerprints(data, nil)
+	s.Mu.Lock()
+	if c.opened == nil && c.base == nil { // an extension would keep memory that a longer array replaces
+		data.Retain()
+		c.opened = data
+	} else if c.opened != nil && equal.Types(c.opened.DataType(), dt) { // another goroutine has opened it
+		data, opened = c.opened, data
+		data.Retain()
+		s.Mu.Unlock()
+		opened.Release()
+		return data, nil
+	}
+	s.nameLocked(c.Dict, weak.Make(data), print)
+	s.Mu.Unlock()
+	return data, nil
 }
 
 // FinderOf looks for opened dictionaries among the shared ones of an image.
