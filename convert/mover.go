@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -110,7 +111,10 @@ func (m *Mover) begin(ctx context.Context) (_ context.Context, end func(), err e
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(m.life, func() { cancel(tier.ErrClosed) })
+	stop := context.AfterFunc(m.life, func() {
+		labels.Cancel.Set()
+		cancel(tier.ErrClosed)
+	})
 	return ctx, func() {
 		stop()
 		cancel(nil)

@@ -43,7 +43,7 @@ func (m *Mover) ReadRows(
 		return nil, err
 	}
 	img, ok := p.(*batch.Image)
-	if !ok || img.Parts().Encoding == payload.Scattered {
+	if !ok || img.Parts.Encoding == payload.Scattered {
 		return nil, fmt.Errorf("convert: reading rows of %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	if len(rows.Shared) == 0 && len(img.Shared()) > 0 {

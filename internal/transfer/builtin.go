@@ -67,9 +67,9 @@ func (b *Builtin) Open() error {
 func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || to.Kind() != tier.Disk || from.Parts().Encoding == payload.Plain && from.Space().Kind() == tier.Disk:
+	case !ok || to.Kind() != tier.Disk || from.Parts.Encoding == payload.Plain && from.Space().Kind() == tier.Disk:
 		return payload.Plain
-	case from.Parts().Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+	case from.Parts.Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return payload.Compressed
 	}
 	return payload.Plain
@@ -98,11 +98,11 @@ func (b *Builtin) Convert(
 				return err
 			}
 		}
-		in, err := b.from(ctx, from.Parts())
+		in, err := b.from(ctx, &from.Parts)
 		if err != nil {
 			return err
 		}
-		if encoding == payload.Scattered && from.Parts().Adjustments == nil {
+		if encoding == payload.Scattered && from.Parts.Adjustments == nil {
 			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
@@ -298,7 +298,7 @@ func (gathered) View(int64, int64) []byte { return nil }
 // extended no others. A device that can compute digests the body, and onDevice is set. Dictionaries
 // are read to the Go heap.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, onDevice bool, err error) {
-	src, err := b.from(ctx, img.Parts())
+	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
 		return d, false, err
 	}
@@ -384,7 +384,7 @@ func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	return b.OnDisk(ctx, DiskUnderWay, false, func(ctx context.Context) error {
-		src, err := b.from(ctx, img.Parts())
+		src, err := b.from(ctx, &img.Parts)
 		if err != nil {
 			return err
 		}

@@ -80,7 +80,7 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 func (b *Builtin) ReadPieces(
 	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []columns.Piece,
 ) error {
-	src, err := b.from(ctx, img.Parts())
+	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
 		return err
 	}
