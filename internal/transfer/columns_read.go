@@ -36,7 +36,8 @@ func (b *Builtin) ReadColumns(
 		needed[d] = true
 	}
 	all := slices.DeleteFunc(slices.Clone(img.Shared()), func(s batch.Shared) bool { return !needed[s.Descriptor()] })
-	err = b.Permitted(ctx, r.Space(), img.Space(), p.Memory.Body+int64(len(all))*DiskUnderWay, func(ctx context.Context) (err error) {
+	bytes := p.Memory.Body + int64(len(all))*DiskUnderWay
+	err = b.Permitted(ctx, r.Space(), img.Space(), bytes, func(ctx context.Context) (err error) {
 		buf, err := r.AllocCuts(p.Memory.Body, p.Memory.Cuts())
 		if err != nil {
 			return err

@@ -126,8 +126,9 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 }
 
 // Permitted runs f, which transfers bytes from src to dst and has so many of them, but at most
-// DiskUnderWay, in progress at a time, with a permit if one of them is a disk. If src is nil, the source is memory of the program;
-// if dst is nil, the bytes are only looked at. A panic of f is an error, as in safely.
+// DiskUnderWay, in progress at a time, with a permit if one of them is a disk. If src is nil, the
+// source is memory of the program; if dst is nil, the bytes are only looked at. A panic of f is an
+// error, as in safely.
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {
