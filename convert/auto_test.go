@@ -23,12 +23,12 @@ func TestAutoCompresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, ok := tr.Payload().(*payload.Image)
-	if !ok || p.Parts().Encoding != payload.Compressed {
+	if !ok || p.Parts.Encoding != payload.Compressed {
 		t.Fatalf("it is a %s", tr.Payload().Type())
 	}
-	for i, r := range p.Parts().Runs {
+	for i, r := range p.Parts.Runs {
 		if (Codec(r.Codec) == CodecNone) != (i == 0) {
-			t.Errorf("run %d of %d: %s", i, len(p.Parts().Runs), Codec(r.Codec))
+			t.Errorf("run %d of %d: %s", i, len(p.Parts.Runs), Codec(r.Codec))
 		}
 	}
 	if err := tr.Abort(); err != nil {

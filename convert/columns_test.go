@@ -326,7 +326,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runs, want := h.Payload().(*batch.Image).Parts().Runs, int64(0)
+		runs, want := h.Payload().(*batch.Image).Parts.Runs, int64(0)
 		for i := range runs {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.

@@ -32,22 +32,25 @@ import (
 // values of an earlier one, as after a delta of an Arrow stream, only the others are copied: see
 // batch.Descriptor.From.
 func (m *Mover) Ingest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, true, false)
+	return m.IngestAs(ctx, rec, to, true, false)
 }
 
 // TryIngest is Ingest without waiting for room: if there is none, the error is a tier.NoSpaceError.
 func (m *Mover) TryIngest(ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, false, false)
+	return m.IngestAs(ctx, rec, to, false, false)
 }
 
-// ingest plans the image of rec, reserves room, and lays the image out there, compressed if that
+// IngestAs is Ingest, or without waits TryIngest. With byRows it is for a batch that is to be read
+// some rows at a time, and makes a checksum for each 4 KiB.
+//
+// It plans the image of rec, reserves room, and lays the image out there, compressed if that
 // should pay. It writes while the reservation is open, because a volume's file system may turn out to
 // be full only at the write, and because the compressed size is known only then.
 //
 // There are these reasons for another round: those of request.end; the record is too large for the
 // strategy; a GPU was lost, and the other spaces may be too small; a dictionary has other values than
 // before.
-func (m *Mover) ingest(
+func (m *Mover) IngestAs(
 	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
 ) (_ batch.Payload, err error) {
 	ctx, end, err := m.begin(ctx)

@@ -286,7 +286,7 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
-		own.Type = img.Parts().Program
+		own.Type = img.Parts.Program
 	}
 	if as == "" && own.Type != "" && (has(from, own) || isImage && has(host, own)) {
 		as = own.Type
@@ -315,9 +315,9 @@ func (m *Mover) convert(
 	out, err := e.convert(ctx, src, r)
 	if made, ok := out.(*batch.Image); ok {
 		if img, ok := src.(*batch.Image); ok {
-			made.Parts().Program = img.Parts().Program
+			made.Parts.Program = img.Parts.Program
 		} else {
-			made.Parts().Program = src.Type()
+			made.Parts.Program = src.Type()
 		}
 	}
 	return out, err

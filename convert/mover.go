@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
+	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -66,19 +64,12 @@ type Mover struct {
 	stats  stats
 	panics guard.Log // of functions that must not fail an operation
 
-	// calls are the operations in progress. Close refuses later ones, ends life, cancels those in progress
-	// with tier.ErrClosed, and waits for them, because the engine closes what they work on after that.
+	// calls are the operations in progress. Close refuses later ones, ends life, which cancels those in
+	// progress with tier.ErrClosed, and waits for them, because the engine closes what they work on after
+	// that.
 	calls gate.Gate
 	life  context.Context
 	end   context.CancelCauseFunc
-
-	// running has how to cancel each operation in progress, by its number. A context.AfterFunc for each
-	// would cost more than the rest of begin.
-	running struct {
-		sync.Mutex
-		cancels map[uint64]context.CancelCauseFunc
-		last    uint64
-	}
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -99,7 +90,6 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 		m.cfg.Events = func(e events.Event) { m.panics.Do("Config.Events", func() { cfg.Events(e) }) }
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
-	m.running.cancels = make(map[uint64]context.CancelCauseFunc)
 	return m, nil
 }
 
@@ -110,12 +100,6 @@ func (m *Mover) Close() error {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.end(tier.ErrClosed)
-	m.running.Lock()
-	cancels := slices.Collect(maps.Values(m.running.cancels))
-	m.running.Unlock()
-	for _, cancel := range cancels {
-		cancel(tier.ErrClosed)
-	}
 	m.calls.Wait()
 	return nil
 }
@@ -127,18 +111,12 @@ func (m *Mover) begin(ctx context.Context) (_ context.Context, end func(), err e
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	m.running.Lock()
-	m.running.last++
-	number := m.running.last
-	m.running.cancels[number] = cancel
-	m.running.Unlock()
-	if m.life.Err() != nil { // Close may not have seen it
+	stop := context.AfterFunc(m.life, func() {
+		labels.Cancel.Set()
 		cancel(tier.ErrClosed)
-	}
+	})
 	return ctx, func() {
-		m.running.Lock()
-		delete(m.running.cancels, number)
-		m.running.Unlock()
+		stop()
 		cancel(nil)
 		m.calls.Leave()
 	}, nil

@@ -244,13 +244,13 @@ func TestPlaceOfWhatIsWrong(t *testing.T) {
 	img := b.Info().Payload.(*batch.Image)
 	f := img.Buffer().Memory().(tier.FileMemory)
 	var run payload.Run // one of the two whole ones that is not at the beginning
-	for _, r := range img.Parts().Runs {
+	for _, r := range img.Parts.Runs {
 		if r.Offset > run.Offset && r.Stored() > 3*payload.FrameSize {
 			run = r
 		}
 	}
 	if run.Offset == 0 {
-		t.Fatalf("all of %d runs are at the beginning", len(img.Parts().Runs))
+		t.Fatalf("all of %d runs are at the beginning", len(img.Parts.Runs))
 	}
 	page := make([]byte, tier.Page)
 	at := run.Offset + 2*payload.FrameSize + 5*tier.Page
@@ -281,7 +281,7 @@ func TestRunsEndInZeros(t *testing.T) {
 	m.move(t, b, tier.Disk)
 	img := b.Info().Payload.(*batch.Image)
 	ends := 0
-	for _, r := range img.Parts().Runs {
+	for _, r := range img.Parts.Runs {
 		end := r.Offset + r.Stored()
 		rest := make([]byte, image.RoundUp(end, tier.Page)-end)
 		if err := img.Buffer().Memory().(tier.FileMemory).ReadAt(t.Context(), rest, end); err != nil {
@@ -311,7 +311,7 @@ func TestPackedFlippedInMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	img := tr.Payload().(*batch.Image)
-	last := img.Parts().Runs[len(img.Parts().Runs)-1]
+	last := img.Parts.Runs[len(img.Parts.Runs)-1]
 	p := img.Buffer().Memory().(tier.HostMemory).Extents()[0][last.Offset:]
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)

@@ -68,9 +68,9 @@ func (m *Mover) open(
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	inPlace := ok && img.Parts().Encoding == payload.Plain && img.Space().Kind().IsMemory()
+	inPlace := ok && img.Parts.Encoding == payload.Plain && img.Space().Kind().IsMemory()
 	inPart := ok && !inPlace && want != nil &&
-		img.Parts().Encoding != payload.Scattered && !img.Space().Kind().IsDevice()
+		img.Parts.Encoding != payload.Scattered && !img.Space().Kind().IsDevice()
 	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err
@@ -123,7 +123,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 		return nil, ofLost(err, src.Space())
 	}
 	img, ok := out.(*batch.Image)
-	if !ok || img.Parts().Encoding != payload.Plain {
+	if !ok || img.Parts.Encoding != payload.Plain {
 		err := fmt.Errorf("convert: the converter from %s in %s to %s made a %T",
 			src.Type(), src.Space().ID(), ImageIn(tier.Host), out)
 		return nil, errors.Join(err, release(out))

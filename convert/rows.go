@@ -16,14 +16,6 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// IngestAs is Ingest, or without waits TryIngest. With byRows it is for a batch that is to be read
-// some rows at a time, and makes a checksum for each 4 KiB.
-func (m *Mover) IngestAs(
-	ctx context.Context, rec arrow.RecordBatch, to reservation.Strategy, waits, byRows bool,
-) (batch.Payload, error) {
-	return m.ingest(ctx, rec, to, waits, byRows)
-}
-
 // ReadRows reads the next window of a batch of which rows are the Rows, into their memory, which is in
 // space. release ends the use of the memory: it is called when the record and all that was taken from
 // it are released, and also after an error. A scattered image, or a program's own form, is
@@ -51,7 +43,7 @@ func (m *Mover) ReadRows(
 		return nil, err
 	}
 	img, ok := p.(*batch.Image)
-	if !ok || img.Parts().Encoding == payload.Scattered {
+	if !ok || img.Parts.Encoding == payload.Scattered {
 		return nil, fmt.Errorf("convert: reading rows of %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	if len(rows.Shared) == 0 && len(img.Shared()) > 0 {

@@ -52,7 +52,7 @@ func TestTableOfManyBuffersIsOneAllocation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ranges := slices.Clone(tr.Payload().(*batch.Image).Parts().Ranges)
+	ranges := slices.Clone(tr.Payload().(*batch.Image).Parts.Ranges)
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reaso
 // If from is nil, that may be any faster one. Otherwise joins returns nil.
 func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
 	img, ok := p.(*batch.Image)
-	if !ok || img.Parts().Encoding != payload.Plain || from != nil && img.Space() != from ||
+	if !ok || img.Parts.Encoding != payload.Plain || from != nil && img.Space() != from ||
 		img.Space().Kind().IsStorage() || img.Space().Lost() != nil {
 		return nil
 	}
@@ -170,7 +170,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 			continue
 		}
 		b, img := all[x.i], batch.NewImage(images[k].Descriptor(), out[k], disk)
-		img.Parts().Program = images[k].Parts().Program
+		img.Parts.Program = images[k].Parts.Program
 		commit := batch.CommitOptions{Reason: reason, Slower: true}
 		if _, err := b.Commit(x.ctx, x.transit, img, commit); err != nil {
 			errs[x.i] = unfit(b, img, err)

@@ -36,7 +36,7 @@ func (m *machine) remembering(t *testing.T, k tier.Kind) *batch.Batch {
 		t.Fatal(err)
 	}
 	b := m.put(t, numbered(7, 9000), k)
-	b.Info().Payload.(*batch.Image).Parts().Program = inMind
+	b.Info().Payload.(*batch.Image).Parts.Program = inMind
 	return b
 }
 

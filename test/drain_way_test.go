@@ -126,7 +126,7 @@ func TestSpillIsAnnouncedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			now := b.Info()
-			if runs := now.Payload.(*payload.Image).Parts().Runs; now.Form != form || runs != nil && len(runs) < 10 {
+			if runs := now.Payload.(*payload.Image).Parts.Runs; now.Form != form || runs != nil && len(runs) < 10 {
 				t.Fatalf("the batch is a %s of %d bytes", now.Form, now.Bytes)
 			}
 			if n := told.n.Load(); n > 6 {

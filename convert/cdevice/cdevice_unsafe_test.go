@@ -87,12 +87,12 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					if got := r.dev.Outstanding(); got != outstanding {
 						t.Errorf("the device holds %d bytes, %d before", got, outstanding)
 					}
-					for i, s := range table.Parts().Ranges {
+					for i, s := range table.Parts.Ranges {
 						if s.Length > 0 && !where[s.Addr] {
 							t.Errorf("buffer %d lies at %#x, where the batch has none", i, uint64(s.Addr))
 						}
 					}
-					if n := len(table.Parts().Adjustments); n > 0 && plainTail(table) {
+					if n := len(table.Parts.Adjustments); n > 0 && plainTail(table) {
 						t.Errorf("%d buffers are crooked", n)
 					}
 					c := r.batch(t, table)
@@ -109,7 +109,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 
 // plainTail says whether a table has no bitmap that ends within a byte.
 func plainTail(t *batch.Image) bool {
-	for _, a := range t.Parts().Adjustments {
+	for _, a := range t.Parts.Adjustments {
 		if a.How == payload.Bits && a.Base == 0 {
 			return false
 		}
@@ -131,10 +131,10 @@ func (r *rig) addresses(t testing.TB, b *batch.Batch) map[tier.Addr]bool {
 	var shared []batch.Shared
 	p := b.Info().Payload.(*batch.Image)
 	shared = p.Shared()
-	if p.Parts().Encoding != payload.Scattered {
+	if p.Parts.Encoding != payload.Scattered {
 		body(p.Descriptor(), p.Buffer())
 	}
-	for _, s := range p.Parts().Ranges {
+	for _, s := range p.Parts.Ranges {
 		out[s.Addr] = true
 	}
 	for _, s := range shared {

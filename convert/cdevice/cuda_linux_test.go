@@ -360,7 +360,7 @@ func TestRoundTripOfCUDA(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s as a %s: %v", dt, form, err)
 			}
-			for i, s := range table.(*batch.Image).Parts().Ranges {
+			for i, s := range table.(*batch.Image).Parts.Ranges {
 				if s.Length > 0 && !where[s.Addr] {
 					t.Errorf("%s: buffer %d lies at %#x, where the batch has none", dt, i, uint64(s.Addr))
 				}

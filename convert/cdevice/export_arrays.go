@@ -56,12 +56,12 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	for _, s := range img.Shared() {
 		w.buffers[s.Descriptor()] = s.Buffer()
 	}
-	if img.Parts().Encoding != payload.Scattered {
+	if img.Parts.Encoding != payload.Scattered {
 		err = w.open(d)
 	} else {
-		w.body = body{Cursor: image.NewCursor(d), desc: d, ranges: img.Parts().Ranges, whole: isLent(img)}
+		w.body = body{Cursor: image.NewCursor(d), desc: d, ranges: img.Parts.Ranges, whole: isLent(img)}
 		w.body.adjust = make(map[int]payload.Adjustment)
-		for _, a := range img.Parts().Adjustments {
+		for _, a := range img.Parts.Adjustments {
 			w.body.adjust[a.Buffer] = a
 		}
 	}
@@ -87,7 +87,7 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 			return err
 		}
 	}
-	w.ranges = slices.Clone(img.Parts().Ranges)
+	w.ranges = slices.Clone(img.Parts.Ranges)
 	for _, b := range w.buffers {
 		if b == nil {
 			continue

@@ -106,12 +106,12 @@ func TestCopyOfASlice(t *testing.T) {
 	b := r.put(t, rec, batch.PlainImage)
 	whole := r.slice(t, b, 3, 97)
 	of := whole.Info().Payload.(*batch.Image)
-	if len(of.Parts().Adjustments) == 0 || !isLent(of) {
+	if len(of.Parts.Adjustments) == 0 || !isLent(of) {
 		t.Fatal("the slice is none")
 	}
 	copied := r.batch(t, payload.New(payload.Parts{
 		Encoding: payload.Scattered, Descriptor: of.Descriptor(), Space: r.gpu,
-		Ranges: of.Parts().Ranges, Adjustments: of.Parts().Adjustments,
+		Ranges: of.Parts.Ranges, Adjustments: of.Parts.Adjustments,
 	}))
 	h := r.hold(t, copied)
 	if err := Export(h, new(DeviceArray), new(Schema), Config{}); !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "batch.PlainImage") {

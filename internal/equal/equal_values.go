@@ -90,15 +90,11 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 
 // compareValid is compare for rows without nulls, of types that have a validity of their own.
 func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
+	var same func(at int) bool
 	switch x := a.(type) {
 	case *array.Boolean:
 		y := b.(*array.Boolean)
-		for at := range n {
-			if x.Value(i+at) != y.Value(j+at) {
-				return differ(a, b, i+at, j+at), at
-			}
-		}
-		return nil, 0
+		same = func(at int) bool { return x.Value(i+at) == y.Value(j+at) }
 	case *array.Struct:
 		y, fields := b.(*array.Struct), a.DataType().(*arrow.StructType).Fields()
 		at = n // later fields may differ in an earlier row
@@ -138,19 +134,17 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		return nil, 0
 	case interface{ Value(int) string }:
 		y := b.(interface{ Value(int) string })
-		for at := range n {
-			if x.Value(i+at) != y.Value(j+at) {
-				return differ(a, b, i+at, j+at), at
-			}
-		}
-		return nil, 0
+		same = func(at int) bool { return x.Value(i+at) == y.Value(j+at) }
 	case interface{ Value(int) []byte }:
 		y := b.(interface{ Value(int) []byte })
 		if t, ok := a.DataType().(*arrow.FixedSizeBinaryType); ok && t.ByteWidth == 0 {
 			return nil, 0
 		}
+		same = func(at int) bool { return bytes.Equal(x.Value(i+at), y.Value(j+at)) }
+	}
+	if same != nil {
 		for at := range n {
-			if !bytes.Equal(x.Value(i+at), y.Value(j+at)) {
+			if !same(at) {
 				return differ(a, b, i+at, j+at), at
 			}
 		}

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
@@ -193,12 +192,12 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 	}
 }
 
-// Assemble copies the parts of a dictionary's whole image to dst. bodies returns the extents of the
-// body of a dictionary.
-func Assemble(dst []byte, parts []ChainPart, bodies func(*batch.Descriptor) [][]byte) error {
+// Assemble copies the parts of a dictionary's whole image to dst. bodies are the extents of the
+// dictionaries' bodies.
+func Assemble(dst []byte, parts []ChainPart, bodies map[*batch.Descriptor][][]byte) error {
 	for _, p := range parts {
 		to := dst[p.To:]
-		err := Across(bodies(p.Of), p.From, p.N, func(b []byte) error {
+		err := Across(bodies[p.Of], p.From, p.N, func(b []byte) error {
 			to = to[copy(to, b):]
 			return nil
 		})
@@ -210,10 +209,10 @@ func Assemble(dst []byte, parts []ChainPart, bodies func(*batch.Descriptor) [][]
 }
 
 // InOnePiece returns the whole image of a dictionary in one piece: its own body, or a copy on the Go
-// heap if the dictionary extends another one. bodies returns the extents of a dictionary's body.
-func InOnePiece(d *batch.Descriptor, bodies func(*batch.Descriptor) [][]byte) (*batch.Descriptor, [][]byte, error) {
+// heap if the dictionary extends another one. bodies are the extents of the dictionaries' bodies.
+func InOnePiece(d *batch.Descriptor, bodies map[*batch.Descriptor][][]byte) (*batch.Descriptor, [][]byte, error) {
 	if d.From == nil {
-		return d, bodies(d), nil
+		return d, bodies[d], nil
 	}
 	whole := Whole(d)
 	parts, err := ChainParts(d, whole)
@@ -224,46 +223,7 @@ func InOnePiece(d *batch.Descriptor, bodies func(*batch.Descriptor) [][]byte) (*
 	return whole, [][]byte{body}, Assemble(body, parts, bodies)
 }
 
-// Begins reports whether the image of d has the same values as the first of the assembled image of
-// whole: it compares the bytes that d itself has, which are in extents, and not those of its base.
-func Begins(d *batch.Descriptor, extents [][]byte, whole *batch.Descriptor, body []byte) bool {
-	sh, ok := shape.Of(d.Schema.Field(0).Type)
-	if !ok || len(sh.Buffers) != len(d.Buffers) || len(d.Buffers) != len(whole.Buffers) || d.Rows > whole.Rows {
-		return false
-	}
-	for i, s := range d.Buffers {
-		w := whole.Buffers[i]
-		if (s == payload.Absent) != (w == payload.Absent) || total(d, i) > w.Length {
-			return false
-		}
-		if s.Length <= 0 {
-			continue
-		}
-		at := w.Offset + total(d, i) - s.Length
-		err := Across(extents, s.Offset, s.Length, func(b []byte) error {
-			n := len(b)
-			if r := sh.Buffers[i].Role; (r == shape.Validity || r == shape.Bits) && d.Rows%8 != 0 {
-				n-- // its other bits belong to the values that follow
-				if (b[n]^body[at+int64(n)])&(1<<(d.Rows%8)-1) != 0 {
-					return errDiffers
-				}
-			}
-			if string(b[:n]) != string(body[at:][:n]) {
-				return errDiffers
-			}
-			at += int64(len(b))
-			return nil
-		})
-		if err != nil {
-			return false
-		}
-	}
-	return true
-}
-
-var errDiffers = errors.New("convert: other values")
-
-// First describes the first values of an assembled image: those of d, which Begins it.
+// First describes the first values of an assembled image, which are those of d.
 func First(d, whole *batch.Descriptor) *batch.Descriptor {
 	first := *whole
 	first.Rows, first.Nodes, first.Buffers = d.Rows, d.Nodes, slices.Clone(whole.Buffers)

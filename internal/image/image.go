@@ -106,19 +106,26 @@ func Verify(d *batch.Descriptor, chunk int, b []byte) error {
 	if n := min(d.Body-off, d.SumBlock()); int64(len(b)) != n {
 		return fmt.Errorf("convert: chunk %d has %d bytes, not %d", chunk, n, len(b))
 	}
-	return NewVerifier(d, func(off int64) (string, string, int64) { return "", "", off }).Add(b, off)
+	sum := Summer{Desc: d}
+	return sum.Add(b, off)
+}
+
+// View returns the n bytes at off of extents, or those of them that are in one extent.
+func View(extents [][]byte, off, n int64) []byte {
+	for _, e := range extents {
+		if off < int64(len(e)) {
+			end := min(off+n, int64(len(e)))
+			return e[off:end:end]
+		}
+		off -= int64(len(e))
+	}
+	return nil
 }
 
 // Stretch returns the n bytes at off of extents if they are in one extent; else nil.
 func Stretch(extents [][]byte, off, n int64) []byte {
-	for _, e := range extents {
-		if off < int64(len(e)) {
-			if off+n > int64(len(e)) {
-				return nil
-			}
-			return e[off : off+n : off+n]
-		}
-		off -= int64(len(e))
+	if p := View(extents, off, n); int64(len(p)) == n {
+		return p
 	}
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 )
@@ -43,33 +42,30 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 		l.End()
 		return nil, Path(nil).Invalid("%d dictionaries, want %d", len(dictionaries), len(all))
 	}
-	var at lookup.Table[*batch.Descriptor]
-	opened := make([]*array.Data, len(all))
+	bodies := make(map[*batch.Descriptor][][]byte)
+	for i, dict := range all {
+		bodies[dict] = dictionaries[i]
+	}
+	opened := make(map[*batch.Descriptor]*array.Data)
 	defer func() {
 		for _, data := range opened {
-			if data != nil {
-				data.Release() // the record has references of its own
-			}
+			data.Release() // the record has references of its own
 		}
 	}()
 	var find Finder
 	find = func(dict *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
-		i := at.Of(all, dict)
-		if data := opened[i]; data != nil && equal.Types(data.DataType(), dt) {
+		if data := opened[dict]; data != nil && equal.Types(data.DataType(), dt) {
 			data.Retain()
 			return data, nil
 		}
-		desc, extents, err := InOnePiece(
-			dict,
-			func(d *batch.Descriptor) [][]byte { return dictionaries[at.Of(all, d)] },
-		)
+		desc, extents, err := InOnePiece(dict, bodies)
 		if err != nil {
 			return nil, err
 		}
 		data, err := OpenDictionary(desc, dt, extents, l, find)
-		if err == nil && opened[i] == nil {
+		if err == nil && opened[dict] == nil {
 			data.Retain()
-			opened[i] = data
+			opened[dict] = data
 		}
 		return data, err
 	}

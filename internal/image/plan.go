@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
@@ -34,7 +33,7 @@ type planner struct {
 	dicts   map[arrow.ArrayData]laidOut // dictionaries in the body
 	outside *outside                    // nil until a dictionary is an image of its own
 	uses    []*Layout                   // dictionaries that nodes here refer to
-	numbers lookup.Table[*Layout]       // of uses
+	numbers map[*Layout]int             // of uses
 
 	ranges []payload.DeviceRange // of a table, by span; up to the last span that has bytes
 	adjust []payload.Adjustment
@@ -43,15 +42,8 @@ type planner struct {
 
 // outside is the dictionaries of a record that are images of their own.
 type outside struct {
-	order []*Layout           // inner ones first
-	of    map[typed][]*Layout // more than one if different types have one fingerprint
-}
-
-// typed is an array under a type, by its fingerprint and, for an extension, its name. Equal types
-// have equal ones; few different types do.
-type typed struct {
-	data              *array.Data
-	fingerprint, name string
+	order []*Layout                 // inner ones first
+	of    map[*array.Data][]*Layout // of an array: one for each type that it is used as
 }
 
 // laidOut is a dictionary in a body: its type, nodes and spans.
@@ -488,10 +480,13 @@ func (p *planner) dictionary(s *rows) error {
 		return err
 	}
 	if l != nil {
-		i := p.numbers.Of(p.uses, l)
-		if i < 0 {
+		i, ok := p.numbers[l]
+		if !ok {
+			if p.numbers == nil {
+				p.numbers = make(map[*Layout]int)
+			}
 			i = len(p.uses)
-			p.uses = append(p.uses, l)
+			p.numbers[l], p.uses = i, append(p.uses, l)
 		}
 		p.nodes = append(p.nodes, payload.Node{Length: int64(i), Nulls: payload.Outside})
 		return nil
@@ -516,13 +511,9 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 		return nil, nil
 	}
 	if p.outside == nil {
-		p.outside = &outside{of: make(map[typed][]*Layout)}
+		p.outside = &outside{of: make(map[*array.Data][]*Layout)}
 	}
-	key := typed{data: data, fingerprint: dt.Fingerprint()}
-	if e, ok := dt.(arrow.ExtensionType); ok {
-		key.name = e.ExtensionName()
-	}
-	for _, l := range p.outside.of[key] {
+	for _, l := range p.outside.of[data] {
 		if equal.Types(l.valueType, dt) {
 			return l, nil
 		}
@@ -537,7 +528,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(data.Len()))
 	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
-	p.outside.of[key] = append(p.outside.of[key], l)
+	p.outside.of[data] = append(p.outside.of[data], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil
 }

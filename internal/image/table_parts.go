@@ -38,12 +38,13 @@ func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload
 	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
 }
 
-// Between returns the copies within devices that bring the bytes of src to dst, and how many bytes
-// those are.
-func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
+// Between returns the copies within devices that bring the n bytes at off of src to dst, and how many
+// bytes those are.
+func Between(dst, src Parts, off, n int64) (copies []tier.Region, bytes int64) {
+	dst, src = dst.within(off, n), src.within(off, n)
 	for len(dst) > 0 && len(src) > 0 {
 		d, s := &dst[0], &src[0]
-		begin, end := max(d.Off, s.Off), min(d.Off+d.N, s.Off+s.N)
+		begin, end := max(d.Off, s.Off, off), min(d.Off+d.N, s.Off+s.N, off+n)
 		if n := end - begin; n > 0 {
 			copies = append(
 				copies,
@@ -51,10 +52,9 @@ func Between(dst, src Parts) (copies []tier.Region, bytes int64) {
 			)
 			bytes += n
 		}
-		if d.Off+d.N <= end {
+		if d.Off+d.N < s.Off+s.N {
 			dst = dst[1:]
-		}
-		if s.Off+s.N <= end {
+		} else {
 			src = src[1:]
 		}
 	}

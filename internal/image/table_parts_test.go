@@ -37,7 +37,7 @@ func TestBetween(t *testing.T) {
 			}
 		}
 		got := make(map[int64]int64)
-		copies, bytes := Between(dst, src)
+		copies, bytes := Between(dst, src, 0, 1<<40)
 		for _, c := range copies {
 			for i := range c.Size {
 				got[int64(c.Dst)+i] = int64(c.Src) + i

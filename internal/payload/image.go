@@ -135,7 +135,9 @@ type Parts struct {
 // dictionary that it needs, in the same space. The descriptor is that of the plain image, in every
 // encoding.
 type Image struct {
-	parts    Parts
+	// Parts are what the image is made of: its encoding, what that needs, and the program's type. They
+	// stay the image's. Only Program may be changed, before others see the image.
+	Parts    Parts
 	bytes    int64 // charged for the buffers, and kept
 	released atomic.Bool
 }
@@ -149,7 +151,7 @@ func New(p Parts) *Image {
 		panic(bug + "needs a descriptor and a space")
 	}
 	size := int64(0)
-	img := &Image{parts: p, bytes: p.Kept}
+	img := &Image{Parts: p, bytes: p.Kept}
 	for _, b := range p.Buffers {
 		if b != nil && b.Space() != p.Space {
 			panic(bug + "has a buffer in another space")
@@ -209,41 +211,37 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 }
 
 // Type returns the type by the encoding.
-func (p *Image) Type() Type { return p.parts.Encoding.Type() }
-
-// Parts returns what the image is made of: its encoding, what that needs, and the program's type. They
-// stay the image's. Only Program may be changed, before others see the image.
-func (p *Image) Parts() *Parts { return &p.parts }
+func (p *Image) Type() Type { return p.Parts.Encoding.Type() }
 
 // Space returns where the image is.
-func (p *Image) Space() *tier.Space { return p.parts.Space }
+func (p *Image) Space() *tier.Space { return p.Parts.Space }
 
 // Bytes returns what the image's own buffers are charged in its space, and what it keeps there that
 // others are charged for: what can be freed when it goes. Dictionaries, which it shares, do not count.
 func (p *Image) Bytes() int64 { return p.bytes }
 
 // Descriptor returns what the bytes mean. Its spans are places in a plain image.
-func (p *Image) Descriptor() *Descriptor { return p.parts.Descriptor }
+func (p *Image) Descriptor() *Descriptor { return p.Parts.Descriptor }
 
 // Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
 // They stay the image's, and must not be changed.
-func (p *Image) Shared() []Shared { return p.parts.Shared }
+func (p *Image) Shared() []Shared { return p.Parts.Shared }
 
 // Buffers returns the image's own memory, which stays the image's. The slice must not be changed.
-func (p *Image) Buffers() []*tier.Buffer { return p.parts.Buffers }
+func (p *Image) Buffers() []*tier.Buffer { return p.Parts.Buffers }
 
 // Buffer returns the memory of an image that is not scattered, nil if its body is empty. It stays the
 // image's.
 func (p *Image) Buffer() *tier.Buffer {
-	if len(p.parts.Buffers) == 0 {
+	if len(p.Parts.Buffers) == 0 {
 		return nil
 	}
-	return p.parts.Buffers[0]
+	return p.Parts.Buffers[0]
 }
 
 // EachShared calls f with the memory of each dictionary.
 func (p *Image) EachShared(f func(*tier.Buffer)) {
-	for _, s := range p.parts.Shared {
+	for _, s := range p.Parts.Shared {
 		if b := s.Buffer(); b != nil { // not an empty dictionary's
 			f(b)
 		}
@@ -252,7 +250,7 @@ func (p *Image) EachShared(f func(*tier.Buffer)) {
 
 // Leased returns how many readers hold the memory beyond the image.
 func (p *Image) Leased() (n int) {
-	for _, b := range p.parts.Buffers {
+	for _, b := range p.Parts.Buffers {
 		n += b.Leased()
 	}
 	return n
@@ -262,25 +260,25 @@ func (p *Image) Leased() (n int) {
 // tier.Buffer.OnUnleased. Leases that end at the same moment on two goroutines may call it twice.
 func (p *Image) OnUnleased(f func()) {
 	last := f
-	if len(p.parts.Buffers) > 1 && f != nil {
+	if len(p.Parts.Buffers) > 1 && f != nil {
 		last = func() {
 			if p.Leased() == 0 {
 				f()
 			}
 		}
 	}
-	for _, b := range p.parts.Buffers {
+	for _, b := range p.Parts.Buffers {
 		b.OnUnleased(last)
 	}
 }
 
 // TryLease leases the memory of all buffers until the returned function is called, also beyond
 // Release. ok is false if some of it is gone.
-func (p *Image) TryLease() (end func(), ok bool) { return lease(p.parts.Buffers) }
+func (p *Image) TryLease() (end func(), ok bool) { return lease(p.Parts.Buffers) }
 
 // Hold is TryLease for the memory of the dictionaries, too. A program's dictionary may panic.
 func (p *Image) Hold() (end func(), ok bool) {
-	all := slices.Clone(p.parts.Buffers)
+	all := slices.Clone(p.Parts.Buffers)
 	p.EachShared(func(b *tier.Buffer) { all = append(all, b) })
 	return lease(all)
 }
@@ -314,7 +312,7 @@ func (p *Image) Release() (err error) {
 		}
 		return tier.ErrReleased
 	}
-	return p.parts.Release()
+	return p.Parts.Release()
 }
 
 // Release gives up what no image has taken over.

@@ -15,7 +15,6 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -109,13 +108,13 @@ func (d *Descriptor) AllDictionaries() []*Descriptor {
 	if len(d.Dictionaries) == 0 { // almost all
 		return nil
 	}
-	var seen lookup.Table[*Descriptor]
-	return d.collect(nil, &seen)
+	return d.collect(nil, make(map[*Descriptor]bool))
 }
 
-func (d *Descriptor) collect(all []*Descriptor, seen *lookup.Table[*Descriptor]) []*Descriptor {
+func (d *Descriptor) collect(all []*Descriptor, seen map[*Descriptor]bool) []*Descriptor {
 	for _, dict := range d.Dictionaries {
-		if seen.Of(all, dict) < 0 {
+		if !seen[dict] {
+			seen[dict] = true
 			all = append(dict.collect(all, seen), dict)
 		}
 	}

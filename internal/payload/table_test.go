@@ -25,7 +25,7 @@ func TestTable(t *testing.T) {
 	defer mustBeEmpty(t, gpu)
 	p := New(scattered(t, gpu))
 	if p.Type() != ScatteredImage || p.Space() != gpu || p.Bytes() != 2*tier.Page || p.Descriptor().Rows != 8 ||
-		len(p.Parts().Ranges) != 3 {
+		len(p.Parts.Ranges) != 3 {
 		t.Errorf("%s in %s of %d bytes", p.Type(), p.Space().ID(), p.Bytes())
 	}
 	end, ok := p.TryLease()

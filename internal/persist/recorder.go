@@ -204,7 +204,7 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	image := next.image
 	e := &Entry{
 		ID: id, Place: next.place, Descriptor: image.Descriptor(),
-		Packed: image.Parts().Encoding == payload.Compressed, Runs: image.Parts().Runs,
+		Packed: image.Parts.Encoding == payload.Compressed, Runs: image.Parts.Runs,
 	}
 	keys := make(map[*batch.Descriptor]uint64)
 	for _, s := range image.Shared() {

@@ -67,9 +67,9 @@ func (b *Builtin) Open() error {
 func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || !to.Kind().IsStorage() || from.Parts().Encoding == payload.Plain && from.Space().Kind().IsStorage():
+	case !ok || !to.Kind().IsStorage() || from.Parts.Encoding == payload.Plain && from.Space().Kind().IsStorage():
 		return payload.Plain
-	case from.Parts().Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+	case from.Parts.Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return payload.Compressed
 	}
 	return payload.Plain
@@ -88,7 +88,7 @@ func (b *Builtin) Convert(
 	desc := from.Descriptor()
 	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}
 	out := &bytesTo{space: r.Space()}
-	bytes := underWay(desc, from.Shared())
+	bytes := desc.Body + int64(len(from.Shared()))*DiskUnderWay // a dictionary may be long
 	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
 		if err := out.alloc(&parts, r); err != nil {
 			return err
@@ -98,11 +98,11 @@ func (b *Builtin) Convert(
 				return err
 			}
 		}
-		in, err := b.from(ctx, from)
+		in, err := b.from(ctx, &from.Parts)
 		if err != nil {
 			return err
 		}
-		if encoding == payload.Scattered && from.Parts().Adjustments == nil {
+		if encoding == payload.Scattered && from.Parts.Adjustments == nil {
 			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
@@ -127,6 +127,7 @@ func (b *Builtin) Convert(
 // compressed, or is on a disk, where free room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error {
 	body := parts.Descriptor.Body
+	pages := &batch.Descriptor{Body: body} // has no buffer that a cut must spare
 	if parts.Encoding == payload.Scattered {
 		parts.Ranges = make([]payload.DeviceRange, len(parts.Descriptor.Buffers))
 	}
@@ -134,14 +135,14 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 	if parts.Encoding == payload.Compressed {
 		d.runs, d.frame = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize), parts.Descriptor.Frame()
 		parts.Runs = d.runs
-		cuts = pages(body)
+		cuts = pages.Cuts()
 	} else {
 		cuts = parts.Descriptor.Cuts()
 	}
 	buf, err := r.Alloc(body, cuts...)
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind().IsStorage() {
-		buf, err = r.Alloc(body, pages(body)...)
+		buf, err = r.Alloc(body, pages.Cuts()...)
 	}
 	if err != nil || buf == nil {
 		return err
@@ -160,33 +161,22 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 	return err
 }
 
-// pages lists where memory of so many bytes may be split, if any page will do.
-func pages(size int64) []int64 {
-	cuts := make([]int64, 0, size/tier.Page)
-	for at := int64(tier.Page); at < size; at += tier.Page {
-		cuts = append(cuts, at)
-	}
-	return cuts
-}
-
 // from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
 // compared with the checksums.
-func (b *Builtin) from(ctx context.Context, p *payload.Image) (*bytesFrom, error) {
-	if p.Parts().Encoding == payload.Scattered {
+func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error) {
+	if p.Encoding == payload.Scattered {
 		return b.fromScattered(ctx, p)
 	}
-	s, err := fromBuffer(p.Descriptor(), p.Buffer())
-	if err == nil && p.Parts().Encoding == payload.Compressed {
-		s.runs, s.verify = p.Parts().Runs, true
+	var buf *tier.Buffer // nil if the body is empty
+	if len(p.Buffers) > 0 {
+		buf = p.Buffers[0]
 	}
-	return s, err
-}
-
-// fromBuffer is from for a plain image.
-func fromBuffer(desc *batch.Descriptor, buf *tier.Buffer) (*bytesFrom, error) {
 	m, err := memoryOf(buf)
 	_, file := m.(fileMemory)
-	return &bytesFrom{Source: m, space: buf.Space(), desc: desc, size: desc.Body, verify: file}, err
+	return &bytesFrom{
+		Source: m, space: p.Space, desc: p.Descriptor, size: p.Descriptor.Body, runs: p.Runs,
+		verify: file || p.Encoding == payload.Compressed,
+	}, err
 }
 
 // Share returns dictionaries, which are in the space src, in the space of r: a reference to each, which is
@@ -210,7 +200,7 @@ func (b *Builtin) Share(
 				if err := out.alloc(parts, r); err != nil {
 					return err
 				}
-				in, err := fromBuffer(parts.Descriptor, from.buf)
+				in, err := b.from(ctx, partsOf(from, src))
 				if err != nil {
 					return err
 				}
@@ -307,13 +297,14 @@ func (gathered) View(int64, int64) []byte { return nil }
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
 // extended no others. Dictionaries are read to the Go heap.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, err error) {
-	src, err := b.from(ctx, img)
+	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
 		return d, err
 	}
-	src.sums = nil                               // the digest is all that is wanted
-	bodies := make(map[*batch.Descriptor][]byte) // of the dictionaries
-	err = b.Permitted(ctx, nil, img.Space(), underWay(img.Descriptor(), img.Shared()), func(ctx context.Context) error {
+	src.sums = nil                                 // the digest is all that is wanted
+	bodies := make(map[*batch.Descriptor][][]byte) // of the dictionaries
+	bytes := src.size + int64(len(img.Shared()))*DiskUnderWay
+	err = b.Permitted(ctx, nil, img.Space(), bytes, func(ctx context.Context) error {
 		var mu sync.Mutex
 		src.see = func(p []byte, off int64) {
 			part := tier.DigestBytes(p, off/8)
@@ -325,7 +316,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 			return err
 		}
 		for _, s := range img.Shared() {
-			dict, err := fromBuffer(s.Descriptor(), s.Buffer())
+			dict, err := b.from(ctx, partsOf(s, img.Space()))
 			if err != nil {
 				return err
 			}
@@ -334,7 +325,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 			if err := b.copy(ctx, new(bytesTo), dict); err != nil {
 				return err
 			}
-			bodies[s.Descriptor()] = body
+			bodies[s.Descriptor()] = [][]byte{body}
 		}
 		return nil
 	})
@@ -354,7 +345,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 					return err
 				}
 			}
-			_, whole, err := image.InOnePiece(desc, func(of *batch.Descriptor) [][]byte { return [][]byte{bodies[of]} })
+			_, whole, err := image.InOnePiece(desc, bodies)
 			if err != nil {
 				return err
 			}
@@ -374,7 +365,7 @@ func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	return b.OnDisk(ctx, DiskUnderWay, false, func(ctx context.Context) error {
-		src, err := b.from(ctx, img)
+		src, err := b.from(ctx, &img.Parts)
 		if err != nil {
 			return err
 		}

@@ -36,7 +36,8 @@ func (b *Builtin) ReadColumns(
 		needed[d] = true
 	}
 	all := slices.DeleteFunc(slices.Clone(img.Shared()), func(s batch.Shared) bool { return !needed[s.Descriptor()] })
-	err = b.Permitted(ctx, r.Space(), img.Space(), underWay(p.Memory, all), func(ctx context.Context) (err error) {
+	bytes := p.Memory.Body + int64(len(all))*DiskUnderWay
+	err = b.Permitted(ctx, r.Space(), img.Space(), bytes, func(ctx context.Context) (err error) {
 		buf, err := r.Alloc(p.Memory.Body, p.Memory.Cuts()...)
 		if err != nil {
 			return err
@@ -80,7 +81,7 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 func (b *Builtin) ReadPieces(
 	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []columns.Piece,
 ) error {
-	src, err := b.from(ctx, img)
+	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
 		return err
 	}
@@ -148,11 +149,11 @@ func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64, 
 	}
 	r.until = min(r.until, r.src.size)
 	if whole {
-		sum := image.NewVerifier(r.src.desc, r.src.locate)
+		check := r.src.checker()
 		for _, p := range pieces {
 			err := r.read(ctx, p.To, p.Off)
 			if err == nil {
-				err = sum.Add(p.To, p.Off)
+				err = check(p.To, p.Off)
 			}
 			if err != nil {
 				return err
@@ -165,8 +166,8 @@ func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64, 
 		raw := r.chunk[:min(r.until-at, room)]
 		next := at + int64(len(raw))
 		err := r.read(ctx, raw, at)
-		if err == nil && r.src.verify {
-			err = image.NewVerifier(r.src.desc, r.src.locate).Add(raw, at)
+		if err == nil {
+			err = r.src.checker()(raw, at)
 		}
 		if err != nil {
 			return err

@@ -82,19 +82,12 @@ func (s *bytesFrom) unchecked() bool {
 // checker returns what all bytes of a piece pass through, in order, before they go to the sink. A
 // piece begins with a checksum's chunk.
 func (s *bytesFrom) checker() func(p []byte, off int64) error {
-	var sum *image.Summer
-	switch {
-	case s.verify:
-		sum = image.NewVerifier(s.desc, s.locate)
-	case s.sums != nil:
-		sum = &image.Summer{Body: s.size, Block: payload.SumChunk, Each: func(chunk int64, sum uint64) error {
-			s.sums[chunk] = sum
-			return nil
-		}}
-	}
+	sum := image.Summer{Desc: s.desc, Made: s.sums, Locate: s.locate}
 	return func(p []byte, off int64) error {
-		s.adjust.Apply(p, off)
-		if sum != nil {
+		if len(s.adjust) > 0 {
+			s.adjust.Apply(p, off)
+		}
+		if s.verify || s.sums != nil {
 			if err := sum.Add(p, off); err != nil {
 				return err
 			}

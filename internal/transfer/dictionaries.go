@@ -19,7 +19,6 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -55,6 +54,7 @@ type Dictionaries struct {
 		sweep int                                   // at how many names those in use are looked for
 		Made  map[*batch.Descriptor]*Dictionary
 		Last  map[family]*Dictionary // the longest of each family
+		lines uint64                 // how many there were; see Dictionary.line
 		seed  uint64                 // of the sums of values
 		bytes map[tier.ID]int64      // charged for copies that are there
 	}
@@ -88,7 +88,11 @@ type Dictionary struct {
 	sums      []xxh3.Uint128
 	level     int
 
-	// Guarded by the store's mutex. desc is set once, before the first copy can be seen, and
+	// Guarded by the store's mutex. Of the dictionaries of one line, each begins with the values of all
+	// shorter ones; 0: it is in none.
+	line uint64
+
+	// Guarded by the store's mutex, too. desc is set once, before the first copy can be seen, and
 	// holders of a copy may read it.
 	desc   *batch.Descriptor
 	Held   int         // callers that hold it, and dictionaries that extend it
@@ -106,12 +110,12 @@ type DictCopy struct {
 	// reference may read it.
 	buf    *tier.Buffer // nil while it is being made
 	Refs   int
-	opened []*array.Data // that records in host memory share, one a type, each with a reference and its lease
-	base   *DictCopy     // of the dictionary that it extends, with a reference
+	opened *array.Data // that records in host memory share, with a reference and its lease; nil: none was
+	base   *DictCopy   // of the dictionary that it extends, with a reference
 
-	// Of one that extends no other one, in host memory: see extended.go.
-	longest *DictCopy  // of those that extend it
-	whole   *assembled // nil if none was opened; goes with longest
+	// Of one that extends no other one, in host memory: the longest array that was assembled of a copy
+	// which extends it, and is still there. See extended.go.
+	whole *assembled
 }
 
 // Charged returns what the copies in a space are charged.
@@ -148,7 +152,7 @@ func (s *Dictionaries) Resolve(
 	layouts []*image.Layout, renew bool,
 ) (dicts []*Dictionary, of [][]*image.Layout, end func()) {
 	numbered := make([]*Dictionary, len(layouts))
-	var seen lookup.Table[*Dictionary]
+	seen := make(map[*Dictionary]int)
 	for i, l := range layouts {
 		var parts []*Dictionary
 		for _, number := range l.Used() {
@@ -165,9 +169,10 @@ func (s *Dictionaries) Resolve(
 			chained = l.Chain(plans)
 		}
 		for k, c := range chain {
-			at := seen.Of(dicts, c)
-			if at < 0 {
-				at, dicts, of = len(dicts), append(dicts, c), append(of, nil)
+			at, ok := seen[c]
+			if !ok {
+				at = len(dicts)
+				seen[c], dicts, of = at, append(dicts, c), append(of, nil)
 			}
 			of[at] = append(of[at], chained[k])
 		}
@@ -265,6 +270,8 @@ func (s *Dictionaries) forgetLocked(d *Dictionary) {
 		if s.Mu.Last[d.family] == d {
 			if s.Mu.Last[d.family] = d.base; d.base == nil {
 				delete(s.Mu.Last, d.family)
+			} else { // others of its line may be longer
+				s.newLineLocked(d.base)
 			}
 		}
 		if d.base != nil {
@@ -386,9 +393,6 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 	if d.base != nil { // the caller has a reference to its copy here
 		c.base = d.base.copyLocked(c.space)
 		c.base.Refs++
-		if root := c.root(); root.longest == nil || root.longest.Dict.plan.Rows < d.plan.Rows {
-			root.longest = c
-		}
 	}
 	if s.Mu.bytes == nil {
 		s.Mu.bytes = make(map[tier.ID]int64)
@@ -402,6 +406,11 @@ func (c *DictCopy) Descriptor() *batch.Descriptor { return c.Dict.desc }
 
 // Buffer returns the bytes.
 func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
+
+// partsOf returns what an image of a dictionary alone is made of.
+func partsOf(s batch.Shared, space *tier.Space) *payload.Parts {
+	return &payload.Parts{Descriptor: s.Descriptor(), Space: space, Buffers: []*tier.Buffer{s.Buffer()}}
+}
 
 // Release gives one reference up; the last one frees the copy, and releases that of its base. Its
 // memory stays for as long as arrays that were opened in it need it.
@@ -417,14 +426,14 @@ func (c *DictCopy) Release() error {
 	}
 	c.Refs--
 	last := c.Refs == 0
-	var opened []*array.Data
+	var opened *array.Data
 	var whole *assembled
 	if last {
 		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
 		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
 		opened, c.opened = c.opened, nil
-		if root := c.root(); root.longest == c {
-			whole, root.whole, root.longest = root.whole, nil, nil
+		if root := c.root(); root.whole != nil && root.whole.dict == c.Dict {
+			whole, root.whole = root.whole, nil
 			s.Mu.bytes[c.space.ID()] -= whole.charge()
 		}
 	}
@@ -433,8 +442,8 @@ func (c *DictCopy) Release() error {
 	if !last {
 		return nil
 	}
-	for _, o := range opened {
-		o.Release()
+	if opened != nil {
+		opened.Release()
 	}
 	err := errors.Join(whole.release(), c.buf.Release())
 	if c.base != nil {
@@ -452,46 +461,43 @@ func ReleaseAll[S batch.Shared](shared []S) error {
 	return err
 }
 
-// open returns the array of a copy in host memory, and a reference to it. All that open it as the
-// same type get the same array, so that it is recognised when it comes back. The caller has a
-// reference to the copy.
+// open returns the array of a copy in host memory, and a reference to it. All that open it get the same
+// array, so that it is recognised when it comes back. The caller has a reference to the copy.
 func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
 	s := c.Dict.Store
-	for {
-		s.Mu.Lock()
-		opened := c.opened // only ever appended to while there is a reference
-		s.Mu.Unlock()
-		for _, o := range opened {
-			if equal.Types(o.DataType(), dt) {
-				o.Retain()
-				return o, nil
-			}
-		}
-		desc, extents, release, err := c.inPlace()
-		if err != nil {
-			return nil, err
-		}
-		l := image.NewLease(release)
-		data, err := image.OpenDictionary(desc, dt, extents, l, find)
-		if err != nil {
-			l.End()
-			return nil, err
-		}
-		l.Free(nil)
-		print := fingerprints(data, nil)
-		s.Mu.Lock()
-		if len(c.opened) == len(opened) {
-			if c.base == nil { // else it would keep memory that a longer array replaces
-				data.Retain()
-				c.opened = append(c.opened, data)
-			}
-			s.nameLocked(c.Dict, weak.Make(data), print)
-			s.Mu.Unlock()
-			return data, nil
-		}
-		s.Mu.Unlock()
-		data.Release() // another goroutine has opened it
+	s.Mu.Lock()
+	opened := c.opened
+	s.Mu.Unlock()
+	if opened != nil && equal.Types(opened.DataType(), dt) {
+		opened.Retain()
+		return opened, nil
 	}
+	desc, extents, release, err := c.inPlace()
+	if err != nil {
+		return nil, err
+	}
+	l := image.NewLease(release)
+	data, err := image.OpenDictionary(desc, dt, extents, l, find)
+	if err != nil {
+		l.End()
+		return nil, err
+	}
+	l.Free(nil)
+	print := fingerprints(data, nil)
+	s.Mu.Lock()
+	if c.opened == nil && c.base == nil { // an extension would keep memory that a longer array replaces
+		data.Retain()
+		c.opened = data
+	} else if c.opened != nil && equal.Types(c.opened.DataType(), dt) { // another goroutine has opened it
+		data, opened = c.opened, data
+		data.Retain()
+		s.Mu.Unlock()
+		opened.Release()
+		return data, nil
+	}
+	s.nameLocked(c.Dict, weak.Make(data), print)
+	s.Mu.Unlock()
+	return data, nil
 }
 
 // FinderOf looks for opened dictionaries among the shared ones of an image.
@@ -499,20 +505,20 @@ func FinderOf(shared []batch.Shared) image.Finder {
 	if len(shared) == 0 {
 		return nil
 	}
-	var s struct { // one piece of memory for both
-		find image.Finder
-		at   lookup.Table[*batch.Descriptor]
+	copies := make(map[*batch.Descriptor]*DictCopy, len(shared))
+	for _, s := range shared {
+		if c, ok := s.(*DictCopy); ok {
+			copies[c.Descriptor()] = c
+		}
 	}
-	s.find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
-		i := s.at.Find(len(shared), func(i int) *batch.Descriptor { return shared[i].Descriptor() }, d)
-		if i >= 0 {
-			if c, ok := shared[i].(*DictCopy); ok {
-				return c.open(dt, s.find)
-			}
+	var find image.Finder
+	find = func(d *batch.Descriptor, dt arrow.DataType) (*array.Data, error) {
+		if c := copies[d]; c != nil {
+			return c.open(dt, find)
 		}
 		return nil, errors.New("convert: an image without a dictionary that it needs")
 	}
-	return s.find
+	return find
 }
 
 // InPlace returns the extents of a buffer in host memory and the end of a lease

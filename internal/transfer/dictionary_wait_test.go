@@ -83,18 +83,3 @@ func TestWaitersForACopy(t *testing.T) {
 		}
 	})
 }
-
-func TestUnderWay(t *testing.T) {
-	for _, c := range []struct {
-		body   int64
-		shared []batch.Shared
-		want   int64
-	}{
-		{0, nil, 0}, {5, nil, 5}, {1 << 40, nil, DiskUnderWay},
-		{0, []batch.Shared{nil}, DiskUnderWay}, {5, []batch.Shared{nil}, DiskUnderWay},
-	} {
-		if n := underWay(&batch.Descriptor{Body: c.body}, c.shared); n != c.want {
-			t.Errorf("a body of %d bytes and %d dictionaries: %d bytes, want %d", c.body, len(c.shared), n, c.want)
-		}
-	}
-}

@@ -88,12 +88,28 @@ func (s *Dictionaries) extend(d *Dictionary, l *image.Layout) {
 		last.Held--
 		s.forgetLocked(last)
 	}
-	if longest := s.Mu.Last[d.family]; longest == nil || n == 0 || longest.plan.Rows < d.plan.Rows {
+	longest := s.Mu.Last[d.family]
+	if s.newLineLocked(d); longest != nil && longest == last && n == len(chain) {
+		d.line = last.line
+	}
+	if longest == nil || n == 0 || longest.plan.Rows < d.plan.Rows {
 		if s.Mu.Last == nil {
 			s.Mu.Last = make(map[family]*Dictionary)
 		}
 		s.Mu.Last[d.family] = d
 	}
+}
+
+// newLineLocked makes d the first of a line. The last of a family is the longest of its line, so that a
+// dictionary that begins with its values begins with those of the whole line.
+func (s *Dictionaries) newLineLocked(d *Dictionary) {
+	s.Mu.lines++
+	d.line = s.Mu.lines
+}
+
+// beginsLocked reports whether d is known to begin with the values of o.
+func (d *Dictionary) beginsLocked(o *Dictionary) bool {
+	return d.line != 0 && d.line == o.line && d.plan.Rows >= o.plan.Rows || slices.Contains(d.chain(), o)
 }
 
 // match computes the sums of d, and returns how many of chain have fewer values and only those that
@@ -170,8 +186,8 @@ func (c *DictCopy) root() *DictCopy {
 }
 
 // inPlace returns the memory of a copy's array, its descriptor there, and the end of a lease. The
-// caller has a reference to the copy. An extension is assembled first, unless it is the beginning
-// of an array that is assembled.
+// caller has a reference to the copy. An extension is the beginning of an array that is assembled
+// already, or else of the longest one that can be.
 func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 	s, root := c.Dict.Store, c.root()
 	if root == c {
@@ -179,41 +195,31 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		return c.Dict.desc, extents, release, err
 	}
 	s.Mu.Lock()
-	if root.longest == nil {
-		root.longest = c
-	}
-	whole, longest := root.whole, root.longest
-	var end func()
-	if whole != nil {
-		end = whole.buf.Lease()
-	}
-	longest.Refs++
-	s.Mu.Unlock()
-	var old *assembled
-	if whole == nil || !whole.begins(c) {
-		if whole != nil {
-			end()
-		}
-		var err error
-		whole, err = longest.assemble()
-		if c != longest && (err != nil || !whole.begins(c)) { // damaged, or another array
-			if err = whole.release(); err == nil {
-				whole, err = c.assemble()
-			}
-		}
-		if err != nil {
-			return nil, nil, nil, errors.Join(err, longest.Release())
-		}
-		end = whole.buf.Lease()
-		s.Mu.Lock()
-		old = whole
-		if root.longest != nil && (root.whole == nil || root.whole.desc.Rows < whole.desc.Rows) {
-			old, root.whole = root.whole, whole
-			s.Mu.bytes[c.space.ID()] += whole.buf.Charge() - old.charge()
-		}
+	if whole := root.whole; whole != nil && whole.dict.beginsLocked(c.Dict) {
+		end := whole.buf.Lease()
 		s.Mu.Unlock()
+		return image.First(c.Dict.desc, whole.desc), [][]byte{whole.body}, end, nil
 	}
-	if err := errors.Join(old.release(), longest.Release()); err != nil {
+	from := c
+	if last := s.Mu.Last[c.Dict.family]; last != nil && last.beginsLocked(c.Dict) {
+		if longest := last.copyLocked(c.space); longest != nil && longest.buf != nil {
+			from = longest
+		}
+	}
+	from.Refs++
+	s.Mu.Unlock()
+	whole, err := from.assemble()
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, from.Release())
+	}
+	end, old := whole.buf.Lease(), whole
+	s.Mu.Lock()
+	if root.whole == nil || root.whole.desc.Rows < whole.desc.Rows {
+		old, root.whole = root.whole, whole
+		s.Mu.bytes[c.space.ID()] += whole.charge() - old.charge()
+	}
+	s.Mu.Unlock()
+	if err := errors.Join(old.release(), from.Release()); err != nil {
 		end()
 		return nil, nil, nil, err
 	}
@@ -225,30 +231,6 @@ func (a *assembled) charge() int64 {
 		return 0
 	}
 	return a.buf.Charge()
-}
-
-// extents returns the memory of the copy of a dictionary in c's chain.
-func (c *DictCopy) extents(d *batch.Descriptor) [][]byte {
-	for ; c != nil; c = c.base {
-		if c.Dict.desc == d {
-			return c.buf.Memory().(tier.HostMemory).Extents()
-		}
-	}
-	return nil
-}
-
-// begins reports whether the array begins with the values of c. It compares only bytes that it does
-// not have from the same copies.
-func (a *assembled) begins(c *DictCopy) bool {
-	chain := a.dict.chain()
-	for ; ; c = c.base {
-		if !image.Begins(c.Dict.desc, c.extents(c.Dict.desc), a.desc, a.body) {
-			return false
-		}
-		if c.base == nil || slices.Contains(chain, c.base.Dict) {
-			return true
-		}
-	}
 }
 
 // assemble copies the array of an extension to memory of its space. If there is no room for it, the
@@ -277,7 +259,11 @@ func (c *DictCopy) assemble() (*assembled, error) {
 	default:
 		return nil, err
 	}
-	if err := image.Assemble(a.body, parts, c.extents); err != nil {
+	bodies := make(map[*batch.Descriptor][][]byte)
+	for ; c != nil; c = c.base {
+		bodies[c.Dict.desc] = c.buf.Memory().(tier.HostMemory).Extents()
+	}
+	if err := image.Assemble(a.body, parts, bodies); err != nil {
 		return nil, errors.Join(err, a.buf.Release())
 	}
 	return a, nil

@@ -60,16 +60,7 @@ func (unseen) View(int64, int64) []byte { return nil }
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
 
-func (m hostMemory) View(off, n int64) []byte {
-	for _, e := range m {
-		if off < int64(len(e)) {
-			end := min(off+n, int64(len(e)))
-			return e[off:end:end]
-		}
-		off -= int64(len(e))
-	}
-	return nil
-}
+func (m hostMemory) View(off, n int64) []byte { return image.View(m, off, n) }
 
 func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	return image.Gather(p, m, off)
@@ -210,34 +201,24 @@ func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func
 // copyOnDevices copies within a device, in batches, or to its peer. Devices that cannot reach
 // each other are tier.ErrNotSupported. No copy is in progress when it returns.
 func (b *Builtin) copyOnDevices(ctx context.Context, dst, src *deviceMemory) error {
-	regions, size := image.Between(dst.parts, src.parts)
-	to, from := dst.stream, src.stream
-	if size < dst.whole.Size() { // the bytes between the buffers of an image are zero
-		err := to.run(ctx, func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, dst.whole.Size()) })
+	to, from, size := dst.stream, src.stream, dst.whole.Size()
+	if _, n := image.Between(dst.parts, src.parts, 0, size); n < size { // the bytes between buffers are zero
+		err := to.run(ctx, func() error { return to.dev.Fill(to.Stream, dst.whole.Addr(), 0, size) })
 		if err != nil {
 			return err
 		}
 	}
-	var pieces [][]tier.Region
-	room := int64(0) // in the last one
-	for _, r := range regions {
-		for r.Size > 0 {
-			if room == 0 {
-				pieces, room = append(pieces, nil), MaxPiece
-			}
-			n, last := min(r.Size, room), len(pieces)-1
-			pieces[last] = append(pieces[last], tier.Region{Dst: r.Dst, Src: r.Src, Size: n})
-			r = tier.Region{Dst: r.Dst + tier.Addr(n), Src: r.Src + tier.Addr(n), Size: r.Size - n}
-			room -= n
+	w, pieces := &lanes{b: b}, int((size+MaxPiece-1)/MaxPiece)
+	return w.each(ctx, 0, pieces, deviceLanes, nil, func(ctx context.Context, _ *lane, i int) error {
+		regions, n := image.Between(dst.parts, src.parts, int64(i)*MaxPiece, MaxPiece)
+		if n == 0 {
+			return nil
 		}
-	}
-	w := &lanes{b: b}
-	return w.each(ctx, 0, len(pieces), deviceLanes, nil, func(ctx context.Context, _ *lane, i int) error {
 		return from.run(ctx, func() error {
 			if to == from {
-				return from.dev.CopyRegions(from.Stream, pieces[i])
+				return from.dev.CopyRegions(from.Stream, regions)
 			}
-			for _, r := range pieces[i] {
+			for _, r := range regions {
 				if err := from.dev.CopyPeer(from.Stream, r.Dst, to.dev, r.Src, r.Size); err != nil {
 					return err
 				}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/fairqueue"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
@@ -126,18 +125,10 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	return f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
 }
 
-// underWay returns how many bytes a transfer of an image with these dictionaries, one after the
-// other, has in progress at most. It is 0 if there is nothing to transfer.
-func underWay(d *batch.Descriptor, shared []batch.Shared) int64 {
-	if len(shared) > 0 {
-		return DiskUnderWay
-	}
-	return min(d.Body, DiskUnderWay)
-}
-
-// Permitted runs f, which transfers bytes from src to dst and has so many of them in progress at a
-// time, with a permit if one of them is a disk. If src is nil, the source is memory of the program;
-// if dst is nil, the bytes are only looked at. A panic of f is an error, as in safely.
+// Permitted runs f, which transfers bytes from src to dst and has so many of them, but at most
+// DiskUnderWay, in progress at a time, with a permit if one of them is a disk. If src is nil, the
+// source is memory of the program; if dst is nil, the bytes are only looked at. A panic of f is an
+// error, as in safely.
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {

@@ -16,10 +16,10 @@ import (
 // to a device, it is the same a pinned chunk at a time. The checksums of an image that was a plain
 // one before are known, others are made as the bytes come by. Bits that do not begin with a byte
 // are moved here, because no copy of the device's can.
-func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFrom, error) {
-	d := t.Descriptor()
-	parts := image.PartsOf(d, t.Parts().Ranges, t.Parts().Adjustments)
-	s := &bytesFrom{Source: &deviceMemory{space: t.Space(), parts: parts}, space: t.Space(), desc: d, size: d.Body}
+func (b *Builtin) fromScattered(ctx context.Context, t *payload.Parts) (*bytesFrom, error) {
+	d := t.Descriptor
+	parts := image.PartsOf(d, t.Ranges, t.Adjustments)
+	s := &bytesFrom{Source: &deviceMemory{space: t.Space, parts: parts}, space: t.Space, desc: d, size: d.Body}
 	if d.Sums == nil {
 		s.sums = make([]uint64, (d.Body+payload.SumChunk-1)/payload.SumChunk)
 	}
@@ -31,7 +31,7 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Image) (*bytesFr
 			reads = append(reads, image.PeekInto(p.Addr, made[i]))
 		}
 	}
-	if err := b.Peek(ctx, t.Space(), reads); err != nil {
+	if err := b.Peek(ctx, t.Space, reads); err != nil {
 		return nil, err
 	}
 	for i, bits := range made {

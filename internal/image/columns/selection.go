@@ -11,6 +11,7 @@ package columns
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/apache/arrow-go/v18/arrow"
 )
@@ -96,17 +97,7 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 		}
 		return c, nil
 	}
-	taken := make(map[int]bool)
-	for _, i := range s.Fields {
-		switch {
-		case i < 0 || i >= schema.NumFields():
-			return nil, wrong("", max(i, -1), "there is no column %d", i)
-		case taken[i]:
-			return nil, wrong("", i, "it is given twice")
-		}
-		taken[i] = true
-		c.Fields = append(c.Fields, i)
-	}
+	c.Fields = slices.Clone(s.Fields)
 	for _, name := range s.Columns {
 		at := schema.FieldIndices(name)
 		switch {
@@ -114,15 +105,20 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 			return nil, wrong(name, -1, "there is no column %q", name)
 		case len(at) > 1:
 			return nil, wrong(name, -1, "columns %v have that name: give the place of the one that is wanted", at)
-		case taken[at[0]]:
-			return nil, wrong(name, -1, "it is given twice")
 		}
-		taken[at[0]] = true
 		c.Fields = append(c.Fields, at[0])
 	}
-	fields := make([]arrow.Field, len(c.Fields))
+	fields, taken := make([]arrow.Field, len(c.Fields)), make(map[int]bool)
 	for i, at := range c.Fields {
-		fields[i] = schema.Field(at)
+		switch {
+		case at < 0 || at >= schema.NumFields():
+			return nil, wrong("", max(at, -1), "there is no column %d", at)
+		case taken[at] && s.Columns != nil:
+			return nil, wrong(s.Columns[i], -1, "it is given twice")
+		case taken[at]:
+			return nil, wrong("", at, "it is given twice")
+		}
+		fields[i], taken[at] = schema.Field(at), true
 	}
 	meta := schema.Metadata()
 	c.Schema = arrow.NewSchemaWithEndian(fields, &meta, schema.Endianness())

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/lookup"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -78,7 +77,7 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 	}
 	all := &chosen{Image: d, next: c.From, desc: batch.Descriptor{Schema: c.Schema, Metadata: d.Metadata}}
 	all.buffers = make([]buffer, 0, len(d.Buffers)) // which are pointed to
-	var numbers lookup.Table[*batch.Descriptor]     // of the dictionaries
+	numbers := make(map[*batch.Descriptor]int)      // of the dictionaries
 	for _, col := range columns {
 		all.cut = append(all.cut, col.byRows)
 		for i, b := range col.buffers {
@@ -101,9 +100,10 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 		for _, n := range col.nodes {
 			if n.Nulls == payload.Outside {
 				dict := d.Dictionaries[n.Length]
-				at := numbers.Of(all.desc.Dictionaries, dict)
-				if at < 0 {
+				at, ok := numbers[dict]
+				if !ok {
 					at = len(all.desc.Dictionaries)
+					numbers[dict] = at
 					all.desc.Dictionaries = append(all.desc.Dictionaries, dict)
 				}
 				n.Length = int64(at)
