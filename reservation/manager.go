@@ -65,7 +65,7 @@ type Config struct {
 	// Monitor.Clear.
 	Clear func(space tier.ID, enough func() bool)
 	// Headroom returns how many bytes of a space stay free after a request for need bytes whose
-	// data is not going to be used at once: an Incoming one, or one MovedFrom a faster tier.
+	// data is not going to be used at once: an Incoming one, or one From a faster tier.
 	// Consumers use the headroom to fetch batches when all tiers are full. It is called with no
 	// lock held, and must not call Close. Nil means 0.
 	Headroom func(space tier.ID, need int64) int64

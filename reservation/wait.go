@@ -202,8 +202,8 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 		}
 		m.mu.Lock()
 		err = cmp.Or(w.err, err)
-		fits := func(c candidate) bool { return w.fits(&c, c.line.room) }
-		if err == nil && !slices.ContainsFunc(w.candidates, fits) { // its size, or what it has, has changed
+		fits := func(c candidate) bool { return w.fits(&c, c.line.space.State().Room) }
+		if err == nil && !slices.ContainsFunc(w.candidates, fits) { // its size, what it has, or the room has changed
 			err = w.exceeded(nil)
 		}
 		// Another request may have taken what w was woken for. The rest may be enough for waiters that were

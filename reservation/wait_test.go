@@ -97,6 +97,22 @@ func TestRaisedLimitEndsWait(t *testing.T) {
 	})
 }
 
+// TestRoomIsHeldWhileOneWaits: a request that can never fit any more ends also if the space has told
+// nobody that less of it can be free, as when a device panics while it frees memory.
+func TestRoomIsHeldWhileOneWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := spaceOf(t, "gpu:0", 100)
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{s}, StallTimeout: -1})
+		held := mustTry(t, m, onGPU0, 50, nil)
+		w := startReserve(t.Context(), m, onGPU0, 60)
+		w.waiting(t)
+		s.Hold(50)
+		time.Sleep(time.Second)
+		_ = w.failed(t, reservation.ErrExceeded)
+		release(t, held)
+	})
+}
+
 // A limit that falls below what is waited for makes the wait vain.
 func TestLoweredLimitRefusesWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -467,6 +467,21 @@ func TestAdmissionConfig(t *testing.T) {
 	}
 }
 
+// TestTaskWhoseInputIsGone: a task fails with the error of the input that was dropped.
+func TestTaskWhoseInputIsGone(t *testing.T) {
+	eng, repo := openTasks(t, 4<<20, 4<<20, 2, 1000)
+	c := mustClaim(t, repo, 2)
+	if err := c.Batches()[0].Drop(); err != nil {
+		t.Fatal(err)
+	}
+	task := spillway.Task{Inputs: []*repository.Claim{c}, Output: 1000, Overhead: admission.None}
+	err := eng.RunTask(t.Context(), task, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return nil })
+	if gone, ok := errors.AsType[*batch.StateError](err); !ok || gone.Status != batch.MissingData {
+		t.Errorf("it ended with %v", err)
+	}
+	closeClean(t, eng)
+}
+
 // TestTaskWhoseInputLeaves: an input that is on its way out of the GPU when the task is
 // admitted is reserved for like one that is not there, so that it is brought back without
 // a further try.

@@ -146,7 +146,11 @@ func (b *Buffer) Charge() int64 {
 // OnReclaimed makes the space call f with the charge of b when the device is done with the memory,
 // just before the bytes are free, and with no lock held. f must be quick and must not block. Only the
 // caller may have b, which it has just drawn.
-func (b *Buffer) OnReclaimed(f func(n int64)) { b.reclaimed = f }
+func (b *Buffer) OnReclaimed(f func(n int64)) {
+	if b != nil {
+		b.reclaimed = f
+	}
+}
 
 // Memory returns the bytes: a HostMemory, a DeviceMemory or a FileMemory; nil
 // for a nil buffer. It must not be used after Release, except for the holder of a

@@ -232,6 +232,7 @@ func TestSpaceOfNothing(t *testing.T) {
 		t.Error("a nil buffer is not empty")
 	}
 	b.Lease()()
+	b.OnReclaimed(func(int64) {})
 	if _, err := s.Promise(-1); err == nil || errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("Promise(-1): %v", err)
 	}

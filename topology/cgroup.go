@@ -183,7 +183,7 @@ func (t *tree) hierarchy(controller string, groups map[string]string) (version i
 // limit adds to t.top.Limits, which has those of the cgroups, what the machine has and the process is
 // allowed: the smallest counts. Memory of GPUs is no host memory, unless there is no other.
 func (t *tree) limit(allowedNodes Set) {
-	top, l := &t.top, &t.top.Limits
+	top, l := t.top, &t.top.Limits
 	allowed := len(top.CPU.Allowed)
 	switch n := math.Ceil(l.CPUQuota); {
 	case n > 0 && (allowed == 0 || n < float64(allowed)):

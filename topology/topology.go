@@ -296,7 +296,7 @@ func Discover(ctx context.Context, o Options) (*Topology, error) {
 	}
 	defer t.root.Close() // which was only ever read from
 
-	top := &t.top
+	top := t.top
 	cpus, nodes := t.affinity()
 	t.cgroups()
 	top.Memory = t.meminfo(systemMemory)

@@ -52,7 +52,7 @@ type tree struct {
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	top    Topology // what was found; DiskOf needs only the numbers of the nodes
+	top    *Topology // what was found; DiskOf needs only the numbers of the nodes
 	mounts []mount
 
 	fromDriver bool // the driver listed the GPUs: UUIDs and MIG instances are known
@@ -78,7 +78,7 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("topology: root: %w", err)
 	}
-	return &tree{ctx: ctx, root: r, live: root == "/"}, nil
+	return &tree{ctx: ctx, root: r, live: root == "/", top: &Topology{}}, nil
 }
 
 // warnf adds a warning about the file p, or another subject, with the cause that goes with it.

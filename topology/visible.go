@@ -29,7 +29,7 @@ var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
 // GPU>/<GPU instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is
 // enough.
 func (t *tree) visible(lookup func(string) (string, bool)) error {
-	top := &t.top
+	top := t.top
 	countable, named := 0, true // named: all UUIDs are known
 	for i := range top.GPUs {
 		g := &top.GPUs[i]

@@ -1,5 +1,6 @@
-// Package nodelimits has the format of the limits that a node gives a container as a file, and reads them. A process
-// obeys them even if it does not have the container's environment, as in a login session.
+// Package nodelimits has the format of the limits that a node gives a container as a file, and reads
+// them. A process obeys them even if it does not have the container's environment, as in a login
+// session.
 //
 //	Dir/environment   lines NAME=value; root's alone to write
 //	Ledger            where the node's ledger is mounted

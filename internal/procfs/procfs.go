@@ -27,7 +27,7 @@ func CPUTimes(text string) map[int]CPUTime {
 			continue
 		}
 		name, ok := strings.CutPrefix(fields[0], "cpu")
-		cpu, err := strconv.Atoi(name)
+		cpu, err := strconv.ParseUint(name, 10, 31)
 		if !ok || err != nil {
 			continue
 		}
@@ -35,7 +35,7 @@ func CPUTimes(text string) map[int]CPUTime {
 		for i, field := range fields[1:min(len(fields), 9)] { // user has the time of guests
 			n, err := strconv.ParseInt(field, 10, 64)
 			switch {
-			case err != nil:
+			case err != nil || n < 0:
 				ok = false
 			case i == 3 || i == 4:
 				t.Idle += n
@@ -44,7 +44,7 @@ func CPUTimes(text string) map[int]CPUTime {
 			}
 		}
 		if ok {
-			times[cpu] = t
+			times[int(cpu)] = t
 		}
 	}
 	return times

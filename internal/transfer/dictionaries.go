@@ -42,7 +42,7 @@ import (
 // could fill a space that has room for either of them. So a dictionary may leave the target during
 // the wait. Each time the waiter looks for room, it takes references to the dictionaries that are
 // there (Pin), asks for as much room as the others need, and gives the references up if there is too
-// little: reservation.Sized. While it has the references, it waits for copies that others make in
+// little: reservation.Options.Sized. While it has the references, it waits for copies that others make in
 // their own room, for batches in transit, permits, streams and memory of lanes, but not for room.
 //
 // The zero value is empty and ready. The mutex is held for table look-ups only:

@@ -75,7 +75,7 @@ func (s *Streams) Attach(on tier.Stream, r *reservation.Reservation) error {
 }
 
 // Detach ends what Attach began and returns the reservation, which the caller may
-// release now; the zero value if there was none. Buffers that were drawn from it on the stream
+// release now; nil if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
 func (s *Streams) Detach(on tier.Stream) (r *reservation.Reservation) {
 	s.mu.Lock()
