@@ -539,3 +539,34 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 		m.holds(t, tier.Host, 0)
 	}
 }
+
+// TestLastBitsOfADictionary: a dictionary that differs from the beginning of a longer one in bits of its
+// last values alone keeps them: here its last value is null, and an empty string in the longer one.
+func TestLastBitsOfADictionary(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	strings := func(rows int, null bool) arrow.Array {
+		b := array.NewStringBuilder(memory.DefaultAllocator)
+		defer b.Release()
+		for i := range rows {
+			switch {
+			case i == 3 || i == 702 && null:
+				b.AppendNull()
+			case i == 702:
+				b.Append("")
+			default:
+				b.Append(fmt.Sprintf("value %d, which is rather long", i))
+			}
+		}
+		return b.NewArray()
+	}
+	var all []*batch.Batch
+	for _, dict := range []arrow.Array{strings(300, true), strings(703, true), strings(1500, false), strings(1900, false)} {
+		all = append(all, m.make(t, codedBy(dict, 0, dict.Len()), tier.Host))
+	}
+	for _, i := range []int{3, 1, 2, 0} {
+		if err := m.same(t.Context(), all[i]); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, all...)
+}

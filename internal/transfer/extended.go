@@ -130,15 +130,25 @@ func (d *Dictionary) match(bufs []image.Growing, chain []*Dictionary) int {
 				break
 			}
 			_, _ = hash.Write(b.Bytes[at:end])
-			if at = end; hash.Sum128() != c.sums[i] {
+			if at = end; sumOf(hash, b, c.plan.Rows) != c.sums[i] {
 				n = k
 				break
 			}
 		}
 		_, _ = hash.Write(b.Bytes[at:image.Kept(d.plan, i, b.Bits)])
-		d.sums = append(d.sums, hash.Sum128())
+		d.sums = append(d.sums, sumOf(hash, b, d.plan.Rows))
 	}
 	return n
+}
+
+// sumOf returns the sum of a buffer's bytes, which hash has seen, and of a bitmap's bits after the last whole
+// byte. These are the values of so many rows.
+func sumOf(hash *xxh3.Hasher, b *image.Growing, rows int64) xxh3.Uint128 {
+	sum := hash.Sum128()
+	if b.Bits && rows/8 < int64(len(b.Bytes)) {
+		sum.Lo ^= uint64(b.Bytes[rows/8]) & (1<<(rows%8) - 1)
+	}
+	return sum
 }
 
 // choose makes d an extension of the last of chain, or of one before it.
