@@ -570,3 +570,34 @@ func TestLastBitsOfADictionary(t *testing.T) {
 	}
 	drop(t, all...)
 }
+
+// TestOpenedExtensionsShareAnArray: in host memory all are slices of the array of the longest one that is
+// there, also if a longer one is in another space.
+func TestOpenedExtensionsShareAnArray(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 16 << 20, host: 16 << 20})
+	var all []*batch.Batch
+	for i := range 20 {
+		all = append(all, m.make(t, grown(1000+300*i), tier.GPU))
+	}
+	for _, b := range all[:15] {
+		m.move(t, b, tier.Host)
+	}
+	before := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host})
+	l, err := image.NewLayout(m.records[all[14].ID()])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	want := m.spaces[tier.Host].Used() + m.spaces[tier.Host].Charge(l.Dictionaries()[0].Size())
+	var opened []arrow.RecordBatch
+	for _, b := range all[:15] {
+		opened = append(opened, m.record(t, b))
+	}
+	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n == before || m.spaces[tier.Host].Used() != want {
+		t.Errorf("%d bytes are in use, %d for dictionaries, want %d", m.spaces[tier.Host].Used(), n, want)
+	}
+	for _, rec := range opened {
+		rec.Release()
+	}
+	drop(t, all...)
+}

@@ -197,7 +197,7 @@ func (c *DictCopy) root() *DictCopy {
 
 // inPlace returns the memory of a copy's array, its descriptor there, and the end of a lease. The
 // caller has a reference to the copy. An extension is the beginning of an array that is assembled
-// already, or else of the longest one that can be.
+// already, or else of that of the longest copy of its line in the space.
 func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 	s, root := c.Dict.Store, c.root()
 	if root == c {
@@ -211,9 +211,12 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		return image.First(c.Dict.desc, whole.desc), [][]byte{whole.body}, end, nil
 	}
 	from := c
-	if last := s.Mu.Last[c.Dict.family]; last != nil && last.beginsLocked(c.Dict) {
-		if longest := last.copyLocked(c.space); longest != nil && longest.buf != nil {
-			from = longest
+	for _, d := range s.Mu.Made {
+		if d.line == 0 || d.line != c.Dict.line || d.plan.Rows <= from.Dict.plan.Rows {
+			continue
+		}
+		if longer := d.copyLocked(c.space); longer != nil && longer.buf != nil {
+			from = longer
 		}
 	}
 	from.Refs++
