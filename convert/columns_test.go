@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -500,5 +502,34 @@ func TestRecordMetadata(t *testing.T) {
 	}
 	if d := m.put(t, plain, tier.Host).Info().Descriptor; d.Metadata != nil {
 		t.Errorf("metadata %v of a record that has none", d.Metadata)
+	}
+}
+
+// TestPiecesOfTheSameBytes: pieces may overlap, as those of columns with a common dictionary in the body
+// do, also where a request ends.
+func TestPiecesOfTheSameBytes(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	b := m.put(t, arrowgen.Ints(1, 3<<17, 1), tier.Disk)
+	h, err := b.Open(t.Context(), tier.ID{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	read := m.pieces(t, h.Payload().(*batch.Image), false)
+	whole := make([]byte, 3<<20)
+	if err := read([]columns.Piece{{To: whole}}); err != nil {
+		t.Fatal(err)
+	}
+	all := []columns.Piece{
+		{Off: 0, To: make([]byte, 2<<20+100)}, {Off: 2<<20 - 50, To: make([]byte, 300)},
+		{Off: 2<<20 - 50, To: make([]byte, 300)}, {Off: 2<<20 + 70, To: make([]byte, 9000)},
+	}
+	if err := read(slices.Clone(all)); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range all {
+		if !bytes.Equal(p.To, whole[p.Off:][:len(p.To)]) {
+			t.Errorf("piece %d has other bytes", i)
+		}
 	}
 }

@@ -539,3 +539,65 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 		m.holds(t, tier.Host, 0)
 	}
 }
+
+// TestLastBitsOfADictionary: a dictionary that differs from the beginning of a longer one in bits of its
+// last values alone keeps them: here its last value is null, and an empty string in the longer one.
+func TestLastBitsOfADictionary(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	strings := func(rows int, null bool) arrow.Array {
+		b := array.NewStringBuilder(memory.DefaultAllocator)
+		defer b.Release()
+		for i := range rows {
+			switch {
+			case i == 3 || i == 702 && null:
+				b.AppendNull()
+			case i == 702:
+				b.Append("")
+			default:
+				b.Append(fmt.Sprintf("value %d, which is rather long", i))
+			}
+		}
+		return b.NewArray()
+	}
+	var all []*batch.Batch
+	for _, dict := range []arrow.Array{strings(300, true), strings(703, true), strings(1500, false), strings(1900, false)} {
+		all = append(all, m.make(t, codedBy(dict, 0, dict.Len()), tier.Host))
+	}
+	for _, i := range []int{3, 1, 2, 0} {
+		if err := m.same(t.Context(), all[i]); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, all...)
+}
+
+// TestOpenedExtensionsShareAnArray: in host memory all are slices of the array of the longest one that is
+// there, also if a longer one is in another space.
+func TestOpenedExtensionsShareAnArray(t *testing.T) {
+	m := newMachine(t, machineConfig{gpu: 16 << 20, host: 16 << 20})
+	var all []*batch.Batch
+	for i := range 20 {
+		all = append(all, m.make(t, grown(1000+300*i), tier.GPU))
+	}
+	for _, b := range all[:15] {
+		m.move(t, b, tier.Host)
+	}
+	before := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host})
+	l, err := image.NewLayout(m.records[all[14].ID()])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	want := m.spaces[tier.Host].Used() + m.spaces[tier.Host].Charge(l.Dictionaries()[0].Size())
+	var opened []arrow.RecordBatch
+	for _, b := range all[:15] {
+		opened = append(opened, m.record(t, b))
+	}
+	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n == before || m.spaces[tier.Host].Used() != want {
+		t.Errorf("%d bytes are in use, %d for dictionaries, want %d", m.spaces[tier.Host].Used(), n, want)
+	}
+	for _, rec := range opened {
+		rec.Release()
+	}
+	drop(t, all...)
+}

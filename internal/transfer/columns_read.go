@@ -76,8 +76,8 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 // ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and of a
 // compressed body whole frames, in requests of up to ColumnRequest. It keeps the last block of each
 // piece. If whole is set, the pieces that follow each other are whole blocks, which are read straight
-// to where they belong. Nothing is under way when it returns. The space of the pieces is to; nil if they
-// are on the Go heap.
+// to where they belong; otherwise pieces may overlap. Nothing is under way when it returns. The space of
+// the pieces is to; nil if they are on the Go heap.
 func (b *Builtin) ReadPieces(
 	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []columns.Piece,
 ) error {
@@ -105,7 +105,7 @@ func (b *Builtin) ReadPieces(
 		}
 		for more := !p.FromHeld(); more; {
 			begin := p.Off / block * block
-			if len(requests) == 0 || begin > end || begin-first >= ColumnRequest {
+			if len(requests) == 0 || begin < first || begin > end || begin-first >= ColumnRequest {
 				requests, first, end = append(requests, nil), begin, begin
 			}
 			var part columns.Piece

@@ -130,15 +130,25 @@ func (d *Dictionary) match(bufs []image.Growing, chain []*Dictionary) int {
 				break
 			}
 			_, _ = hash.Write(b.Bytes[at:end])
-			if at = end; hash.Sum128() != c.sums[i] {
+			if at = end; sumOf(hash, b, c.plan.Rows) != c.sums[i] {
 				n = k
 				break
 			}
 		}
 		_, _ = hash.Write(b.Bytes[at:image.Kept(d.plan, i, b.Bits)])
-		d.sums = append(d.sums, hash.Sum128())
+		d.sums = append(d.sums, sumOf(hash, b, d.plan.Rows))
 	}
 	return n
+}
+
+// sumOf returns the sum of a buffer's bytes, which hash has seen, and of a bitmap's bits after the last whole
+// byte. These are the values of so many rows.
+func sumOf(hash *xxh3.Hasher, b *image.Growing, rows int64) xxh3.Uint128 {
+	sum := hash.Sum128()
+	if b.Bits && rows/8 < int64(len(b.Bytes)) {
+		sum.Lo ^= uint64(b.Bytes[rows/8]) & (1<<(rows%8) - 1)
+	}
+	return sum
 }
 
 // choose makes d an extension of the last of chain, or of one before it.
@@ -187,7 +197,7 @@ func (c *DictCopy) root() *DictCopy {
 
 // inPlace returns the memory of a copy's array, its descriptor there, and the end of a lease. The
 // caller has a reference to the copy. An extension is the beginning of an array that is assembled
-// already, or else of the longest one that can be.
+// already, or else of that of the longest copy of its line in the space.
 func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 	s, root := c.Dict.Store, c.root()
 	if root == c {
@@ -201,9 +211,12 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		return image.First(c.Dict.desc, whole.desc), [][]byte{whole.body}, end, nil
 	}
 	from := c
-	if last := s.Mu.Last[c.Dict.family]; last != nil && last.beginsLocked(c.Dict) {
-		if longest := last.copyLocked(c.space); longest != nil && longest.buf != nil {
-			from = longest
+	for _, d := range s.Mu.Made {
+		if d.line == 0 || d.line != c.Dict.line || d.plan.Rows <= from.Dict.plan.Rows {
+			continue
+		}
+		if longer := d.copyLocked(c.space); longer != nil && longer.buf != nil {
+			from = longer
 		}
 	}
 	from.Refs++

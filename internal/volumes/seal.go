@@ -36,7 +36,7 @@ func (b *sealedBlock) end() int64 { return b.Off + b.Len }
 // No two blocks have the same nonce, so a seal opens only the bytes that were written with it: not another
 // block's, another memory's, or older ones.
 //
-// An sealedExtent is safe for concurrent use. Overlapping reads and writes at the same time are errors of
+// A sealedExtent is safe for concurrent use. Overlapping reads and writes at the same time are errors of
 // the caller: a read may find that bytes and seal do not belong together.
 type sealedExtent struct {
 	sealer *sealer
