@@ -414,7 +414,7 @@ func (m *Monitor) victims(
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
-		if s.edges[t.place].refused(now, t.Used()) != everything {
+		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.Used()) != everything {
 			open = append(open, t)
 		}
 	}

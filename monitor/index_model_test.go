@@ -357,3 +357,28 @@ func TestEachHoldsNoLock(t *testing.T) {
 	}
 	w.end()
 }
+
+// TestVictimsGoToSlowerTiers: the victims of a target are looked at with the spaces below the source,
+// among which is the target itself.
+func TestVictimsGoToSlowerTiers(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, func(c *Config, _ *world) {
+		c.Speed = func(from, to tier.ID) int64 {
+			if from == to {
+				t.Errorf("the speed from %s to itself is asked for", from)
+			}
+			return 1 << 30
+		}
+	})
+	b, other := w.put(host0, 10*kib, seq(1)), w.put(host0, kib, seq(2))
+	host, disk, below := w.mon.byID[host0], w.mon.byID[disk0], w.mon.byID[gpu0].below(w.mon)
+	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 2 {
+		t.Errorf("the victims are %v", list)
+	}
+	for range 2 {
+		w.mon.noteMove(Victim{Batch: other, ID: other.ID(), Bytes: kib}, host, disk, errors.New("broken"))
+	}
+	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 0 {
+		t.Errorf("the victims are %v, though all moves to the disk fail", list)
+	}
+	w.end(b, other)
+}
