@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/btree"
@@ -381,4 +382,37 @@ func TestVictimsGoToSlowerTiers(t *testing.T) {
 		t.Errorf("the victims are %v, though all moves to the disk fail", list)
 	}
 	w.end(b, other)
+}
+
+// TestUseEndsNoPause: a batch that is found in use is left alone for a period. Conversions that have
+// failed are not tried again sooner because of that, and failures of a disk do not keep it from other tiers.
+func TestUseEndsNoPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+		b, other := w.put(gpu0, kib, seq(1)), w.put(gpu0, kib, seq(2))
+		fail := func(b *batch.Batch, to tier.ID, err error) {
+			w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
+		}
+		want := func(what string, not decide.Kinds) {
+			t.Helper()
+			w.mon.putBack(time.Now())
+			w.mon.mu.Lock()
+			defer w.mon.mu.Unlock()
+			if got := w.mon.entryLocked(b).not; got != not {
+				t.Errorf("%s: it is excluded from %b, want %b", what, got, not)
+			}
+		}
+		disk := decide.Kinds(0).With(tier.Disk)
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
+		want("in use", disk.With(tier.Host))
+		fail(other, disk0, errors.New("broken"))
+		time.Sleep(w.mon.cfg.Period)
+		want("a period after a use, while the disk fails", 0)
+		fail(b, disk0, &batch.UnmovableError{Batch: b.ID()})
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
+		want("in use again", disk.With(tier.Host))
+		time.Sleep(w.mon.cfg.Period)
+		want("a period later", disk)
+		w.end(b, other)
+	})
 }
