@@ -28,7 +28,7 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 	}
 	for _, s := range x.spaces {
 		var sum summary
-		var victims, all []listed
+		var victims, small, all []listed
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Cut()
 			if e == nil || e.b != b || e.in == nil || e.in.ID() != now.Space {
@@ -57,12 +57,14 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 			all = append(all, listed{Key{uint64(e.size)}, e.id, e})
 			if e.victim && e.not&s.lower != s.lower {
 				victims = append(victims, listed{e.key, e.id, e})
+				small = append(small, listed{Key{uint64(e.bytes)}, e.id, e})
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
 			t.Errorf("%s: the sums are %+v, want %+v", s.ID(), s.summary, sum)
 		}
 		verifyTree(t, "victims", s.victims, victims)
+		verifyTree(t, "victims by bytes", s.small, small)
 		verifyTree(t, "batches by size", s.sizes, all)
 	}
 }
