@@ -19,10 +19,10 @@ import (
 // that are too small. A lost space is at debug level, and so are the moves that this has ended,
 // because the opener of the space warns of it.
 
-// report logs an event, and emits it if it has a kind.
-func (m *Monitor) report(level slog.Level, text string, e events.Event) {
+// report logs an event, with what its line has besides, and emits it if it has a kind.
+func (m *Monitor) report(level slog.Level, text string, e events.Event, more ...slog.Attr) {
 	if ctx := context.Background(); m.cfg.Logger.Enabled(ctx, level) {
-		m.cfg.Logger.LogAttrs(ctx, level, "spillway: "+text, e.Attrs()...)
+		m.cfg.Logger.LogAttrs(ctx, level, "spillway: "+text, append(e.Attrs(), more...)...)
 	}
 	if e.Kind != 0 && m.cfg.Events != nil {
 		m.cfg.Events(e)
@@ -60,7 +60,9 @@ func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 			s.warned, level = true, slog.LevelWarn
 		}
 	}
-	m.report(level, text, e)
+	marks := s.State()
+	m.report(level, text, e, slog.Int64("capacity", s.Capacity()),
+		slog.Int64("trigger", marks.Trigger), slog.Int64("stop", marks.Stop))
 }
 
 // These bits describe the last report of a stuck space.
@@ -107,5 +109,6 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		below := t.State()
 		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))
 	}
-	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details})
+	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details},
+		slog.Int64("capacity", s.Capacity()))
 }

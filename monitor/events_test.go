@@ -135,12 +135,12 @@ level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 fr
 level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="monitor: the move is not needed any more: closed"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="batch 7 cannot be converted: no converter"
 level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="moving: lost"
-level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216
-level=WARN msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier"
-level=DEBUG msg="spillway: pressure fell to the stop mark" to=gpu:0 bytes=6144
-level=DEBUG msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier"
-level=DEBUG msg="spillway: room is needed that only work in progress can free" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 0 of them in batches at rest, host:0 has 4096"
-level=WARN msg="spillway: room is needed and no batch can be moved down" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 9216 of them in batches at rest, host:0 has 4096"
+level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
+level=WARN msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: pressure fell to the stop mark" to=gpu:0 bytes=6144 capacity=10240 trigger=8192 stop=6144
+level=DEBUG msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457
+level=DEBUG msg="spillway: room is needed that only work in progress can free" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 0 of them in batches at rest, host:0 has 4096" capacity=10240
+level=WARN msg="spillway: room is needed and no batch can be moved down" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 9216 of them in batches at rest, host:0 has 4096" capacity=10240
 level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 from=gpu:0 to=host:0 bytes=9216 text=image error="batch 7 cannot be converted: no converter"
 `
 		want += fmt.Sprintf("level=DEBUG msg=\"spillway: a space is lost\" to=gpu:0 error=%q\n", gpu.Lost())

@@ -47,6 +47,7 @@ type space struct {
 	// Guarded by the Monitor's mutex.
 	edges   []edge // by the place of the target; those to slower tiers are used
 	victims *btree.BTreeG[listed]
+	small   *btree.BTreeG[listed] // the victims by their bytes
 	sizes   *btree.BTreeG[listed] // all batches by their sizes as images
 	summary
 
@@ -403,8 +404,9 @@ const (
 // and reports whether there are more. There are none if all moves to the spaces of below fail.
 //
 // With CostAware, some that are stale are among them. With a limit of shortlistMax, if none of the first
-// ones is at most as large as room has for a tier, some that are, of the largest, are among them: a tier
-// below that is nearly full must not be the end while there is a batch that it could take.
+// ones is at most as large as room has for a tier, some that are, the policy's first of the largest, are
+// among them: a tier below that is nearly full must not be the end while there is a batch that it could
+// take.
 //
 // victims adds what the trees do not have: clean images, and about what it costs to move each victim
 // down and back: to the next tier, or onto a clean image, which costs nothing on the way down.
@@ -414,7 +416,7 @@ func (m *Monitor) victims(
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
-		if s.edges[t.place].refused(now, t.Used()) != everything {
+		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.Used()) != everything {
 			open = append(open, t)
 		}
 	}
@@ -452,14 +454,23 @@ func (m *Monitor) victims(
 		})
 	}
 	if more = more && s.victims.Len() > len(list); !more && !slices.ContainsFunc(list, fits) {
-		first := len(list)
-		s.sizes.DescendLessOrEqual(listed{key: Key{uint64(max(0, slices.Max(room[:]))), 1}}, func(l listed) bool {
-			if v := l.e.asVictim(); l.e.victim && fits(v) {
-				list = append(list, v)
+		var small []Victim
+		var most int64
+		for k, n := range room {
+			if s.lower.Has(tier.Kind(k)) {
+				most = max(most, n)
 			}
-			return len(list) < first+smallMax
+		}
+		looked := 0 // it ends soon also if many are excluded from the tier that has the room
+		s.small.DescendLessOrEqual(listed{key: Key{uint64(most), 1}}, func(l listed) bool {
+			if v := l.e.asVictim(); fits(v) {
+				small = append(small, v)
+			}
+			looked++
+			return len(small) < shortlistMax && looked < 8*shortlistMax
 		})
-		slices.SortStableFunc(list[first:], func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
+		slices.SortFunc(small, func(a, b Victim) int { return slices.Compare(a.Key[:], b.Key[:]) })
+		list = append(list, small[:min(smallMax, len(small))]...)
 	}
 	m.mu.Unlock()
 

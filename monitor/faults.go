@@ -71,11 +71,12 @@ func (e *edge) refused(now time.Time, used int64) int64 {
 
 // fault is what is remembered of a batch whose move went wrong, until it is moved, gets another form
 // or is dropped. Until the pause is over, the batch is not moved to the tiers that it could not be
-// moved to; it is moved nowhere if it was in use. The Monitor's lock guards it.
+// moved to. The Monitor's lock guards it.
 type fault struct {
 	pause
 	not         decide.Kinds // the tiers to which moves have failed since the pause began
 	conversions decide.Kinds // those of them for which the batch could not be converted
+	busy        time.Time    // until then it is moved nowhere, because it was in use
 	why         error        // of the last conversion that failed; nil if none did
 	reported    bool         // an Unmovable was sent
 }
@@ -87,8 +88,13 @@ func (m *Monitor) excludePaused(e *entry, f *fault, now time.Time) (conversions 
 	var not decide.Kinds
 	if now.Before(f.until) {
 		not, conversions = f.not, f.conversions
-		if m.mu.due.IsZero() || f.until.Before(m.mu.due) {
-			m.mu.due = f.until
+	}
+	if now.Before(f.busy) {
+		not = e.in.lower
+	}
+	for _, until := range []time.Time{f.until, f.busy} {
+		if due := &m.mu.due; now.Before(until) && (due.IsZero() || until.Before(*due)) {
+			*due = until
 		}
 	}
 	e.excludeLocked(not)
@@ -166,7 +172,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 		retry = way.refused(now, to.Used()) > 0
 	case busy:
 		stats.Busy++
-		f.not, f.until, retry = from.lower, now.Add(unit), true
+		f.busy, retry = now.Add(unit), true
 	case unmovable, failed:
 		retry = true
 		if !now.Before(f.until) { // else it has failed for another tier as well

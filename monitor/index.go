@@ -22,7 +22,7 @@ import (
 //   - Counted: the batch is in use, in transit, empty, or in the slowest tier. It is only in the sums
 //     and in the sizes of its space. Bytes at rest are those that nobody uses.
 //   - Victim: it is at rest with a tier below, without subscribers and leases. It has the policy's key.
-//   - Listed: a victim, unless failures exclude all tiers below (not). It is in the tree of victims, from
+//   - Listed: a victim, unless failures exclude all tiers below (not). It is in the trees of victims, from
 //     which lists of moves are chosen. putBack lists it again when its pause is over.
 type entry struct {
 	b       *batch.Batch
@@ -83,11 +83,12 @@ type item struct {
 }
 
 // items returns where an entry of this standing is listed.
-func (st *standing) items(e *entry) (all [2]item) {
+func (st *standing) items(e *entry) (all [3]item) {
 	if s := st.in; s != nil {
 		all[0] = item{s.sizes, listed{Key{uint64(st.size)}, e.id, e}}
 		if st.victim && st.not&s.lower != s.lower {
 			all[1] = item{s.victims, listed{st.key, e.id, e}}
+			all[2] = item{s.small, listed{Key{uint64(st.bytes)}, e.id, e}}
 		}
 	}
 	return all

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/btree"
@@ -27,7 +28,7 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 	}
 	for _, s := range x.spaces {
 		var sum summary
-		var victims, all []listed
+		var victims, small, all []listed
 		for _, b := range batches {
 			e, now := x.mu.entries[b.ID()], b.Cut()
 			if e == nil || e.b != b || e.in == nil || e.in.ID() != now.Space {
@@ -56,12 +57,14 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 			all = append(all, listed{Key{uint64(e.size)}, e.id, e})
 			if e.victim && e.not&s.lower != s.lower {
 				victims = append(victims, listed{e.key, e.id, e})
+				small = append(small, listed{Key{uint64(e.bytes)}, e.id, e})
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
 			t.Errorf("%s: the sums are %+v, want %+v", s.ID(), s.summary, sum)
 		}
 		verifyTree(t, "victims", s.victims, victims)
+		verifyTree(t, "victims by bytes", s.small, small)
 		verifyTree(t, "batches by size", s.sizes, all)
 	}
 }
@@ -356,4 +359,62 @@ func TestEachHoldsNoLock(t *testing.T) {
 		t.Errorf("%d of 10 batches", n)
 	}
 	w.end()
+}
+
+// TestVictimsGoToSlowerTiers: the victims of a target are looked at with the spaces below the source,
+// among which is the target itself.
+func TestVictimsGoToSlowerTiers(t *testing.T) {
+	w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, func(c *Config, _ *world) {
+		c.Speed = func(from, to tier.ID) int64 {
+			if from == to {
+				t.Errorf("the speed from %s to itself is asked for", from)
+			}
+			return 1 << 30
+		}
+	})
+	b, other := w.put(host0, 10*kib, seq(1)), w.put(host0, kib, seq(2))
+	host, disk, below := w.mon.byID[host0], w.mon.byID[disk0], w.mon.byID[gpu0].below(w.mon)
+	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 2 {
+		t.Errorf("the victims are %v", list)
+	}
+	for range 2 {
+		w.mon.noteMove(Victim{Batch: other, ID: other.ID(), Bytes: kib}, host, disk, errors.New("broken"))
+	}
+	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 0 {
+		t.Errorf("the victims are %v, though all moves to the disk fail", list)
+	}
+	w.end(b, other)
+}
+
+// TestUseEndsNoPause: a batch that is found in use is left alone for a period. Conversions that have
+// failed are not tried again sooner because of that, and failures of a disk do not keep it from other tiers.
+func TestUseEndsNoPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
+		b, other := w.put(gpu0, kib, seq(1)), w.put(gpu0, kib, seq(2))
+		fail := func(b *batch.Batch, to tier.ID, err error) {
+			w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
+		}
+		want := func(what string, not decide.Kinds) {
+			t.Helper()
+			w.mon.putBack(time.Now())
+			w.mon.mu.Lock()
+			defer w.mon.mu.Unlock()
+			if got := w.mon.entryLocked(b).not; got != not {
+				t.Errorf("%s: it is excluded from %b, want %b", what, got, not)
+			}
+		}
+		disk := decide.Kinds(0).With(tier.Disk)
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
+		want("in use", disk.With(tier.Host))
+		fail(other, disk0, errors.New("broken"))
+		time.Sleep(w.mon.cfg.Period)
+		want("a period after a use, while the disk fails", 0)
+		fail(b, disk0, &batch.UnmovableError{Batch: b.ID()})
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
+		want("in use again", disk.With(tier.Host))
+		time.Sleep(w.mon.cfg.Period)
+		want("a period later", disk)
+		w.end(b, other)
+	})
 }

@@ -204,6 +204,35 @@ func TestIndexShortlist(t *testing.T) {
 	w.end(all...)
 }
 
+// TestSmallVictimsInOrder: of many that fit, the policy's first are listed, not the largest.
+func TestSmallVictimsInOrder(t *testing.T) {
+	const n = shortlistMax + 200
+	w := newWorld(t, sizes{gpu0: 20 * n * kib, disk0: 20 * n * kib}, func(c *Config, _ *world) { c.Policy = PlanOrder() })
+	var all []*batch.Batch
+	for i := range n {
+		size := int64(10 * kib)
+		if i < 200 {
+			size = int64(2-i/100) * kib // the last in the policy's order are larger
+		}
+		all = append(all, w.put(gpu0, size, seq(i)))
+	}
+	w.exclude(all[199], true)
+	got, room := []batch.ID{}, byKind{tier.GPU: 8 * kib, tier.Disk: 4 * kib}
+	for _, v := range w.shortlist(0, room) {
+		if v.Bytes < 10*kib {
+			got = append(got, v.ID)
+		}
+	}
+	var want []batch.ID
+	for i := range smallMax {
+		want = append(want, all[198-i].ID())
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the small victims are %v, want %v", got, want)
+	}
+	w.end(all...)
+}
+
 // Notifications that overlap and come out of order end with the truth.
 func TestIndexConverges(t *testing.T) {
 	w := newWorld(t, sizes{gpu0: 1000 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {

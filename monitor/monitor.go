@@ -152,7 +152,7 @@ func New(cfg Config) (*Monitor, error) {
 	for i, s := range all {
 		sp := &space{
 			Space: s, place: i, edges: make([]edge, len(all)), token: make(chan struct{}, 1),
-			victims: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
+			victims: btree.NewG(16, isLess), small: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
 		}
 		for _, to := range all {
 			if to.Kind() > s.Kind() {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"sync"
+	"sync/atomic"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -81,7 +82,7 @@ func (r *Repository) Drain(
 // that come next, one after the other, so that demand never waits for more than one of them.
 type stream struct {
 	r         *Repository
-	ctx       context.Context // of the caller and the repository
+	ctx       context.Context // of the caller and the repository: array.RecordReader has none in Next
 	partition int
 	to        tier.Kind
 	consumes  bool // the handles are in the tier, and free their batches
@@ -209,80 +210,103 @@ func (r *Repository) Reader(ctx context.Context, partition int, opts ...TakeOpti
 	if schema == nil {
 		return nil, r.errorf(": %w", ErrNoSchema)
 	}
-	t := newTaker(workable, opts)
-	t.waitInput = true
-	inner := array.ReaderFromIter(schema, func(yield func(arrow.RecordBatch, error) bool) {
-		ctx, done := within(ctx, r.life)
-		s := stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: t}
-		defer s.running.Wait()
-		defer done()
-		var late error // of the first payload whose release failed: its record is whole
-		for {
-			rec, failed, err := s.read()
-			late = cmp.Or(late, failed)
-			if err != nil {
-				if errors.Is(err, io.EOF) {
-					err = nil
-				}
-				if err = errors.Join(err, late); err != nil {
-					yield(nil, err)
-				}
-				return
-			}
-			s.prefetch(nil)
-			if !yield(rec, nil) {
-				return
-			}
-		}
-	})
-	return &reader{RecordReader: inner}, nil
+	ctx, done := within(ctx, r.life)
+	rd := &reader{done: done, schema: schema}
+	rd.stream = stream{r: r, ctx: ctx, partition: partition, to: tier.Host, taker: newTaker(workable, opts)}
+	rd.taker.waitInput = true
+	rd.refs.Store(1)
+	return rd, nil
 }
 
-// reader keeps the error that ended a Reader: arrow-go's own forgets it at another call of Next.
+// reader is not array.ReaderFromIter, whose coroutine ends the process if its callers differ in being
+// locked to a thread.
 type reader struct {
-	array.RecordReader
-	err error
+	stream
+	done   func() // ends the stream's context
+	schema *arrow.Schema
+	refs   atomic.Int64
+
+	current arrow.RecordBatch
+	err     error
+	late    error // of the first payload whose release failed: its record is whole
+	ended   bool
 }
 
-func (rd *reader) Err() error { return rd.err }
+func (rd *reader) Retain() { rd.refs.Add(1) }
+
+func (rd *reader) Release() {
+	if rd.refs.Add(-1) == 0 {
+		rd.end()
+		rd.drop()
+	}
+}
+
+// end ends the stream. It may be called again.
+func (rd *reader) end() {
+	rd.ended = true
+	rd.done()
+	rd.running.Wait()
+}
+
+func (rd *reader) drop() {
+	if rd.current != nil {
+		rd.current.Release()
+		rd.current = nil
+	}
+}
+
+func (rd *reader) Schema() *arrow.Schema          { return rd.schema }
+func (rd *reader) RecordBatch() arrow.RecordBatch { return rd.current }
+func (rd *reader) Record() arrow.RecordBatch      { return rd.current }
+func (rd *reader) Err() error                     { return rd.err }
 
 func (rd *reader) Next() bool {
-	if rd.err != nil {
+	rd.drop()
+	if rd.ended {
 		return false
 	}
-	next := rd.RecordReader.Next()
-	rd.err = rd.RecordReader.Err()
-	return next
+	rec, err := rd.read()
+	if err != nil {
+		rd.end()
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		rd.err = errors.Join(err, rd.late)
+		return false
+	}
+	rd.current = rec
+	rd.prefetch(nil)
+	return true
 }
 
-// read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere. late
-// is an error of the payload's release, which leaves the record whole.
-func (s *stream) read() (rec arrow.RecordBatch, late, err error) {
-	r := s.r
+// read opens the next batch as a record. The Mover copies it to host memory if it is elsewhere.
+func (rd *reader) read() (arrow.RecordBatch, error) {
+	r := rd.r
 	if !r.m.cfg.Calls.Enter() {
-		return nil, nil, r.closedError()
+		return nil, r.closedError()
 	}
 	defer r.m.cfg.Calls.Leave()
-	e, h, err := s.next()
+	e, h, err := rd.next()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if rec, err = s.open(h); err != nil {
+	rec, err := rd.open(h)
+	if err != nil {
 		err = errors.Join(r.errorf(", batch %d: %w", e.b.ID(), err), h.Close())
-		s.taker.claim.restore()
-		return nil, nil, err
+		rd.taker.claim.restore()
+		return nil, err
 	}
 	// With a handle open only one error is possible, that the batch was dropped in place, and that
 	// makes no difference.
 	_ = e.b.Drop()
 	r.remove(e)
-	if late = h.Close(); late != nil {
-		late = r.errorf(", batch %d: %w", e.b.ID(), late)
+	if err := h.Close(); err != nil && rd.late == nil {
+		rd.late = r.errorf(", batch %d: %w", e.b.ID(), err)
 	}
-	return rec, late, nil
+	return rec, nil
 }
 
-func (s *stream) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
+func (rd *reader) open(h *batch.Handle) (_ arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "a payload") // the batch is put back
-	return s.r.m.cfg.Mover.Record(s.ctx, h)
+	return rd.r.m.cfg.Mover.Record(rd.ctx, h)
 }

@@ -3,6 +3,7 @@ package repository
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -521,6 +522,24 @@ func TestReader(t *testing.T) {
 	rd.Release()
 }
 
+// TestReaderOfALockedThread: goroutines that use CUDA contexts are locked to their threads.
+func TestReaderOfALockedThread(t *testing.T) {
+	m := newMover(t, 10, 10, 10)
+	r := ensure(t, newPlan(t, m), "join")
+	fill(t, r, 2)
+	rd, err := r.Reader(background, 0)
+	check(t, err)
+	done := make(chan bool)
+	go func() {
+		runtime.LockOSThread()
+		done <- rd.Next()
+	}()
+	if !<-done || !rd.Next() {
+		t.Error(rd.Err())
+	}
+	rd.Release()
+}
+
 func TestReaderErrors(t *testing.T) {
 	m := newMover(t, 10, 10, 10)
 	r := ensure(t, newPlan(t, m), "join")
@@ -556,6 +575,9 @@ func TestReaderErrors(t *testing.T) {
 		t.Errorf("a new reader goes on elsewhere: %v", again.Err())
 	}
 	again.Release() // in the middle
+	if again.Next() {
+		t.Error("a released reader goes on")
+	}
 	if r.Len(0) != 1 {
 		t.Errorf("%d left, want 1", r.Len(0))
 	}

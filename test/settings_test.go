@@ -399,12 +399,13 @@ var settings = []setting{
 			return c.Policy.(lookingPolicy).looks.Load() > 0
 		}
 	}},
-	{field: "MonitorPeriod", with: watched, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
+	{field: "MonitorPeriod", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.MonitorPeriod = 10 * time.Second
 		return func(eng *spillway.Engine) bool {
+			before := eng.Stats().Monitor.Looks
 			pressed(t, eng, time.Minute) // in which there are 1200 looks without it
-			looks := c.Policy.(lookingPolicy).looks.Load()
-			return looks >= 2 && looks < 200
+			looks := eng.Stats().Monitor.Looks - before
+			return looks >= 6 && looks < 200
 		}
 	}},
 	{field: "StallTimeout", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
