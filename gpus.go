@@ -227,7 +227,7 @@ func (e *Engine) lookAtGPUs() {
 	for i, s := range e.reservations.Spaces().InTier(tier.GPU) { // by number, as e.wrapped
 		var n int64
 		var ok bool
-		e.panics.Do("Device.MemInfo or FreeBytes", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+		e.panics.Do("Device.MemInfo", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
 		if ok {
 			s.SetForeign(n)
 		}
