@@ -420,7 +420,12 @@ func TestWrongAnswersAndForeignPayloads(t *testing.T) {
 // panicky is a device whose copies to the host panic.
 type panicky struct{ tier.Device }
 
-func (panicky) CopyToHost(tier.Stream, []byte, tier.Addr) error { panic("in the device") }
+func (d panicky) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	if regions[0].HostDst != nil {
+		panic("in the device")
+	}
+	return d.Device.CopyRegions(s, regions)
+}
 
 func TestDevicePanicsGiveEverythingBack(t *testing.T) {
 	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return panicky{d} }})

@@ -90,7 +90,12 @@ func TestPanicOfAWrapper(t *testing.T) {
 // refusing is a device whose copies to the host fail.
 type refusing struct{ tier.Device }
 
-func (refusing) CopyToHost(tier.Stream, []byte, tier.Addr) error { return errors.New("in the device") }
+func (d refusing) CopyRegions(s tier.Stream, regions []tier.Region) error {
+	if regions[0].HostDst != nil {
+		return errors.New("in the device")
+	}
+	return d.Device.CopyRegions(s, regions)
+}
 
 func TestWhoseFailureInTheDevice(t *testing.T) {
 	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return refusing{d} }})

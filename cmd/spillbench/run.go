@@ -64,7 +64,7 @@ in TMPDIR.
 
 run puts all batches into the GPU tier, which holds only a part of them: the rest
 moves down to host memory and disk. Each pass then brings every batch back to the
-GPU, computes a digest over every byte there, and compares it with the digest of the
+GPU, computes a digest over every byte of it, and compares that with the digest of the
 record that was loaded. At the end, one task for each batch (Engine.RunTask) does so
 once more and drops the batch; with --passes 0 there are no tasks. Input without any
 batch, such as a CSV file of only a header, is wrong use: there would be nothing to

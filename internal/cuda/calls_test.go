@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
-// kernelText is what the emulator wants of PTX: that it looks like it.
 // everything calls each method of Calls once, and returns what went wrong.
 type everything struct {
 	r            *rig

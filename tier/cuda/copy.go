@@ -53,10 +53,9 @@ func (d *gpu) Fill(ts tier.Stream, dst tier.Addr, value byte, size int64) error 
 	return s.put(due{}, func(c *cuda.Calls) error { return c.Fill(s.handle, cuda.Ptr(dst), value, size) })
 }
 
-// CopyRegions implements tier.Device. Host memory that is not pinned is read before it returns. It is
-// done by one call where the driver has one for it (CUDA 12.8), else
+// CopyRegions implements tier.Device: by one call where the driver has one for it (CUDA 12.8), else
 // by one a region. Should one of those be refused, after others were put on the stream, the stream
-// has failed.
+// has failed. Host memory that is not pinned is read before CopyRegions returns.
 func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 	s, err := d.own(ts)
 	if err != nil {

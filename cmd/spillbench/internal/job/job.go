@@ -6,7 +6,7 @@
 //	                               repository, partitions
 //	                                       │ every batch, each pass
 //	                                       ▼
-//	               task ─▶ Acquire in the GPU ─▶ digest there ─▶ compare     pass-1 … pass-N
+//	               task ─▶ Acquire in the GPU ─▶ digest ─▶ compare           pass-1 … pass-N
 //	                                       │
 //	                                       ▼
 //	               RunTask ─▶ digest ─▶ compare ─▶ drop                      drain
