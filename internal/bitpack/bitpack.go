@@ -36,10 +36,15 @@ const (
 	headerSize = 26
 	// raw is the kind of a block that is stored as it is, behind one byte.
 	raw = 0
+	// letters is the kind for words of 8 bits. Their common upper bits are the base, and the others of 8
+	// words are one number.
+	letters = 8
+	// everyByte times a byte is 8 such bytes.
+	everyByte = 0x0101010101010101
 )
 
 // kinds are the schemes of packed blocks: the length of a word in bits, and one more for differences.
-var kinds = []byte{64, 65, 32, 33, 16, 8}
+var kinds = []byte{64, 65, 32, 33, 16, letters}
 
 // plan is how a block is stored.
 type plan struct {
@@ -50,20 +55,25 @@ type plan struct {
 	first   int64 // the word before the first, for differences
 }
 
-// words returns how many words n bytes have.
-func (p *plan) words(n int) int { return n * 8 / int(p.kind&^1) }
+// numbers returns how many numbers n bytes become.
+func (p *plan) numbers(n int) int {
+	if p.kind == letters {
+		return n / 8
+	}
+	return n * 8 / int(p.kind&^1)
+}
 
 // size returns how many bytes a block of n is stored in.
 func (p *plan) size(n int) int {
 	if p.kind == raw {
 		return 1 + n
 	}
-	return headerSize + bitpack.ByteCount(uint(p.words(n))*p.width)
+	return headerSize + bitpack.ByteCount(uint(p.numbers(n))*p.width)
 }
 
 // coder is what blocks are packed and unpacked in.
 type coder struct {
-	numbers [blockSize]int64
+	numbers [blockSize / 2]int64
 	// The library makes integers of words, and words of integers, too. It reads a few bytes more than
 	// there are.
 	block, packed [blockSize + bitpack.PaddingInt64]byte
@@ -115,7 +125,7 @@ func (c *coder) encode(dst, block []byte) []byte {
 	if size >= n {
 		return append(append(dst, raw), block...)
 	}
-	bitpack.Pack(c.packed[:], c.numbers[:p.words(n)], p.width)
+	bitpack.Pack(c.packed[:], c.numbers[:p.numbers(n)], p.width)
 	dst = append(dst, p.kind, byte(p.width))
 	for _, v := range []int64{p.base, p.divisor, p.first} {
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(v))
@@ -123,14 +133,30 @@ func (c *coder) encode(dst, block []byte) []byte {
 	return append(dst, c.packed[:size-headerSize]...)
 }
 
-// plan finds out how a block of two words or more is stored as a kind, and sets c.numbers to what is to be
+// plan finds out how a block of 16 bytes or more is stored as a kind, and sets c.numbers to what is to be
 // packed.
 func (c *coder) plan(kind byte, block []byte) plan {
 	p := plan{kind: kind, divisor: 1}
 	if kind == raw {
 		return p
 	}
-	numbers, size := c.numbers[:p.words(len(block))], uint(kind&^1)
+	numbers, size := c.numbers[:p.numbers(len(block))], uint(kind&^1)
+	if kind == letters {
+		all, some := ^uint64(0), uint64(0) // the bits of all words, and of any
+		for i := range numbers {
+			v := binary.LittleEndian.Uint64(block[8*i:])
+			all, some = all&v, some|v
+		}
+		for shift := 32; shift >= 8; shift /= 2 {
+			all, some = all&(all>>shift), some|some>>shift
+		}
+		width := uint(bits.Len8(uint8(all ^ some)))
+		p.width, p.base = 8*width, int64(uint8(all)>>width<<width)
+		for i := range numbers {
+			numbers[i] = int64(gather(binary.LittleEndian.Uint64(block[8*i:]), width))
+		}
+		return p
+	}
 	copy(c.block[:], block)
 	bitpack.Unpack(numbers, c.block[:], size)
 	if kind&1 != 0 {
@@ -173,6 +199,27 @@ func (c *coder) plan(kind byte, block []byte) plan {
 	return p
 }
 
+// gather moves the lower bits of 8 bytes, so many of each, next to each other.
+func gather(v uint64, width uint) uint64 {
+	v &= everyByte * (1<<width - 1)
+	for lane := uint(8); lane < 64; lane *= 2 { // two lanes become one
+		lower := ^uint64(0) / (1<<lane + 1)
+		v = v&lower | v>>lane&lower<<width
+		width *= 2
+	}
+	return v
+}
+
+// spread undoes gather.
+func spread(v uint64, width uint) uint64 {
+	for lane := uint(32); lane >= 8; lane /= 2 {
+		n := width * lane / 8
+		lower := ^uint64(0) / (1<<lane + 1) / (1<<lane - 1) * (1<<n - 1) // n bits of every second lane
+		v = v&lower | v>>n&lower<<lane
+	}
+	return v
+}
+
 // ErrMalformed reports that bytes are not what Encode made of as many as are wanted.
 var ErrMalformed = errors.New("bitpack: malformed")
 
@@ -209,12 +256,19 @@ func (c *coder) decode(block, src []byte) ([]byte, error) {
 	if size > min(len(src), headerSize+n) {
 		return nil, ErrMalformed
 	}
-	numbers := c.numbers[:p.words(n)]
+	numbers := c.numbers[:p.numbers(n)]
 	if p.width == 0 {
 		clear(numbers)
 	} else {
 		copy(c.packed[:], src[headerSize:size])
 		bitpack.Unpack(numbers, c.packed[:], p.width)
+	}
+	if p.kind == letters {
+		for i, v := range numbers {
+			v := spread(uint64(v), p.width/8) | uint64(p.base)*everyByte
+			binary.LittleEndian.PutUint64(block[8*i:], v)
+		}
+		return src[size:], nil
 	}
 	for i, v := range numbers {
 		numbers[i] = v*p.divisor + p.base
