@@ -313,15 +313,12 @@ func (e *Engine) stagingNear(node int) (transfer.Staging, error) {
 	return e.staging[nearest], nil
 }
 
-// Reserve waits for a promise of bytes in a space of the strategy, with the options that o lists; nil
-// means none. The caller must Release it.
+// Reserve waits for a promise of bytes in a space of the strategy. The caller must Release it. For
+// requests with options, see Reservations.
 func (e *Engine) Reserve(
-	ctx context.Context,
-	s reservation.Strategy,
-	bytes int64,
-	o *reservation.Options,
+	ctx context.Context, s reservation.Strategy, bytes int64,
 ) (*reservation.Reservation, error) {
-	return e.reservations.Reserve(ctx, s, bytes, o)
+	return e.reservations.Reserve(ctx, s, bytes, nil)
 }
 
 // Reservations returns the manager of all promises.

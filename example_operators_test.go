@@ -316,7 +316,7 @@ func ExampleEngine_Reserve() {
 	dir := check(os.MkdirTemp("", "spillway"))
 	defer os.RemoveAll(dir)
 	eng, _ := operators(ctx, dir, 0)
-	promise := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 64<<10, nil))
+	promise := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 64<<10))
 	alloc := check(arrowmem.New(promise))
 	groups := array.NewInt64Builder(alloc)
 	err := arrowmem.Guard(func() error {
@@ -365,7 +365,7 @@ func ExamplePlan_Work() {
 	fmt.Println("after Grow:", g.work.Err())
 	g.mu.Unlock()
 
-	another := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 20<<20, nil)) // waits for the group-by
+	another := check(eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 20<<20)) // waits for the group-by
 	check(0, another.Release())
 	check(0, g.work.Close())
 	check(plan.Close())

@@ -372,7 +372,7 @@ func TestLargeTaskBesideAFullGPU(t *testing.T) {
 		id := tier.ID{Kind: tier.GPU, Ordinal: 1}
 		var all []*batch.Batch
 		for i := range 20 {
-			r, err := eng.Reserve(t.Context(), reservation.Specific(id), mib, nil)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(id), mib)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -501,7 +501,7 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 		for eng.Admitter().Stats().Running == 0 {
 			runtime.Gosched()
 		}
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 2<<20, nil)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 2<<20)
 		if err != nil {
 			left <- errors.Join(err, tr.Abort())
 			return

@@ -225,7 +225,7 @@ func TestBudgetHeldByAnotherEngine(t *testing.T) {
 	defer closeEngine(t, one)
 	two, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(limit), Wrap: wrapIn(b)})
 	defer closeEngine(t, two)
-	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).State().Limit/tier.Page*tier.Page, nil)
+	held, err := one.Reserve(ctx, reservation.AnyInTier(tier.GPU), gpuOf(t, one).State().Limit/tier.Page*tier.Page)
 	if err != nil {
 		t.Fatal(err)
 	}

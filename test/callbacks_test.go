@@ -147,7 +147,7 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
 	waits.Store(&cancel)
-	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096, nil); !errors.Is(err, context.Canceled) {
+	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
 	if err := errors.Join(eng.Quota().SetLimit(4096), all.Release()); err != nil {
@@ -212,7 +212,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			first = false
 			<-opened
 			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.State().Room/4096*4096, nil)
+			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.State().Room/4096*4096)
 			ended <- errors.Join(err, r.Release())
 		}
 	})

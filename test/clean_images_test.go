@@ -139,7 +139,7 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 	disk := eng.Spaces()[2]
 	var taken []*tier.Buffer
 	take := func() { // a page, so that it fits wherever one is free
-		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID()), tier.Page, nil)
+		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID()), tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}

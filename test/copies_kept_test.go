@@ -129,13 +129,13 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]
-	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room, nil) // work that goes on
+	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room) // work that goes on
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib, nil); err == nil {
+	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib); err == nil {
 		t.Error(w.Release(), "it need not wait")
 	}
 	disk := eng.Spaces()[2]

@@ -606,7 +606,7 @@ func TestCursorOfAProgramsOwnForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := sortedRun(1, 3_000)
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 256<<10, nil)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 256<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -753,7 +753,7 @@ func TestCursorKeepsItsRow(t *testing.T) {
 	small, large := viewsIn(2_000, 0), viewsIn(2_000, 256<<10)
 	next := large
 	back := func(ctx context.Context, _ batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10, nil) // as much as the image will need
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10) // as much as the image will need
 		if err != nil {
 			return nil, err
 		}
@@ -761,7 +761,7 @@ func TestCursorKeepsItsRow(t *testing.T) {
 		return &asIs{next, buf}, errors.Join(err, r.Release())
 	}
 	image := func(ctx context.Context, src batch.Payload, _ *reservation.Reservation) (batch.Payload, error) {
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10, nil)
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), 512<<10)
 		if err != nil {
 			return nil, err
 		}

@@ -43,7 +43,7 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	defer cancel()
 	eng, _, space := twoOnGPU(ctx, t)
 	on := reservation.Specific(space.ID())
-	a, err := eng.Reserve(ctx, on, space.Available(), &reservation.Options{Owner: reservation.NewOwner("a")})
+	a, err := eng.Reservations().Reserve(ctx, on, space.Available(), &reservation.Options{Owner: reservation.NewOwner("a")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 			}
 			var r *reservation.Reservation
 			if err == nil {
-				if r, err = eng.Reserve(ctx, on, space.State().Limit/2, &reservation.Options{Owner: owner}); err == nil {
+				if r, err = eng.Reservations().Reserve(ctx, on, space.State().Limit/2, &reservation.Options{Owner: owner}); err == nil {
 					err = r.Release()
 				}
 				err = errors.Join(err, h.Close())

@@ -123,7 +123,7 @@ func TestTrim(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 2*n)
 	defer eng.Close()
 	taken := func(size int64, where tier.Kind) *tier.Buffer {
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(where), size, nil)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(where), size)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,11 +196,11 @@ func TestTrim(t *testing.T) {
 
 func TestCloseReportsWhatIsHeld(t *testing.T) {
 	eng, _ := openSmall(t, 1<<20, 1<<20)
-	gpu, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 1000, nil)
+	gpu, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 1000)
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 5000, nil)
+	host, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 5000)
 	if err != nil {
 		t.Fatal(err)
 	}

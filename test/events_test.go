@@ -289,7 +289,7 @@ func TestTaskEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	held, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), 200_000, &reservation.Options{Owner: reservation.NewOwner("hoarder")})
+	held, err := eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID()), 200_000, &reservation.Options{Owner: reservation.NewOwner("hoarder")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func (s shown) accounts() error {
 
 func (s shown) promise() error {
 	ctx, eng := s.ctx, s.eng
-	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 64<<20, nil) // waits for room
+	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 64<<20) // waits for room
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (s shown) beginAgain() error {
 	half := eng.Spaces()[0].State().Limit / 2
 	work := func(ctx context.Context) error {
 		owner := &reservation.Options{Owner: reservation.OwnerOf(ctx)}
-		r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), half, owner)
+		r, err := eng.Reservations().Reserve(ctx, spillway.AnyInTier(spillway.GPU), half, owner)
 		if err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func TestDeadlockOfOwners(t *testing.T) {
 		half := s.eng.Spaces()[0].Available() / 2
 		var held [2]*spillway.Reservation
 		for i, name := range []string{"join", "sort"} {
-			r, err := s.eng.Reserve(s.ctx, gpu, half, &reservation.Options{Owner: reservation.NewOwner(name)})
+			r, err := s.eng.Reservations().Reserve(s.ctx, gpu, half, &reservation.Options{Owner: reservation.NewOwner(name)})
 			if err != nil {
 				return err
 			}

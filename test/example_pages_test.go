@@ -352,7 +352,7 @@ func (s shown) group() error {
 	for rec = range s.scan {
 		break
 	}
-	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 64<<20, nil) // waits for the room
+	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.Host), 64<<20) // waits for the room
 	if err != nil {
 		return err
 	}
@@ -405,7 +405,7 @@ func (s shown) operatorMemory() error {
 func (s shown) reserve() error {
 	ctx, eng := s.ctx, s.eng
 	larger := &reservation.Options{Policy: reservation.Increase(1.25)}
-	r, err := eng.Reserve(ctx, spillway.AnyInTier(spillway.GPU), 1<<20, larger)
+	r, err := eng.Reservations().Reserve(ctx, spillway.AnyInTier(spillway.GPU), 1<<20, larger)
 	if err != nil {
 		return err
 	}

@@ -346,7 +346,7 @@ func (s *spill) growsOn() {
 	s.t.Helper()
 	s.whole()
 	const most = 70 << 20 // of a file of which 64 MiB are taken
-	hold, err := s.eng.Reserve(s.t.Context(), reservation.AnyInTier(tier.Disk), most, nil)
+	hold, err := s.eng.Reserve(s.t.Context(), reservation.AnyInTier(tier.Disk), most)
 	must(s.t, err)
 	buf, err := hold.Alloc(most)
 	if err := errors.Join(err, hold.Release()); err != nil {

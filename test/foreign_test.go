@@ -58,7 +58,7 @@ func onGPU(t *testing.T, eng *spillway.Engine, n int) (all []*batch.Batch) {
 	t.Helper()
 	const size = 1 << 20
 	for i := range n {
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), size, nil)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), size)
 		if err != nil {
 			t.Fatal(err)
 		}

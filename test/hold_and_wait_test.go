@@ -328,11 +328,11 @@ func testDrawnBytesAreHeldOnce(t *testing.T) {
 	}
 	input, _ := repo.Peek(0)
 	onGPU := reservation.AnyInTier(tier.GPU)
-	other, err := eng.Reserve(ctx, onGPU, 450<<10, &reservation.Options{Owner: reservation.NewOwner("another, that works")})
+	other, err := eng.Reservations().Reserve(ctx, onGPU, 450<<10, &reservation.Options{Owner: reservation.NewOwner("another, that works")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(ctx, onGPU, 400<<10, &reservation.Options{Owner: reservation.NewOwner("a task")})
+	r, err := eng.Reservations().Reserve(ctx, onGPU, 400<<10, &reservation.Options{Owner: reservation.NewOwner("a task")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestHoldersOfReservations(t *testing.T) {
 	var bufs [2]*tier.Buffer
 	for i, o := range []*reservation.Owner{nil, reservation.NewOwner("me")} {
 		var err error
-		all[i], err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, &reservation.Options{Owner: o})
+		all[i], err = eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, &reservation.Options{Owner: o})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestHoldersOfAProgramsOwnForm(t *testing.T) {
 	defer closeEngine(t, eng)
 	repo := scanOf(t, eng)
 	const charge = 128 << 10
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 3*charge, nil)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 3*charge)
 	if err != nil {
 		t.Fatal(err)
 	}

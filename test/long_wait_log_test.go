@@ -64,7 +64,7 @@ func testLongWaitIsLogged(t *testing.T) {
 	whole := account.Limit / 4096 * 4096
 	ended := make(chan error)
 	go func() {
-		r, err := eng.Reserve(ctx, reservation.Specific(gpu), whole, nil) // for which the handle must go
+		r, err := eng.Reserve(ctx, reservation.Specific(gpu), whole) // for which the handle must go
 		ended <- errors.Join(err, r.Release())
 	}()
 	synctest.Wait()

@@ -37,7 +37,7 @@ func (w waiting) take(k tier.Kind, n int64) *reservation.Reservation {
 	if n == 0 {
 		n = s.Available() / tier.Page * tier.Page
 	}
-	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n, nil)
+	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n)
 	if err != nil {
 		w.t.Fatal(err)
 	}

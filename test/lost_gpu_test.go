@@ -208,7 +208,7 @@ func TestLostGPUIsPassedBy(t *testing.T) {
 	}
 	isLost(t, "putting it there", l.repo.Put(ctx, 4, records[3], in(tier.GPU)))
 	for _, n := range []int64{0, 1, 1 << 30} {
-		_, err := l.eng.Reserve(ctx, reservation.Specific(lostGPU), n, nil)
+		_, err := l.eng.Reserve(ctx, reservation.Specific(lostGPU), n)
 		isLost(t, fmt.Sprintf("reserving %d bytes", n), err)
 	}
 	isLost(t, "moving from there", mover.Move(ctx, batches[0], reservation.AnyInTier(tier.Host)))
@@ -301,7 +301,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	l.begun.Store(&waits)
 	take := func(k tier.Kind, part int64) *reservation.Reservation {
 		s := l.eng.Reservations().Spaces().InTier(k)[0]
-		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.Available()/part/tier.Page*tier.Page, nil)
+		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.Available()/part/tier.Page*tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,8 +321,8 @@ func TestWaitersOfALostGPU(t *testing.T) {
 		}
 	}
 	for _, wait := range []func() error{
-		func() error { _, err := l.eng.Reserve(ctx, onAnyGPU, 100<<10, nil); return err },
-		func() error { _, err := l.eng.Reserve(ctx, reservation.Specific(lostGPU), 100<<10, nil); return err },
+		func() error { _, err := l.eng.Reserve(ctx, onAnyGPU, 100<<10); return err },
+		func() error { _, err := l.eng.Reserve(ctx, reservation.Specific(lostGPU), 100<<10); return err },
 		func() error {
 			_, err := l.eng.Reservations().ReserveUpTo(ctx, onAnyGPU, 100<<10, 200<<10, nil)
 			return err
@@ -343,7 +343,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	}
 	passed, landed := make(chan served), make(chan error)
 	go func() {
-		r, err := l.eng.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 100<<10, nil)
+		r, err := l.eng.Reserve(ctx, reservation.AnyInTiers(tier.GPU, tier.Host), 100<<10)
 		passed <- served{r, err}
 	}()
 	waiting()

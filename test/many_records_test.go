@@ -44,7 +44,7 @@ func TestReleaseAmongManyRecords(t *testing.T) {
 		host := tier.ID{Kind: tier.Host}
 		account, _ := eng.Holders(host)
 		one := account.Holders[0].Bytes / int64(records)
-		full, err := eng.Reserve(t.Context(), reservation.Specific(host), account.Available/4096*4096, nil)
+		full, err := eng.Reserve(t.Context(), reservation.Specific(host), account.Available/4096*4096)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestReleaseAmongManyRecords(t *testing.T) {
 		for i := range 20 {
 			served := make(chan time.Time)
 			go func() {
-				r, err := eng.Reserve(t.Context(), reservation.Specific(host), one, nil)
+				r, err := eng.Reserve(t.Context(), reservation.Specific(host), one)
 				at := time.Now()
 				if err != nil {
 					t.Error(err)

@@ -152,7 +152,7 @@ func TestStuckEvents(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			waited := make(chan error)
 			go func() {
-				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), need, nil)
+				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), need)
 				waited <- err
 			}()
 			await(time.Minute)
@@ -201,7 +201,7 @@ func TestRefusedEvents(t *testing.T) {
 			got := make(chan error)
 			for range waiters {
 				go func() {
-					_, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 128<<10, nil)
+					_, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 128<<10)
 					got <- err
 				}()
 			}

@@ -75,7 +75,7 @@ func TestNothingMovesAfterASpike(t *testing.T) {
 		eng := openMarked(t, 64*mib)
 		gpu := eng.Spaces()[0]
 		all := onGPU(t, eng, 45) // above the stop mark, 38.4
-		r, err := eng.Reserve(t.Context(), spillway.Specific(gpu.ID()), 8*mib, nil)
+		r, err := eng.Reserve(t.Context(), spillway.Specific(gpu.ID()), 8*mib)
 		if err != nil {
 			t.Fatal(err)
 		}

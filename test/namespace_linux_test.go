@@ -174,7 +174,7 @@ func spillToFull(dir string) error {
 
 func fillAndEmpty(eng *spillway.Engine, dir string) (err error) {
 	ctx := context.Background()
-	hold, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Disk), 6<<20, nil)
+	hold, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Disk), 6<<20)
 	if err != nil {
 		return err
 	}

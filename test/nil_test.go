@@ -36,7 +36,7 @@ func TestNilArguments(t *testing.T) {
 	if err := repo.Put(ctx, 0, rec); err != nil {
 		t.Fatal(err)
 	}
-	room, err := eng.Reserve(ctx, host, 4096, nil)
+	room, err := eng.Reserve(ctx, host, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}

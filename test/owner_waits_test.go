@@ -47,13 +47,13 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: files})
 		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Minute)})
 		ctx := reservation.NewOwner("the test").Context(t.Context())
-		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page, nil)
+		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		all := fillUp(t, eng, tier.Host)
 		start := time.Now()
-		more, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20, nil)
+		more, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20)
 		if err != nil || time.Since(start) < time.Minute {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
@@ -90,7 +90,7 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 		all := append(fillUp(t, eng, tier.Disk), fillUp(t, eng, tier.Host)...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		if _, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20, nil); !errors.Is(err, tier.ErrNoSpace) {
+		if _, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("a wait in vain: %v", err)
 		}
 		dropAll(t, all)

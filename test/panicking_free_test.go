@@ -40,7 +40,7 @@ func (d freePanics) Free(s tier.Stream, a tier.Addr) error {
 // freeBadly frees 400 KiB on the GPU, and what is armed goes wrong.
 func freeBadly(t *testing.T, eng *spillway.Engine, armed *atomic.Bool) {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 400<<10, nil)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 400<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10, nil) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {
@@ -123,7 +123,7 @@ func testRoomOfAFree(t *testing.T, refused bool) {
 	freeBadly(t, eng, &armed)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page, nil)
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page)
 	if err == nil {
 		err = all.Release()
 	}
@@ -204,7 +204,7 @@ func TestRoomOfARefusedFreeOnABadStream(t *testing.T) {
 	freeBadly(t, eng, &armed)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page, nil)
+	all, err := eng.Reserve(ctx, gpu, gpuOf(t, eng).State().Limit/tier.Page*tier.Page)
 	if err := errors.Join(err, all.Release()); err != nil {
 		t.Error(err)
 	}
@@ -225,7 +225,7 @@ func TestWaiterForAFreeThatPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := reservation.AnyInTier(tier.GPU)
-	r, err := eng.Reserve(t.Context(), gpu, 400<<10, nil)
+	r, err := eng.Reserve(t.Context(), gpu, 400<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestWaiterForAFreeThatPanics(t *testing.T) {
 	got := make(chan error, 1)
 	limit := gpuOf(t, eng).State().Limit / tier.Page * tier.Page
 	go func() {
-		all, err := eng.Reserve(ctx, gpu, limit, nil)
+		all, err := eng.Reserve(ctx, gpu, limit)
 		if err == nil {
 			err = all.Release()
 		}
@@ -312,7 +312,7 @@ func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10, nil) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {

@@ -222,7 +222,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(firstDisk), tier.Page, &reservation.Options{Policy: reservation.Increase(1)})
+	r, err := eng.Reservations().Reserve(t.Context(), reservation.Specific(firstDisk), tier.Page, &reservation.Options{Policy: reservation.Increase(1)})
 	if err != nil {
 		t.Fatal(err)
 	}

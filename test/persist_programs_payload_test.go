@@ -66,7 +66,7 @@ type incomparable struct {
 func TestIncomparablePayloadWherePersisted(t *testing.T) {
 	log := new(syncBuffer)
 	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Disk), 4096, nil)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Disk), 4096)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestReaderOfAProgramsOwnForm(t *testing.T) {
 			}
 			continue
 		}
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10, nil)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestReaderOfAProgramsOwnForm(t *testing.T) {
 // putAsIs puts a batch of a program's own form, which takes room in host memory.
 func putAsIs(t *testing.T, eng *spillway.Engine, repo *repository.Repository, form func(*asIs) batch.Payload) *batch.Batch {
 	t.Helper()
-	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10, nil)
+	r, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 128<<10)
 	if err != nil {
 		t.Fatal(err)
 	}

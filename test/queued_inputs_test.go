@@ -117,7 +117,7 @@ func othersLeave(t *testing.T, rules admission.Rules) {
 	for _, b := range all[20:] {
 		pending += b.Info().Pending
 	}
-	r, err := eng.Reserve(t.Context(), spillway.Specific(tier.ID{Kind: tier.GPU}), 40*mib, nil)
+	r, err := eng.Reserve(t.Context(), spillway.Specific(tier.ID{Kind: tier.GPU}), 40*mib)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestInputsThatArriveAreHeld(t *testing.T) {
 		}
 		e.when, e.what = all[0], all[1]
 		claim := mustClaim(t, repo, 2)
-		others, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 60*mib, nil)
+		others, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 60*mib)
 		if err != nil {
 			t.Fatal(err)
 		}

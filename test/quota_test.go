@@ -352,7 +352,7 @@ func TestExceededQuotaIsOneEvent(t *testing.T) {
 			}
 			// A reservation, which the monitor cannot move.
 			gpu := tier.ID{Kind: tier.GPU}
-			r, err := eng.Reserve(t.Context(), reservation.Specific(gpu), 256<<10, nil)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(gpu), 256<<10)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -422,7 +422,7 @@ func (r *randomRun) clone(ctx context.Context, rng *rand.Rand, partition int) er
 
 // hold takes room that has nothing to do with batches, for a moment.
 func (r *randomRun) hold(ctx context.Context, rng *rand.Rand) error {
-	res, err := r.eng.Reserve(ctx, reservation.AnyInTier(anyKind(rng)), int64(rng.IntN(128<<10)), nil)
+	res, err := r.eng.Reserve(ctx, reservation.AnyInTier(anyKind(rng)), int64(rng.IntN(128<<10)))
 	if err != nil {
 		return err
 	}

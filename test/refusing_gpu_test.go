@@ -164,7 +164,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		r.refuse(0)
 		host0, _ := r.Reservations().Spaces().ByID(host)
 		most := host0.Available() / tier.Page * tier.Page
-		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most, nil)
+		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err := b.Discard(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.Available()/tier.Page*tier.Page, nil); err != nil {
+		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.Available()/tier.Page*tier.Page); err != nil {
 			t.Fatal(err)
 		}
 		defer release(t, all)

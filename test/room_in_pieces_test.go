@@ -90,7 +90,7 @@ func (p *pieces) same(t *testing.T) {
 func TestPromisedRoomInPieces(t *testing.T) {
 	t.Parallel()
 	reserve := func(t *testing.T, p *pieces, bytes int64) *reservation.Reservation {
-		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes, nil)
+		r, err := p.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), bytes)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +243,7 @@ func TestScratchInPieces(t *testing.T) {
 	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20, nil)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 			release(t, g)
 		}
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size, nil)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -418,7 +418,7 @@ var settings = []setting{
 			}
 			defer h.Close()
 			start := time.Now()
-			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room/tier.Page*tier.Page, nil)
+			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room/tier.Page*tier.Page)
 			return errors.Is(err, reservation.ErrDeadlock) && time.Since(start) < 4*time.Second
 		}
 	}},

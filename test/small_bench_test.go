@@ -91,7 +91,7 @@ func BenchmarkRelief(b *testing.B) {
 			defer rec.Release()
 			gpu := eng.Spaces()[0]
 			monitor := func([]*batch.Batch) error {
-				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID()), gpu.State().Room, nil)
+				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID()), gpu.State().Room)
 				if err != nil {
 					return err
 				}

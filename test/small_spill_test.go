@@ -105,7 +105,7 @@ func (l *life) spillSmall(fault *faultfs.Rule, some bool) {
 		ctx, cancel = context.WithTimeout(ctx, time.Second)
 		defer cancel()
 	}
-	r, err := l.eng.Reserve(ctx, spillway.Specific(host.ID()), host.State().Room, nil)
+	r, err := l.eng.Reserve(ctx, spillway.Specific(host.ID()), host.State().Room)
 	if some != (err != nil) || err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("all of host memory is given with %v", err)
 	}

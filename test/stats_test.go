@@ -41,7 +41,7 @@ func TestStatsOfAllParts(t *testing.T) {
 	}
 	b, _ := repo.Peek(0)
 	size := b.Info().Bytes
-	room, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 700_000, nil) // the batch must leave
+	room, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.Host), 700_000) // the batch must leave
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestPeakOfAPhase(t *testing.T) {
 	gpu := gpuOf(t, eng)
 	reserve := func(n int64) {
 		t.Helper()
-		r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), n, nil)
+		r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), n)
 		if err == nil {
 			err = r.Release()
 		}
@@ -139,7 +139,7 @@ func TestStatsOfAWait(t *testing.T) {
 	free := full(t, gpuOf(t, eng), eng)
 	done := make(chan error)
 	go func() {
-		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000, nil)
+		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000)
 		done <- errors.Join(err, r.Release())
 	}()
 	for eng.Stats().Waits.Waiting == 0 {

@@ -414,7 +414,7 @@ func TestStripedBesideAReservation(t *testing.T) {
 			s := openStriped(t, spillway.Config{}, 48, 16)
 			s.move(40, 2, reservation.AnyInTier(tier.Disk)) // until the bandwidths are known
 			rate := []int64{48, 16}[held] * batchBytes
-			r, err := s.eng.Reserve(t.Context(), reservation.Specific(diskAt(held)), 4*rate, nil) // what takes 4 s
+			r, err := s.eng.Reserve(t.Context(), reservation.Specific(diskAt(held)), 4*rate) // what takes 4 s
 			if err != nil {
 				t.Fatal(err)
 			}

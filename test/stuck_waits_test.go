@@ -34,7 +34,7 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 		gpu := gpuOf(t, eng)
 		onGPU := reservation.Specific(gpu.ID())
 		waits, runs := reservation.NewOwner("waits"), reservation.NewOwner("runs")
-		own, err := eng.Reserve(t.Context(), onGPU, b.Info().Bytes, &reservation.Options{Owner: waits})
+		own, err := eng.Reservations().Reserve(t.Context(), onGPU, b.Info().Bytes, &reservation.Options{Owner: waits})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,13 +43,13 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		need := gpu.Available()
-		others, err := eng.Reserve(t.Context(), onGPU, need, &reservation.Options{Owner: runs})
+		others, err := eng.Reservations().Reserve(t.Context(), onGPU, need, &reservation.Options{Owner: runs})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 1)
 		go func() {
-			r, err := eng.Reserve(t.Context(), onGPU, need, &reservation.Options{Owner: waits})
+			r, err := eng.Reservations().Reserve(t.Context(), onGPU, need, &reservation.Options{Owner: waits})
 			if err == nil {
 				err = r.Release()
 			}

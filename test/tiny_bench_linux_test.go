@@ -33,7 +33,7 @@ func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
 	defer rec.Release()
 	at := tier.ID{Kind: from}
 	if from == tier.GPU { // what leaves it finds no room in host memory
-		full, err := eng.Reserve(b.Context(), spillway.Specific(tier.ID{Kind: tier.Host}), 7<<20, nil)
+		full, err := eng.Reserve(b.Context(), spillway.Specific(tier.ID{Kind: tier.Host}), 7<<20)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func tinySpill(b *testing.B, from tier.Kind, size int64, n int) {
 			}
 		}
 		before, begin := worked(b), time.Now()
-		r, err := eng.Reserve(b.Context(), spillway.Specific(at), space.State().Room, nil)
+		r, err := eng.Reserve(b.Context(), spillway.Specific(at), space.State().Room)
 		if err != nil {
 			b.Fatal(err)
 		}

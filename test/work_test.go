@@ -89,7 +89,7 @@ func TestWorkGivesBackHalf(t *testing.T) {
 			},
 		})
 		lack := all*4/10 - host.Available()
-		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10, nil)
+		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,14 +132,14 @@ func TestWorkThatGivesNothingBack(t *testing.T) {
 					},
 				})
 				before := time.Now()
-				r, err := eng.Reserve(t.Context(), inHostMemory, gives/2, nil)
+				r, err := eng.Reserve(t.Context(), inHostMemory, gives/2)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(before); hangs != (took >= time.Second) || took > 1500*time.Millisecond {
 					t.Errorf("it was served after %v", took)
 				}
-				_, err = eng.Reserve(t.Context(), inHostMemory, need, nil)
+				_, err = eng.Reserve(t.Context(), inHostMemory, need)
 				if !errors.Is(err, spillway.ErrDeadlock) || !strings.Contains(err.Error(), `work of "q/build"`) {
 					t.Errorf("%v", err)
 				}

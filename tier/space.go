@@ -179,6 +179,9 @@ func (s *Space) State() State {
 // Capacity returns the size of the space in bytes.
 func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
+// Room returns State.Room.
+func (s *Space) Room() int64 { return s.State().Room }
+
 // Available returns State.Available.
 func (s *Space) Available() int64 { return s.State().Available }
 

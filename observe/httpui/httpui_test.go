@@ -129,13 +129,13 @@ func TestWaiting(t *testing.T) {
 	ui := httpui.New()
 	eng := spill(t, ui)
 	defer ui.Watch(eng)()
-	held, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 600_000, nil)
+	held, err := eng.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 600_000)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
 	go func() {
-		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000, nil)
+		r, err := eng.Reserve(reservation.NewOwner("sort").Context(t.Context()), reservation.AnyInTier(tier.GPU), 600_000)
 		done <- errors.Join(err, r.Release())
 	}()
 	for eng.Stats().Waits.Waiting == 0 {

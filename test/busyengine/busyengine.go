@@ -122,7 +122,7 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 		return err
 	}
 	owner := &reservation.Options{Owner: reservation.NewOwner("hold")}
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), owner)
+	r, err := eng.Reservations().Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), owner)
 	if err != nil {
 		return err
 	}

@@ -323,7 +323,7 @@ func (e *engine) task(ctx context.Context, c claim, fail error, f func(string, e
 type promise = *reservation.Reservation
 
 func (e *engine) reserve(ctx context.Context, where string, n int64) (promise, error) {
-	return e.eng.Reserve(ctx, strategy(where), n, nil)
+	return e.eng.Reserve(ctx, strategy(where), n)
 }
 
 func (e *engine) tryReserve(where string, n int64) (promise, error) {

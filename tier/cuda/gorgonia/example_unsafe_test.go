@@ -75,7 +75,7 @@ func Example() {
 		n := people.Length
 		in := cu.DevicePtr(people.Buffer(1)) + 8*cu.DevicePtr(batch.Array.Offset+people.Offset)
 
-		room := check(eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8*n, nil))
+		room := check(eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8*n))
 		result := check(room.Alloc(8 * n))
 		out := check(gorgonia.DevicePtr(result))
 		addend := int64(1_000_000)

@@ -142,7 +142,7 @@ func addToSpilled(t *testing.T, gpu spillway.GPUConfig) {
 		t.Fatalf("nothing was spilled: %+v", used)
 	}
 
-	room, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8*rows, nil)
+	room, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), 8*rows)
 	must(t, err)
 	result, err := room.Alloc(8 * rows)
 	must(t, err)
@@ -375,7 +375,7 @@ func TestRefusals(t *testing.T) {
 	})
 	must(t, err)
 	buffer := func(k tier.Kind) error {
-		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), 4096, nil)
+		r, err := eng.Reserve(t.Context(), reservation.AnyInTier(k), 4096)
 		must(t, err)
 		b, err := r.Alloc(4096)
 		must(t, err)

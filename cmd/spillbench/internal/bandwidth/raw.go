@@ -94,7 +94,7 @@ func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
 // moves alone, so the device is the innermost one.
 func (b *bench) open(ctx context.Context, s *tier.Space) (*end, error) {
 	e := &end{device: deviceOf(s)}
-	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(b.load.bytes), nil)
+	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(b.load.bytes))
 	if err != nil {
 		return e, err
 	}
