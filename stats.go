@@ -46,8 +46,11 @@ type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
 	Capacity int64
-	Lost     bool // its device is lost, with what is in use here; see tier.Space.Lost
-	tier.State
+	// Limit, Trigger and Stop are the marks, in bytes; see tier.Fractions.
+	Limit, Trigger, Stop int64
+	External             int64 // what others hold on the device, sampled each second; part of the pressure
+	Lost                 bool  // its device is lost, with what is in use here; see tier.Space.Lost
+	tier.Usage
 	Host *tier.HostStats // of host memory; else nil
 	Disk *disk.Stats     // of a spill volume; else nil
 }
@@ -70,9 +73,11 @@ func (e *Engine) Stats() Stats {
 		s.Quota = &q
 	}
 	for _, space := range e.spaces {
+		now := space.State()
 		one := SpaceStats{
 			ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
-			Lost: space.Lost() != nil, State: space.State(),
+			Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
+			External: now.External, Lost: space.Lost() != nil, Usage: now.Usage,
 		}
 		switch pool := space.Pool().(type) {
 		case *host.Arena:

@@ -456,7 +456,7 @@ func TestPercentiles(t *testing.T) {
 func TestPanelsAddUpOverEngines(t *testing.T) {
 	s := new(scraped)
 	for i, l := range []prometheus.Labels{{"engine": "a"}, {"engine": "b"}, nil} {
-		stats := spillway.Stats{Spaces: []spillway.SpaceStats{{ID: tier.ID{Kind: tier.GPU}, State: tier.State{Trigger: 100 << i}}}}
+		stats := spillway.Stats{Spaces: []spillway.SpaceStats{{ID: tier.ID{Kind: tier.GPU}, Trigger: 100 << i}}}
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(spillwayprom.NewCollector(func() spillway.Stats { return stats }, spillwayprom.Options{Labels: l}))
 		s.add(0, parse(t, scrape(t, registry)))

@@ -21,9 +21,9 @@ func stats(moved int64) spillway.Stats {
 	return spillway.Stats{
 		Edges: []convert.EdgeStats{{Bytes: moved / 4}, {Bytes: moved - moved/4}},
 		Spaces: []spillway.SpaceStats{
-			{ID: tier.ID{Kind: tier.GPU}, Capacity: 64 << 20, State: tier.State{Usage: tier.Usage{Live: 50 << 20, Reserved: 7 << 20}}},
-			{ID: tier.ID{Kind: tier.Host}, Capacity: 64 << 20, State: tier.State{Usage: tier.Usage{Live: 20 << 20}}},
-			{ID: tier.ID{Kind: tier.Host, Ordinal: 1}, Capacity: 64 << 20, State: tier.State{Usage: tier.Usage{Live: 40 << 20}}},
+			{ID: tier.ID{Kind: tier.GPU}, Capacity: 64 << 20, Usage: tier.Usage{Live: 50 << 20, Reserved: 7 << 20}},
+			{ID: tier.ID{Kind: tier.Host}, Capacity: 64 << 20, Usage: tier.Usage{Live: 20 << 20}},
+			{ID: tier.ID{Kind: tier.Host, Ordinal: 1}, Capacity: 64 << 20, Usage: tier.Usage{Live: 40 << 20}},
 		},
 	}
 }
