@@ -50,7 +50,7 @@ type Engine struct {
 	wrapped []tier.Device         // those under the budgets
 	limits  limits
 
-	// What there is to warn of; but for logged it does not change once the engine is open.
+	// The warnings. Except for logged, they do not change once the engine is open.
 	warnings []diag.Warning // of the machine
 	warners  []warner
 	logged   sync.Map // of true, by warning

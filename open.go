@@ -117,7 +117,7 @@ func (e *Engine) openSpaces(ctx context.Context) (err error) {
 }
 
 func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
-	// What others have now of a quota or a budget is not gone for good, so the bare device is asked.
+	// Others may return what they now use of a quota or a budget, so ask the device itself.
 	free, _, _ := e.bare[i].MemInfo() // 0 after an error
 	dev, err := e.limited(dev, i)
 	if err != nil {

@@ -62,7 +62,8 @@ func (m *Mover) ReadRows(
 // shareIn sets rows.Shared to the dictionaries of img in space.
 func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space) error {
 	q := &request{
-		m: m, to: reservation.Specific(space.ID()), room: reservation.Options{Purpose: reservation.Consuming}, waits: true,
+		m: m, to: reservation.Specific(space.ID()), waits: true,
+		room: reservation.Options{Purpose: reservation.Consuming},
 		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}
 	return q.inRoom(ctx, func(r *reservation.Reservation) (err error) {

@@ -93,8 +93,8 @@ import (
 )
 
 // Kind is a kind of memory. The order is the order of speed; the zero value is
-// invalid. What the engine knows of each is a row of kinds: no code outside this package
-// compares a Kind with a constant.
+// invalid. The table kinds describes each tier, so that no code outside this package compares a
+// Kind with a constant.
 type Kind uint8
 
 // The tiers, fastest first.

@@ -82,7 +82,7 @@ type coder struct {
 	age, size int  // since when, and what was left of the first block of that kind
 }
 
-// next returns the length of the first block of n bytes. What fills no word is a block of its own.
+// next returns the length of the first block of n bytes. A rest shorter than a word is a block of its own.
 func next(n int) int {
 	if n > 8 {
 		n -= n % 8

@@ -197,7 +197,8 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		}
 		var block []byte
 		if near != nil && MinBlocks*BlockSize <= near.State().Limit/smallShare {
-			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, &reservation.Options{NoClearing: true})
+			o := reservation.Options{NoClearing: true}
+			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, &o)
 			if err == nil {
 				buf, err := r.Alloc(BlockSize)
 				if err = errors.Join(err, r.Release()); err == nil {

@@ -122,7 +122,8 @@ func step(ctx context.Context, eng *spillway.Engine, repo *spillway.Repository, 
 		return err
 	}
 	owner := &reservation.Options{Owner: reservation.NewOwner("hold")}
-	r, err := eng.Reservations().Reserve(ctx, reservation.AnyInTier(kinds[rng.IntN(2)]), int64(rng.IntN(400_000)), owner)
+	in := reservation.AnyInTier(kinds[rng.IntN(2)])
+	r, err := eng.Reservations().Reserve(ctx, in, int64(rng.IntN(400_000)), owner)
 	if err != nil {
 		return err
 	}

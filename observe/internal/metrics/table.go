@@ -28,7 +28,8 @@ var table = []group{
 			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, "+
 				"cached (freed on demand).",
 			split("kind", "live retired reserved cached", "Live Retired Reserved Cached")),
-		gauge("foreign", Bytes, "Bytes that others hold on the space's device, sampled each second.", field("External")),
+		gauge("foreign", Bytes, "Bytes that others hold on the space's device, sampled each second.",
+			field("External")),
 		gauge("peak", Bytes, "Largest sum of live, retired and reserved bytes so far.", field("Peak")),
 		gauge("lost", "1", "Whether the space's device is lost: 1, or 0.", field("Lost")),
 		gauge("warnings", "{warning}", "Warnings about a space that affect its use: see Engine.Warnings.",
