@@ -264,41 +264,27 @@ func unsafeRule(files []source) []string {
 // labelRule wants every goroutine of an engine to begin with its label: see internal/labels. Rigs of
 // tests, whose packages are called so, need none.
 func labelRule(files []source) []string {
-	var broken []string
-	for _, f := range files {
-		if !f.inEngine() {
-			continue
-		}
-		set := token.NewFileSet()
-		tree, err := parser.ParseFile(set, f.path, f.text, parser.SkipObjectResolution)
-		if err != nil {
-			broken = append(broken, fmt.Sprintf("%s: %v", f.path, err))
-			continue
-		}
-		ast.Inspect(tree, func(n ast.Node) bool {
-			var begins ast.Expr // what runs as a goroutine
-			switch n := n.(type) {
-			case *ast.GoStmt:
-				begins = n.Call.Fun
-			case *ast.CallExpr:
-				called, ok := n.Fun.(*ast.SelectorExpr)
-				if ok && (called.Sel.Name == "Go" && len(n.Args) == 1 || called.Sel.Name == "AfterFunc" && len(n.Args) == 2) {
-					begins = n.Args[len(n.Args)-1]
-				}
+	return inspectEngine(files, func(n ast.Node) string {
+		var begins ast.Expr // what runs as a goroutine
+		switch n := n.(type) {
+		case *ast.GoStmt:
+			begins = n.Call.Fun
+		case *ast.CallExpr:
+			called, ok := n.Fun.(*ast.SelectorExpr)
+			if ok && (called.Sel.Name == "Go" && len(n.Args) == 1 || called.Sel.Name == "AfterFunc" && len(n.Args) == 2) {
+				begins = n.Args[len(n.Args)-1]
 			}
-			if begins != nil && !setsLabel(begins) {
-				broken = append(broken, fmt.Sprintf("%s: the goroutine does not begin with labels.….Set()", set.Position(n.Pos())))
-			}
-			return true
-		})
-	}
-	return broken
+		}
+		if begins != nil && !setsLabel(begins) {
+			return "the goroutine does not begin with labels.….Set()"
+		}
+		return ""
+	})
 }
 
 // kindRule wants that only package tier compares a Kind with a constant, so that another tier is a row
 // of its table.
 func kindRule(files []source) []string {
-	var broken []string
 	isConstant := func(e ast.Expr) bool {
 		s, ok := e.(*ast.SelectorExpr)
 		if !ok {
@@ -307,6 +293,24 @@ func kindRule(files []source) []string {
 		from, ok := s.X.(*ast.Ident)
 		return ok && from.Name == "tier" && slices.Contains([]string{"GPU", "Host", "Disk"}, s.Sel.Name)
 	}
+	return inspectEngine(files, func(n ast.Node) string {
+		compares := false
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			compares = isConstant(n.X) || isConstant(n.Y)
+		case *ast.CaseClause:
+			compares = slices.ContainsFunc(n.List, isConstant)
+		}
+		if compares {
+			return "a Kind is compared with a constant: ask it, as by IsStorage"
+		}
+		return ""
+	})
+}
+
+// inspectEngine calls rule for each node of the engine's files, and returns what it finds wrong, with its
+// place.
+func inspectEngine(files []source, rule func(n ast.Node) string) (broken []string) {
 	for _, f := range files {
 		if !f.inEngine() {
 			continue
@@ -318,15 +322,8 @@ func kindRule(files []source) []string {
 			continue
 		}
 		ast.Inspect(tree, func(n ast.Node) bool {
-			compares := false
-			switch n := n.(type) {
-			case *ast.BinaryExpr:
-				compares = isConstant(n.X) || isConstant(n.Y)
-			case *ast.CaseClause:
-				compares = slices.ContainsFunc(n.List, isConstant)
-			}
-			if compares {
-				broken = append(broken, fmt.Sprintf("%s: a Kind is compared with a constant: ask it, as IsStorage", set.Position(n.Pos())))
+			if text := rule(n); text != "" {
+				broken = append(broken, fmt.Sprintf("%s: %s", set.Position(n.Pos()), text))
 			}
 			return true
 		})
