@@ -87,7 +87,8 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	if now := s.State(); need == 0 && m.excess(s) > 0 {
 		need = max(now.Pressure-now.Trigger+1, now.Used()-now.Ceiling)
 	}
-	if need <= 0 || s.dry.Load() == nil {
+	dry := s.dry.Load()
+	if need <= 0 || dry == nil {
 		s.stuckSince, s.stuck = time.Time{}, 0
 		return
 	}
@@ -96,7 +97,7 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	}
 	level, text := slog.LevelDebug, "room is needed that only work in progress can free"
 	resting := m.sums(s).idle
-	if resting > 0 {
+	if resting > 0 && dry.resting > 0 { // those that came to rest since then may be moved by the next list
 		is, level, text = is|stuckAtRest, slog.LevelWarn, "room is needed and no batch can be moved down"
 	}
 	if s.stuck|is == s.stuck || now.Sub(s.stuckSince) < m.cfg.Period {

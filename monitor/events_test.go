@@ -113,18 +113,22 @@ func TestLog(t *testing.T) {
 		w.mon.reportPressure(host, 4*kib, true)
 		b := w.put(gpu0, 9*kib, seq(1))
 		now := time.Now()
-		step := func() {
-			gpu.dry.Store(&dryList{})
+		step := func(resting int64) {
+			gpu.dry.Store(&dryList{resting: resting})
 			now = now.Add(defaultPeriod)
 			w.mon.reportStuck(now, gpu, nil)
 		}
 		end := b.Subscribe()
 		for range 3 {
-			step()
+			step(0)
 		}
 		end()
+		before := out.Len()
+		if step(0); out.Len() != before {
+			t.Error("a batch that came to rest after the last list of moves is reported as one that cannot be moved")
+		}
 		for range 2 {
-			step()
+			step(9 * kib)
 		}
 		w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
 		w.pools[gpu0].Lose(errors.New("gone"))

@@ -63,6 +63,7 @@ type space struct {
 // moves, while no bytes were coming either.
 type dryList struct {
 	begun   time.Time
+	resting int64 // bytes of batches at rest when it was begun
 	took    time.Duration
 	outcome reservation.Eviction
 }
@@ -127,11 +128,11 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		}
 	}
 	defer m.give(s)
-	begun, is := time.Now(), s.State()
+	list, is := dryList{begun: time.Now(), resting: m.sums(s).idle}, s.State()
 	coming := is.Retired - is.Unsure // is free without a move when the device has done its work
 	if coming < bytes {
 		if dry := s.dry.Load(); dry != nil {
-			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(begun)
+			rest := dry.begun.Add(dry.took + min(10*dry.took, restMax)).Sub(list.begun)
 			if rest > 0 && !s.waking.Swap(true) {
 				time.AfterFunc(rest, func() {
 					labels.Monitor.Set()
@@ -162,12 +163,12 @@ func (m *Monitor) Evict(ctx context.Context, id tier.ID, bytes int64) (e reserva
 		e.Coming = true
 		return e
 	}
-	return m.noteDry(s, begun)
+	return m.noteDry(s, list)
 }
 
-// noteDry notes that the list of moves which was begun then has moved nothing, and returns the
-// outcome for waiters. The caller has the space's token.
-func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
+// noteDry notes that the list of moves has moved nothing, and returns the outcome for waiters. The
+// caller has the space's token.
+func (m *Monitor) noteDry(s *space, list dryList) (e reservation.Eviction) {
 	// The last error of moves out of the space, or out of slower ones, where what cannot leave is in
 	// the way; or else why a target refuses batches: of several, the one of the slowest tier, which comes
 	// last. If moves fail to all disks, consumers cannot repair that.
@@ -192,7 +193,8 @@ func (m *Monitor) noteDry(s *space, begun time.Time) (e reservation.Eviction) {
 	m.mu.Unlock()
 	e.Broken = why != nil && disks == 0
 	e.Why = func() string { return m.whyDry(s, why) }
-	s.dry.Store(&dryList{begun: begun, took: time.Since(begun), outcome: e})
+	list.took, list.outcome = time.Since(list.begun), e
+	s.dry.Store(&list)
 	return e
 }
 
@@ -206,13 +208,14 @@ func (m *Monitor) relieve(ctx context.Context, s *space) {
 		}
 	}()
 	for again := true; again && s.take(ctx); {
-		begun, need, moved := time.Now(), m.excess(s), int64(0)
+		list := dryList{begun: time.Now(), resting: m.sums(s).idle}
+		need, moved := m.excess(s), int64(0)
 		if again = need > 0; again {
 			moved, again = m.evict(ctx, s, need, decide.Trigger)
 			again = again || moved > 0
 		}
 		if need > 0 && !again {
-			_ = m.noteDry(s, begun)
+			_ = m.noteDry(s, list)
 		} else {
 			s.dry.Store(nil)
 		}
