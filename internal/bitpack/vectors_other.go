@@ -1,0 +1,10 @@
+//go:build !amd64
+
+package bitpack
+
+const hasAVX2 = false
+
+func shiftAVX2(*uint64, []uint64, uint64, uint64, uint64)       {}
+func foldAVX2([]uint64, uint64, uint64)                         {}
+func unfoldAVX2([]uint64, uint64, uint64, uint64)               {}
+func extremesAVX2(_, _ *[4]uint64, words []uint64, length uint) {}
