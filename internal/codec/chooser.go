@@ -43,6 +43,9 @@ type Disk struct {
 	packed      meter         // of writes with the choice
 	plain       float64       // seconds a byte when it was written last without compression
 	rates       [codecs]rates // by the last samples
+	sums        [codecs]rates // of the pieces of the next ones
+	pieces      int64         // in sums
+	parts       int64         // bytes of the parts that they are of
 	choice      Codec         // Auto before the first decision
 	moved       int64         // bytes since the last decision
 	interval    int64         // bytes until the next one
@@ -207,56 +210,59 @@ func (c *Chooser) Due(d *Disk) bool {
 	return d.probing() && !d.sampled && !d.sampling
 }
 
-// Sample compresses pieces from all over a body with each codec, if that is due. read reads them; room
-// is what it works in, of SampleRoom bytes.
-func (c *Chooser) Sample(k *Coders, d *Disk, body int64, room []byte, read func(off, n int64) ([]byte, error)) error {
+// Sample compresses pieces from all over a part of a body with each codec, if that is due: a share of
+// samplePieces as large as the part is of the body. A part may be a column that is like no other, so the
+// samples are complete when the parts make up a body. read reads pieces; room is what it works in, of
+// SampleRoom bytes.
+func (c *Chooser) Sample(
+	k *Coders, d *Disk, body, part int64, room []byte, read func(off, n int64) ([]byte, error),
+) error {
 	c.mu.Lock()
-	due := d.probing() && !d.sampled && !d.sampling && body >= payload.FrameSize
+	due := d.probing() && !d.sampled && !d.sampling && part >= payload.FrameSize
 	d.sampling = d.sampling || due
+	n := max(1, min(samplePieces, body/samplePiece)*part/max(1, body))
 	c.mu.Unlock()
 	if !due {
 		return nil
 	}
-	whole := false
 	var found [codecs]rates
+	whole := false
 	defer func() { // also after a panic of read
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if d.sampling = false; whole {
-			d.rates, d.sampled = found, true
+		if d.sampling = false; !whole {
+			return
 		}
+		for i, r := range found {
+			sum := &d.sums[i]
+			*sum = rates{sum.ratio + r.ratio, sum.encode + r.encode, sum.decode + r.decode}
+		}
+		d.pieces += n
+		if d.parts += part; d.parts < body {
+			return
+		}
+		bytes := float64(d.pieces * samplePiece)
+		for i, r := range d.sums {
+			d.rates[i] = rates{r.ratio / bytes, r.encode / bytes, r.decode / bytes}
+		}
+		d.sampled, d.pieces, d.parts, d.sums = true, 0, 0, [codecs]rates{}
 	}()
-	found, err := sample(k, body, room, read)
-	whole = err == nil
-	return err
-}
-
-// sample compresses pieces of a body.
-func sample(k *Coders, body int64, room []byte, read func(off, n int64) ([]byte, error)) (sum [codecs]rates, _ error) {
-	n := min(samplePieces, body/samplePiece)
 	for i := range n {
-		raw, err := read(body/n*i/samplePiece*samplePiece, samplePiece)
-		if err != nil {
-			return sum, err
-		}
-		for codec := S2; codec < codecs; codec++ {
+		raw, err := read(part/n*i/samplePiece*samplePiece, samplePiece)
+		for codec := S2; codec < codecs && err == nil; codec++ {
 			if i == 0 { // the first time is slower: tables are made, memory is touched
 				err = try(k, codec, raw, room, new(rates))
 			}
 			if err == nil {
-				err = try(k, codec, raw, room, &sum[codec])
-			}
-			if err != nil {
-				return sum, err
+				err = try(k, codec, raw, room, &found[codec])
 			}
 		}
+		if err != nil {
+			return err
+		}
 	}
-	bytes := float64(n * samplePiece)
-	for codec := range sum {
-		s := &sum[codec]
-		*s = rates{s.ratio / bytes, s.encode / bytes, s.decode / bytes}
-	}
-	return sum, nil
+	whole = true
+	return nil
 }
 
 // try compresses a piece, uncompresses it, and adds the bytes that are left and the seconds to sum.

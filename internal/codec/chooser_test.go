@@ -248,7 +248,7 @@ func TestSampleDuringTransfers(t *testing.T) {
 		c.mu.Lock()
 		d.sampled = false
 		c.mu.Unlock()
-		if err := c.Sample(new(Coders), d, payload.FrameSize, make([]byte, SampleRoom), read); err != nil {
+		if err := c.Sample(new(Coders), d, payload.FrameSize, payload.FrameSize, make([]byte, SampleRoom), read); err != nil {
 			t.Error(err)
 		}
 	}
@@ -386,7 +386,7 @@ func TestSamples(t *testing.T) {
 		return body[off : off+n], failure
 	}
 	sample := func() error {
-		return c.Sample(&k, c.Disk(diskID), int64(len(body)), make([]byte, SampleRoom), read)
+		return c.Sample(&k, c.Disk(diskID), int64(len(body)), int64(len(body)), make([]byte, SampleRoom), read)
 	}
 	if err := sample(); err != failure || !c.Due(c.Disk(diskID)) {
 		t.Errorf("%v; still due: %t", err, c.Due(c.Disk(diskID)))
@@ -407,8 +407,34 @@ func TestSamples(t *testing.T) {
 		t.Errorf("the pieces were at %d", at)
 	}
 	small := c.Disk(tier.ID{Kind: tier.Disk, Ordinal: 1})
-	if err := c.Sample(&k, small, payload.FrameSize-1, make([]byte, SampleRoom), read); err != nil || small.sampled {
+	if err := c.Sample(&k, small, payload.FrameSize-1, payload.FrameSize-1, make([]byte, SampleRoom), read); err != nil || small.sampled {
 		t.Errorf("a small body was sampled: %v", err)
+	}
+}
+
+// TestSamplesOfParts: parts of a body, as its runs are, give as many pieces together as a whole one.
+func TestSamplesOfParts(t *testing.T) {
+	var c Chooser
+	var k Coders
+	part := make([]byte, mib)
+	d, pieces := c.Disk(diskID), 0
+	for n := 1; c.Due(d); n++ {
+		if n > 5 {
+			t.Fatalf("after %d parts of 5 another sample is due", n-1)
+		}
+		if n > 2 { // the other parts are noise
+			_, _ = rand.NewChaCha8([32]byte{}).Read(part) // it never fails
+		}
+		err := c.Sample(&k, d, 5*mib, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
+			pieces++
+			return part[off:][:n], nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := d.rates[S2].ratio; pieces < 5 || r < 0.3 || r > 0.8 {
+		t.Errorf("%d pieces, of which %.2f are left", pieces, r)
 	}
 }
 
@@ -422,7 +448,7 @@ func TestDecisionDuringSample(t *testing.T) {
 	body := make([]byte, mib)
 	sample := func(read func()) {
 		defer func() { _ = recover() }()
-		_ = c.Sample(&k, d, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
+		_ = c.Sample(&k, d, mib, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
 			read()
 			return body[off:][:n], nil
 		})

@@ -234,7 +234,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 			p := room[codec.SampleRoom:][:n]
 			return p, c.fetch(ctx, l, p, off)
 		}
-		if err := c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, room[:codec.SampleRoom], read); err != nil {
+		if err := c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, c.src.size, room[:codec.SampleRoom], read); err != nil {
 			return err
 		}
 	}
@@ -323,7 +323,7 @@ func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, 
 	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.with != codec.Auto {
 		return err
 	}
-	return c.b.Choose.Sample(&c.b.coders, c.disk, n, l.stored, func(off, n int64) ([]byte, error) {
+	return c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, n, l.stored, func(off, n int64) ([]byte, error) {
 		return p[off:][:n], nil
 	})
 }
