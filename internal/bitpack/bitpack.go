@@ -268,26 +268,27 @@ func (c *coder) decode(block, src []byte) ([]byte, error) {
 		lower := ^uint64(0) / (1<<length + 1) / (1<<length - 1) * (1<<width - 1)
 		unfold(words, lower, lower<<length, uint64(length-width))
 	}
-	flip, less := p.offsets()
 	if divisor := uint64(p.divisor); divisor != 1 {
 		for i := range words {
 			words[i] *= divisor
 		}
 	}
-	shift(words, words, 0, less, flip)
 	switch p.kind {
 	case 65:
-		addEach(unsafecast.Slice[int64](words), p.first)
+		addEach(unsafecast.Slice[int64](words), p.base, p.first)
 	case 33:
-		addEach(unsafecast.Slice[int32](words), int32(p.first))
+		addEach(unsafecast.Slice[int32](words), int32(p.base), int32(p.first))
+	default:
+		flip, less := p.offsets()
+		shift(words, words, 0, less, flip)
 	}
 	return src[size:], nil
 }
 
-// addEach undoes subtractEach.
-func addEach[T int32 | int64](words []T, last T) {
+// addEach undoes subtractEach of words that are less their base.
+func addEach[T int32 | int64](words []T, base, last T) {
 	for i, v := range words {
-		last += v
+		last += v + base
 		words[i] = last
 	}
 }
