@@ -77,7 +77,8 @@ func grownStrings(n int) arrow.Array { return values(growing[0].dt, growing[0].a
 // and is written the common values about once. All batches are the same as if they had a dictionary
 // of their own each.
 func TestDeltas(t *testing.T) {
-	const batches, step = 120, 37
+	const step = 37
+	batches := testseed.Rounds(120, 40)
 	for _, c := range growing {
 		for _, nulls := range []int{0, 13} {
 			t.Run(fmt.Sprintf("%s/nulls=%d", c.name, nulls), func(t *testing.T) {
@@ -96,7 +97,7 @@ func TestDeltas(t *testing.T) {
 					all = append(all, m.make(t, rec, tier.GPU))
 				}
 				// Each batch needs a page of its own, and a value may be there once for each level.
-				most := 3*longest + batches*tier.Page
+				most := 3*longest + int64(batches)*tier.Page
 				check := func(k tier.Kind) {
 					t.Helper()
 					n := m.mover.DictionaryBytes(tier.ID{Kind: k})
