@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -171,7 +172,7 @@ func edgeBytes(eng *spillway.Engine) (n [2]int64) {
 // stay below, so that less goes down.
 func TestWorkingSetAboveTheTrigger(t *testing.T) {
 	t.Parallel()
-	const rounds = 12
+	rounds := testseed.Rounds(12, 4)
 	for _, c := range []struct {
 		name      string
 		of        func(n, rounds int) []int

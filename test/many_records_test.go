@@ -20,7 +20,7 @@ import (
 // room of one has it once that is released: before the monitor's next period begins.
 func TestReleaseAmongManyRecords(t *testing.T) {
 	t.Parallel()
-	records := testseed.Rounds(10000, 1000)
+	records := testseed.Rounds(10000, 300)
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo := openPlain(t, spillway.Config{HostMemory: spillway.Bytes(128 << 20), Disks: []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 << 20)}}})
 		rec := arrowgen.Ints(1, 10, 1)

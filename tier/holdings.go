@@ -48,10 +48,10 @@ func placed(plan, operator string, port int, partition, owner string) (s string)
 	return s
 }
 
-// Describe returns what is known about a hold in the space, for people. It must be called with no
-// lock held.
+// Describe returns what is known about a hold in the space, for people, except its stack. It must be
+// called with no lock held.
 func (s *Space) Describe(v *books.HoldView) Holding {
-	h := Holding{Space: s.cfg.ID, Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner), Stack: v.Stack.String()}
+	h := Holding{Space: s.cfg.ID, Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner)}
 	eachShared(v.Memory, func(b *Buffer) { h.Bytes += b.charge })
 	if about, ok := v.About.(interface{ Describe(*Holding) }); ok {
 		about.Describe(&h)
@@ -113,7 +113,9 @@ func (s *Space) Leaks() (leaks []Leak) {
 				}
 			})
 		}
-		l.Holders = append(l.Holders, s.Describe(&v))
+		h := s.Describe(&v)
+		h.Stack = v.Stack.String() // takes long
+		l.Holders = append(l.Holders, h)
 	}
 	for _, l := range kept {
 		add(*l)
