@@ -366,7 +366,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
+	l, err := NewLayout(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -374,13 +374,13 @@ func layDamaged(t *testing.T, seed uint64) {
 		}
 		return
 	}
-	body := make([]byte, l.Size())
+	body := make([]byte, l.Desc.Body)
 	if err := l.WriteTo([][]byte{body}); err != nil {
 		t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)
 		return
 	}
 	var dicts [][][]byte
-	for _, dict := range l.Dictionaries() {
+	for _, dict := range l.Dictionaries {
 		b := make([]byte, dict.Size())
 		if err := dict.WriteTo([][]byte{b}); err != nil {
 			t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/apache/arrow-go/v18/arrow"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/devpool"
@@ -37,15 +35,6 @@ type Builtin struct {
 	turns   turns
 	reserve chan struct{} // has an element while a move of the monitor writes without a slot of Permits
 	Outside bool          // tests have no dictionary in a batch's body, however small
-}
-
-// Layout plans the image of a record.
-func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
-	inline := int64(image.MaxInline)
-	if b.Outside {
-		inline = 0
-	}
-	return image.NewLayoutInline(rec, inline)
 }
 
 // Open prepares b for its first transfer. It returns an error if b.Permits lacks something that
@@ -249,14 +238,14 @@ func (b *Builtin) LayDictionaries(
 // measure the disk's speed for the choice of a codec where it does not compress, because the disk
 // also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r *reservation.Reservation) error {
-	parts.Descriptor = l.Plan()
+	parts.Descriptor = &l.Desc
 	out := &bytesTo{space: r.Space()}
 	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {
 		return err
 	}
 	l.Rewind() // an attempt in another space may have written a part
-	return b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()})
+	return b.Permitted(ctx, r.Space(), nil, l.Desc.Body, func(ctx context.Context) error {
+		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Desc.Body})
 	})
 }
 
@@ -288,11 +277,8 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 	})
 }
 
-// gathered is host memory in many pieces, which is copied to be written at once.
+// gathered is host memory in many pieces, which is copied to be written at once: nothing of it is viewed.
 type gathered struct{ hostMemory }
-
-// View implements Source.
-func (gathered) View(int64, int64) []byte { return nil }
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
 // extended no others. Dictionaries are read to the Go heap.

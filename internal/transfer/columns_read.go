@@ -256,7 +256,7 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 		}
 	}
 	at := r.src.runs[i].Offset + r.skipped
-	if r.stored = r.src.View(at, n); int64(len(r.stored)) == n {
+	if r.stored = view(r.src.Source, at, n); int64(len(r.stored)) == n {
 		return nil
 	}
 	begin := at / tier.Page * tier.Page

@@ -269,10 +269,10 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	check := c.src.checker()
 	for end := off + n; off < end; {
-		p := c.src.View(off, end-off)
+		p := view(c.src.Source, off, end-off)
 		fetched, stored := p != nil || c.layout, c.dst.Sink == nil
 		if p == nil && !stored {
-			p = c.dst.View(off, end-off)
+			p = view(c.dst.Sink, off, end-off)
 			stored = p != nil
 		}
 		if p == nil {
@@ -298,7 +298,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 
 // compress makes a run of n bytes, a multiple of a page, and stores it.
 func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, n int64, with codec.Codec) (err error) {
-	p := c.src.View(off, n)
+	p := view(c.src.Source, off, n)
 	if int64(len(p)) < n {
 		if p = l.raw[:n]; !c.layout {
 			if err := c.fetch(ctx, l, p, off); err != nil {
@@ -352,10 +352,7 @@ func (c *copying) recopy(ctx context.Context, l *lane, from, to *payload.Run) er
 // that nothing was gained by compressing is read as it is, and compared with the checksums of the
 // body alone.
 func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off, n int64) error {
-	var p []byte
-	if c.dst.Sink != nil {
-		p = c.dst.View(off, n)
-	}
+	p := view(c.dst.Sink, off, n)
 	placed := int64(len(p)) == n
 	if !placed {
 		p = l.raw[:n]
@@ -411,7 +408,7 @@ func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error
 // stored returns a run's bytes, verified: where they are, or in room.
 func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
-	p := s.View(run.Offset, n)
+	p := view(s.Source, run.Offset, n)
 	if int64(len(p)) < n {
 		p = room[:image.RoundUp(n, tier.Page)]
 		if err := s.Fetch(ctx, p, run.Offset); err != nil {

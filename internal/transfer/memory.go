@@ -15,17 +15,12 @@ import (
 
 // Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
 type Source interface {
-	// View returns the bytes at off in place: n, or fewer if they are not contiguous. It returns
-	// nil if Go code cannot reach them; then Fetch copies them.
-	View(off, n int64) []byte
 	// Fetch copies the bytes at off to p, and returns when they are there.
 	Fetch(ctx context.Context, p []byte, off int64) error
 }
 
 // Sink is memory to write.
 type Sink interface {
-	// View is Source.View for bytes to write.
-	View(off, n int64) []byte
 	// Store copies p to off, and returns when it is there.
 	Store(ctx context.Context, p []byte, off int64) error
 }
@@ -52,15 +47,17 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	}
 }
 
-// unseen is embedded in memory that Go code cannot reach.
-type unseen struct{}
-
-func (unseen) View(int64, int64) []byte { return nil }
+// view returns the bytes at off of a Source or a Sink in place: n, or fewer if they are not contiguous.
+// It returns nil for memory that Go code cannot reach.
+func view(memory any, off, n int64) []byte {
+	if m, ok := memory.(hostMemory); ok {
+		return image.View(m, off, n)
+	}
+	return nil
+}
 
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
-
-func (m hostMemory) View(off, n int64) []byte { return image.View(m, off, n) }
 
 func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	return image.Gather(p, m, off)
@@ -72,10 +69,7 @@ func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
 
 // fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
 // CorruptError, like that of a wrong checksum.
-type fileMemory struct {
-	unseen
-	tier.FileMemory
-}
+type fileMemory struct{ tier.FileMemory }
 
 func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	err := m.ReadAt(ctx, p, off)
@@ -91,10 +85,7 @@ func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
 
 // layoutSource is a record that is laid out while it is read. It must be read from the beginning to
 // the end.
-type layoutSource struct {
-	unseen
-	*image.Layout
-}
+type layoutSource struct{ *image.Layout }
 
 func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
 	n, err := s.Next(p)
@@ -107,7 +98,6 @@ func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
 // for it; see onStreams.
 type deviceMemory struct {
-	unseen
 	space  *tier.Space
 	parts  image.Parts
 	whole  tier.DeviceMemory // what parts are of; nil if they are at separate places, to be read only

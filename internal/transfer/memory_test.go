@@ -138,7 +138,6 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 
 // pageMemory is a memory of another kind than the engine has: a map of pages.
 type pageMemory struct {
-	unseen
 	mu    sync.Mutex
 	pages map[int64][]byte
 }
