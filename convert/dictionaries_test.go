@@ -562,7 +562,7 @@ func TestCorruptDictionary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := tr.Payload().(*batch.Image).Shared()[0].Buffer().Memory().(tier.FileMemory)
+	file := tr.Payload().(*batch.Image).Parts.Shared[0].Buffer().Memory().(tier.FileMemory)
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

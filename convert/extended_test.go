@@ -493,7 +493,7 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 		var opens []*batch.Batch
 		for i, b := range all {
 			img := b.Info().Payload.(*batch.Image)
-			old := img.Shared()[i]
+			old := img.Parts.Shared[i]
 			dict := *old.Descriptor()
 			dict.From, dict.Buffers = slices.Clone(dict.From), slices.Clone(dict.Buffers)
 			if i > 0 {

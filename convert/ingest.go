@@ -101,7 +101,7 @@ func (m *Mover) IngestAs(
 		bytes := r.Bytes()
 		if err == nil {
 			if b.Choose.Packs(b.Codec, l.Desc.Body, r.Space().ID(), true) {
-				parts.Encoding = payload.Compressed
+				parts.Type = payload.CompressedImage
 			}
 			largest := l.Desc.Body
 			for _, d := range q.what.dicts {

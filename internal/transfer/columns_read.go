@@ -35,7 +35,8 @@ func (b *Builtin) ReadColumns(
 	for _, d := range p.Memory.AllDictionaries() {
 		needed[d] = true
 	}
-	all := slices.DeleteFunc(slices.Clone(img.Shared()), func(s batch.Shared) bool { return !needed[s.Descriptor()] })
+	all := slices.Clone(img.Parts.Shared)
+	all = slices.DeleteFunc(all, func(s batch.Shared) bool { return !needed[s.Descriptor()] })
 	bytes := p.Memory.Body + int64(len(all))*DiskUnderWay
 	err = b.Permitted(ctx, r.Space(), img.Space(), bytes, func(ctx context.Context) (err error) {
 		buf, err := r.Alloc(p.Memory.Body, p.Memory.Cuts()...)

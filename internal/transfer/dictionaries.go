@@ -202,10 +202,8 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 			return made
 		}
 		s.Mu.Unlock()
-		planned := &l.Desc
-		plan := &batch.Descriptor{
-			Rows: planned.Rows, Nodes: planned.Nodes, Buffers: planned.Buffers, Body: planned.Body, Block: planned.Block,
-		}
+		of := &l.Desc
+		plan := &batch.Descriptor{Rows: of.Rows, Nodes: of.Nodes, Buffers: of.Buffers, Body: of.Body, Block: of.Block}
 		made = &Dictionary{Store: s, valueType: valueType, plan: plan, Body: plan.Body, Parts: parts, Held: 1}
 		if len(parts) == 0 && !renew {
 			s.extend(made, l)
