@@ -244,7 +244,7 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 		return err
 	}
 	l.Rewind() // an attempt in another space may have written a part
-	return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Desc.Body})
+	return b.copy(ctx, out, &bytesFrom{layout: l, size: l.Desc.Body})
 }
 
 // Together writes the bodies of images, which are all on one device or in one host space, side by

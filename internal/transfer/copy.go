@@ -35,7 +35,8 @@ const (
 
 // bytesFrom is a body to read.
 type bytesFrom struct {
-	Source                     // of the bytes as they are stored
+	Source                     // of the bytes as they are stored; nil if a record is laid out while it is read
+	layout *image.Layout       // of that record; it is read once, from the beginning to the end
 	space  *tier.Space         // nil for a layout
 	desc   *batch.Descriptor   // nil where no checksums are compared
 	size   int64               // of the body
@@ -123,7 +124,6 @@ type copying struct {
 	dst    *bytesTo
 	piece  int64 // bytes; a multiple of payload.SumChunk if anything is checked
 	device bool  // the source or the sink is a device, which blocks cannot be copied to or from
-	layout bool  // the source is a layout: each piece is in the lane's memory when its move begins
 	sample bool  // the first piece is sampled for the choice of a codec
 
 	with codec.Codec // what runs are compressed with; Auto: what Builtin.Choose returns for disk
@@ -141,13 +141,13 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	host, toHost := dst.Sink.(hostMemory)
 	_, fromFile := src.Source.(fileMemory)
 	_, toFile := dst.Sink.(fileMemory)
-	layout, fromLayout := src.Source.(layoutSource)
-	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, layout: fromLayout, with: codec.None}
+	layout := src.layout
+	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, with: codec.None}
 	coded, staged, most := src.runs != nil || dst.runs != nil, false, StagedUnderWay
 	switch {
 	case coded:
 		c.piece = payload.RunSize
-	case fromLayout && toHost:
+	case layout != nil && toHost:
 		return layout.WriteTo(host)
 	case fromHost && toFile:
 		c.piece, most = src.size, 1
@@ -173,26 +173,31 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 		}
 		if w.chunks = chunks; staged {
 			c.piece = chunks.Chunk()
-			if !fromLayout {
+			if layout == nil {
 				c.piece = max(payload.SumChunk, c.piece-c.piece%payload.SumChunk)
 			}
 		}
 	}
 	var begin func(l *lane, i int) error
-	if fromLayout { // its bytes come in order
+	if layout != nil { // its bytes come in order: each piece is in the lane's memory when its move begins
 		begin = func(l *lane, i int) error {
-			room, off := l.chunk, int64(i)*c.piece
+			room := l.chunk
 			if coded {
 				room = l.raw
 			}
-			return layout.Fetch(ctx, room[:min(c.piece, src.size-off)], off)
+			room = room[:min(c.piece, src.size-int64(i)*c.piece)]
+			n, err := layout.Next(room)
+			if err == nil && n != len(room) {
+				err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(room))
+			}
+			return err
 		}
 	}
 	alone := false // the first piece goes alone, so that no other one competes with a sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
 		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
-		c.sample = alone && !fromLayout // that of a layout is sampled when it is compressed
+		c.sample = alone && layout == nil // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
 		if c.with = b.Codec; !toFile && (c.with == codec.Auto || c.with == codec.None) {
@@ -252,7 +257,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 			with = c.b.Choose.Next(c.disk, payload.RunSize)
 		}
 		loop = func() error { return c.compress(ctx, l, &c.dst.runs[i], off, n, with) }
-	case c.layout: // the disk also waits for the layout
+	case c.src.layout != nil: // the disk also waits for the layout
 		return c.plain(ctx, l, off, n)
 	default:
 		loop = func() error { return c.plain(ctx, l, off, n) }
@@ -270,7 +275,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	check := c.src.checker()
 	for end := off + n; off < end; {
 		p := view(c.src.Source, off, end-off)
-		fetched, stored := p != nil || c.layout, c.dst.Sink == nil
+		fetched, stored := p != nil || c.src.layout != nil, c.dst.Sink == nil
 		if p == nil && !stored {
 			p = view(c.dst.Sink, off, end-off)
 			stored = p != nil
@@ -300,7 +305,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, n int64, with codec.Codec) (err error) {
 	p := view(c.src.Source, off, n)
 	if int64(len(p)) < n {
-		if p = l.raw[:n]; !c.layout {
+		if p = l.raw[:n]; c.src.layout == nil {
 			if err := c.fetch(ctx, l, p, off); err != nil {
 				return err
 			}
@@ -320,7 +325,7 @@ func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, 
 		}
 		run.Frames = append(run.Frames, uint32(len(stored)-before))
 	}
-	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.with != codec.Auto {
+	if err := c.storeRun(ctx, run, stored); err != nil || c.src.layout == nil || c.with != codec.Auto {
 		return err
 	}
 	return c.b.Choose.Sample(&c.b.coders, c.disk, n, l.stored, func(off, n int64) ([]byte, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
+// Source is memory to read: of a host space, a device, or a file.
 type Source interface {
 	// Fetch copies the bytes at off to p, and returns when they are there.
 	Fetch(ctx context.Context, p []byte, off int64) error
@@ -81,18 +81,6 @@ func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 
 func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
 	return m.WriteAt(ctx, p, off) // which reads nothing, and so finds no altered bytes
-}
-
-// layoutSource is a record that is laid out while it is read. It must be read from the beginning to
-// the end.
-type layoutSource struct{ *image.Layout }
-
-func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
-	n, err := s.Next(p)
-	if err == nil && n != len(p) {
-		err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
-	}
-	return err
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
