@@ -209,7 +209,7 @@ type ranges struct {
 // read fills p from off on.
 func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	if r.src.runs == nil {
-		return r.src.Fetch(ctx, p, off)
+		return r.src.ReadAt(ctx, p, off)
 	}
 	size := r.src.desc.Frame()
 	for len(p) > 0 {
@@ -263,7 +263,7 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	begin := at / tier.Page * tier.Page
 	p := r.room[:image.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
-	err := r.src.Fetch(ctx, p, begin)
+	err := r.src.ReadAt(ctx, p, begin)
 	if err != nil {
 		r.end = r.first
 	}

@@ -284,7 +284,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 			p = l.chunk[:min(end-off, int64(len(l.chunk)))]
 		}
 		if !fetched {
-			if err := c.src.Fetch(ctx, p, off); err != nil {
+			if err := c.src.ReadAt(ctx, p, off); err != nil {
 				return err
 			}
 		}
@@ -292,7 +292,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 			return err
 		}
 		if !stored {
-			if err := c.dst.Store(ctx, p, off); err != nil {
+			if err := c.dst.WriteAt(ctx, p, off); err != nil {
 				return err
 			}
 		}
@@ -340,7 +340,7 @@ func (c *copying) storeRun(ctx context.Context, run *payload.Run, stored []byte)
 	stored = stored[:image.RoundUp(n, tier.Page)]
 	clear(stored[n:])
 	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
-	return c.dst.Store(ctx, stored, run.Offset)
+	return c.dst.WriteAt(ctx, stored, run.Offset)
 }
 
 // recopy copies a run as it is stored.
@@ -363,7 +363,7 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 		p = l.raw[:n]
 	}
 	if run.Stored() == n {
-		if err := c.src.Fetch(ctx, p, run.Offset); err != nil {
+		if err := c.src.ReadAt(ctx, p, run.Offset); err != nil {
 			return err
 		}
 	} else {
@@ -385,10 +385,10 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 		return err
 	}
 	if !c.device {
-		return c.dst.Store(ctx, p, off)
+		return c.dst.WriteAt(ctx, p, off)
 	}
 	for part := range slices.Chunk(p, len(l.chunk)) {
-		if err := c.dst.Store(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
+		if err := c.dst.WriteAt(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
 			return err
 		}
 		off += int64(len(part))
@@ -399,10 +399,10 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 // fetch brings bytes of the source to p, which need not be pinned.
 func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error {
 	if !c.device {
-		return c.src.Fetch(ctx, p, off)
+		return c.src.ReadAt(ctx, p, off)
 	}
 	for part := range slices.Chunk(p, len(l.chunk)) {
-		if err := c.src.Fetch(ctx, l.chunk[:len(part)], off); err != nil {
+		if err := c.src.ReadAt(ctx, l.chunk[:len(part)], off); err != nil {
 			return err
 		}
 		off += int64(copy(part, l.chunk))
@@ -416,7 +416,7 @@ func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) (
 	p := view(s.Source, run.Offset, n)
 	if int64(len(p)) < n {
 		p = room[:image.RoundUp(n, tier.Page)]
-		if err := s.Fetch(ctx, p, run.Offset); err != nil {
+		if err := s.ReadAt(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}
 		p = p[:n]

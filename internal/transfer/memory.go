@@ -15,14 +15,14 @@ import (
 
 // Source is memory to read: of a host space, a device, or a file.
 type Source interface {
-	// Fetch copies the bytes at off to p, and returns when they are there.
-	Fetch(ctx context.Context, p []byte, off int64) error
+	// ReadAt copies the bytes at off to p, and returns when they are there.
+	ReadAt(ctx context.Context, p []byte, off int64) error
 }
 
 // Sink is memory to write.
 type Sink interface {
-	// Store copies p to off, and returns when it is there.
-	Store(ctx context.Context, p []byte, off int64) error
+	// WriteAt copies p to off, and returns when it is there.
+	WriteAt(ctx context.Context, p []byte, off int64) error
 }
 
 // sourceAndSink is implemented for the memory of each tier.
@@ -59,11 +59,11 @@ func view(memory any, off, n int64) []byte {
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
 
-func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) error {
+func (m hostMemory) ReadAt(_ context.Context, p []byte, off int64) error {
 	return image.Gather(p, m, off)
 }
 
-func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
+func (m hostMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 	return image.Across(m, off, int64(len(p)), func(to []byte) error { p = p[sumcopy.Spread(to, p):]; return nil })
 }
 
@@ -71,16 +71,12 @@ func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
 // CorruptError, like that of a wrong checksum.
 type fileMemory struct{ tier.FileMemory }
 
-func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
-	err := m.ReadAt(ctx, p, off)
+func (m fileMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
+	err := m.FileMemory.ReadAt(ctx, p, off)
 	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
 		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
 	}
 	return err
-}
-
-func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
-	return m.WriteAt(ctx, p, off) // which reads nothing, and so finds no altered bytes
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
@@ -101,7 +97,7 @@ type stream struct {
 	regions []tier.Region // room for those of one copy
 }
 
-func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
+func (m *deviceMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
@@ -112,7 +108,7 @@ func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	})
 }
 
-func (m *deviceMemory) Store(ctx context.Context, p []byte, off int64) error {
+func (m *deviceMemory) WriteAt(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
 		s.regions = append(s.regions[:0], tier.Region{Dst: m.whole.Addr() + tier.Addr(off), HostSrc: p})
