@@ -234,9 +234,9 @@ func (b *Builtin) LayDictionaries(
 }
 
 // Lay lays a record out in the space of parts, as their type and in memory drawn from r. It
-// sets the memory of parts, also after an error. It must be called within Permitted. Unlike other transfers to a disk, it does not
-// measure the disk's speed for the choice of a codec where it does not compress, because the disk
-// also waits for the layout.
+// sets the memory of parts, also after an error. It must be called within Permitted. Unlike other
+// transfers to a disk, it does not measure the disk's speed for the choice of a codec where it does
+// not compress, because the disk also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r *reservation.Reservation) error {
 	parts.Descriptor = &l.Desc
 	out := &bytesTo{space: r.Space()}
