@@ -992,10 +992,10 @@ func (t *Transit) Abort() error {
 // does not keep images that share dictionaries, because these would stay in use.
 func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	img, ok := p.(*payload.Image)
-	if !ok || img.Parts.Encoding == payload.Scattered || len(img.Buffers()) == 0 {
+	if !ok || img.Parts.Type == payload.ScatteredImage || len(img.Buffers()) == 0 {
 		return nil
 	}
-	in, shares := p.Space().Kind(), len(img.Shared()) > 0
+	in, shares := p.Space().Kind(), len(img.Parts.Shared) > 0
 	if in <= above || shares && !in.IsStorage() {
 		return nil
 	}

@@ -32,7 +32,7 @@ func TestVerifyFindsEveryChunk(t *testing.T) {
 		img := b.Info().Payload.(*batch.Image)
 		file := img.Buffer().Memory().(tier.FileMemory)
 		stored := [][2]int64{{0, img.Descriptor().Body}} // from, to
-		if img.Parts.Encoding == payload.Compressed {
+		if img.Parts.Type == payload.CompressedImage {
 			stored = nil
 			for _, r := range img.Parts.Runs {
 				stored = append(stored, [2]int64{r.Offset, r.Offset + r.Stored()})

@@ -23,7 +23,7 @@ func TestAutoCompresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, ok := tr.Payload().(*payload.Image)
-	if !ok || p.Parts.Encoding != payload.Compressed {
+	if !ok || p.Parts.Type != payload.CompressedImage {
 		t.Fatalf("it is a %s", tr.Payload().Type())
 	}
 	for i, r := range p.Parts.Runs {

@@ -53,11 +53,11 @@ func (f *lastFile) OpenAnonymous(dir string, direct bool) (disk.File, error) {
 func benchMove(b *testing.B, from, to tier.Kind, rows int) {
 	rec := arrowgen.Flights(1, rows)
 	defer rec.Release()
-	l, err := image.NewLayout(rec)
+	l, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		b.Fatal(err)
 	}
-	size := l.Size()
+	size := l.Desc.Body
 	l.Close()
 	files := &lastFile{FS: disk.OS()}
 	m := newMachine(b, machineConfig{

@@ -45,11 +45,11 @@ func benchCodec(b *testing.B, rec arrow.RecordBatch, throttle int64) {
 		cycles = 1
 	}
 	defer rec.Release()
-	l, err := image.NewLayout(rec)
+	l, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		b.Fatal(err)
 	}
-	size := l.Size() * batches
+	size := l.Desc.Body * batches
 	l.Close()
 	names := [...]Codec{CodecNone, CodecS2, CodecZstd, CodecBitpack, CodecAuto}
 	var took [len(names)][]float64

@@ -405,7 +405,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Never released: its bytes are those of src.
-		img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...)
+		img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Parts.Shared...)
 		rec, err := m.mover.open(t.Context(), opener{}, img, &s)
 		if err == nil {
 			rec.Release()
@@ -442,7 +442,7 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 			d := *src.Descriptor()
 			d.Buffers = slices.Clone(d.Buffers)
 			d.Buffers[i].Offset = odd
-			img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Shared()...)
+			img := batch.NewImage(&d, src.Buffer(), src.Space(), src.Parts.Shared...)
 			rec, err := m.mover.open(t.Context(), opener{}, img, &s)
 			if err == nil {
 				rec.Release()

@@ -128,7 +128,7 @@ var (
 
 // NewLayout plans the image of rec, and retains rec until Close. A schema that is not
 // little-endian is tier.ErrNotSupported, an array whose parts do not fit together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(rec) }
+func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return image.NewLayout(rec, image.MaxInline) }
 
 // LogicalBytes returns how many bytes the buffers of rec have in an image, without the
 // alignment between them: slices count what they show, and a dictionary that columns share

@@ -438,16 +438,16 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 func TestOneMakesTheCopy(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	space := m.spaces[tier.Host]
-	l, err := image.NewLayout(coded(1, 10))
+	l, err := image.NewLayout(coded(1, 10), image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	store := &m.mover.cfg.Builtin.Dicts
-	dicts, _, end := store.Resolve(l.Dictionaries(), false)
+	dicts, _, end := store.Resolve(l.Dictionaries, false)
 	dict := dicts[0]
 	defer end()
-	again, _, end := store.Resolve(l.Dictionaries(), false)
+	again, _, end := store.Resolve(l.Dictionaries, false)
 	if again[0] != dict {
 		t.Error("two dictionaries of one array")
 	}
@@ -484,7 +484,7 @@ func TestOneMakesTheCopy(t *testing.T) {
 					return err
 				}
 				buf, err := r.Alloc(dict.Body)
-				sub := l.Dictionaries()[0]
+				sub := l.Dictionaries[0]
 				sub.Rewind()
 				desc := sub.Desc
 				parts.Buffers, parts.Descriptor = []*tier.Buffer{buf}, &desc
@@ -562,7 +562,7 @@ func TestCorruptDictionary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := tr.Payload().(*batch.Image).Shared()[0].Buffer().Memory().(tier.FileMemory)
+	file := tr.Payload().(*batch.Image).Parts.Shared[0].Buffer().Memory().(tier.FileMemory)
 	if err := tr.Abort(); err != nil {
 		t.Fatal(err)
 	}

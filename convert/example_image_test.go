@@ -32,7 +32,7 @@ func ExampleNewLayout() {
 		panic(err)
 	}
 	defer layout.Close()
-	body := make([]byte, layout.Size())
+	body := make([]byte, layout.Desc.Body)
 	if err := layout.WriteTo([][]byte{body}); err != nil {
 		panic(err)
 	}

@@ -87,11 +87,11 @@ func TestDeltas(t *testing.T) {
 				alone, longest := int64(0), int64(0)
 				for i := range batches {
 					rec := codedBy(values(c.dt, c.append, 1000+i*step, nulls, 1<<30), 0, step)
-					l, err := image.NewLayout(rec)
+					l, err := image.NewLayout(rec, image.MaxInline)
 					if err != nil {
 						t.Fatal(err)
 					}
-					longest = l.Dictionaries()[0].Size()
+					longest = l.Dictionaries[0].Desc.Body
 					alone += longest
 					l.Close()
 					all = append(all, m.make(t, rec, tier.GPU))
@@ -186,11 +186,11 @@ func TestDeltaStream(t *testing.T) {
 		opened = append(opened, m.record(t, all[i]))
 	}
 	first := m.records[all[len(all)-1].ID()]
-	l, err := image.NewLayout(first)
+	l, err := image.NewLayout(first, image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole := m.spaces[tier.Host].Charge(l.Dictionaries()[0].Size())
+	whole := m.spaces[tier.Host].Charge(l.Dictionaries[0].Desc.Body)
 	l.Close()
 	m.holds(t, tier.Host, segments+whole, all...)
 	for i, rec := range opened {
@@ -494,7 +494,7 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 		var opens []*batch.Batch
 		for i, b := range all {
 			img := b.Info().Payload.(*batch.Image)
-			old := img.Shared()[i]
+			old := img.Parts.Shared[i]
 			dict := *old.Descriptor()
 			dict.From, dict.Buffers = slices.Clone(dict.From), slices.Clone(dict.Buffers)
 			if i > 0 {
@@ -584,12 +584,12 @@ func TestOpenedExtensionsShareAnArray(t *testing.T) {
 		m.move(t, b, tier.Host)
 	}
 	before := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host})
-	l, err := image.NewLayout(m.records[all[14].ID()])
+	l, err := image.NewLayout(m.records[all[14].ID()], image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	want := m.spaces[tier.Host].Used() + m.spaces[tier.Host].Charge(l.Dictionaries()[0].Size())
+	want := m.spaces[tier.Host].Used() + m.spaces[tier.Host].Charge(l.Dictionaries[0].Desc.Body)
 	var opened []arrow.RecordBatch
 	for _, b := range all[:15] {
 		opened = append(opened, m.record(t, b))

@@ -203,11 +203,11 @@ func (h *hosts) same(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch)
 // long makes a record whose image has at least so many bytes, in a few columns.
 func long(size int64) arrow.RecordBatch {
 	rec := arrowgen.Flights(3, 1000)
-	d, err := image.NewLayout(rec)
+	d, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		panic(err)
 	}
-	rows := size * 1000 / d.Size()
+	rows := size * 1000 / d.Desc.Body
 	d.Close()
 	rec.Release()
 	return arrowgen.Flights(3, int(rows)+1)

@@ -59,7 +59,11 @@ func (m *Mover) IngestAs(
 	}
 	defer end()
 	b := m.cfg.Builtin
-	l, err := b.Layout(rec)
+	inline := int64(image.MaxInline)
+	if b.Outside {
+		inline = 0
+	}
+	l, err := image.NewLayout(rec, inline)
 	if err != nil {
 		return nil, err
 	}
@@ -68,13 +72,13 @@ func (m *Mover) IngestAs(
 		l.ByRows()
 	}
 	q := &request{
-		m: m, to: to, what: footprint{body: l.Size()}, waits: waits,
+		m: m, to: to, what: footprint{body: l.Desc.Body}, waits: waits,
 		room: reservation.Options{Purpose: reservation.Incoming},
 	}
 	var layouts [][]*image.Layout // of q.what.dicts
 	letGo := func() {}
 	defer func() { letGo() }()
-	if all := l.Dictionaries(); len(all) > 0 {
+	if all := l.Dictionaries; len(all) > 0 {
 		q.what.dicts, layouts, letGo = b.Dicts.Resolve(all, false)
 	}
 	defer q.end(nil) // after a panic
@@ -96,10 +100,10 @@ func (m *Mover) IngestAs(
 		parts := payload.Parts{Space: r.Space()}
 		bytes := r.Bytes()
 		if err == nil {
-			if b.Choose.Packs(b.Codec, l.Size(), r.Space().ID(), true) {
-				parts.Encoding = payload.Compressed
+			if b.Choose.Packs(b.Codec, l.Desc.Body, r.Space().ID(), true) {
+				parts.Type = payload.CompressedImage
 			}
-			largest := l.Size()
+			largest := l.Desc.Body
 			for _, d := range q.what.dicts {
 				largest = max(largest, d.Body)
 			}
@@ -141,7 +145,7 @@ func (m *Mover) IngestAs(
 		case errors.Is(err, transfer.ErrChanged) && !changed:
 			changed = true // in place: lay its present values out
 			letGo()
-			q.what.dicts, layouts, letGo = b.Dicts.Resolve(l.Dictionaries(), true)
+			q.what.dicts, layouts, letGo = b.Dicts.Resolve(l.Dictionaries, true)
 		default:
 			return nil, err
 		}

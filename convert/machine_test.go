@@ -345,22 +345,22 @@ func (m *machine) heapDigest(t *testing.T, id batch.ID) tier.Digest {
 // heapDigest is the digest of rec's image, laid out on the heap.
 func heapDigest(t *testing.T, rec arrow.RecordBatch) tier.Digest {
 	t.Helper()
-	l, err := image.NewLayout(rec)
+	l, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	var d tier.Digest
 	at := int64(0)
-	for _, part := range append([]*image.Layout{l}, l.Dictionaries()...) {
-		body := make([]byte, part.Size())
+	for _, part := range append([]*image.Layout{l}, l.Dictionaries...) {
+		body := make([]byte, part.Desc.Body)
 		if len(body) > 0 {
 			if err := part.WriteTo([][]byte{body}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		d = d.Add(tier.DigestBytes(body, at/8))
-		at += part.Size()
+		at += part.Desc.Body
 	}
 	return d
 }

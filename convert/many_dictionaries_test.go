@@ -78,8 +78,8 @@ func manyCoded(shape string, n int) arrow.RecordBatch {
 func openedOnHeap(t *testing.T, l *image.Layout) arrow.RecordBatch {
 	t.Helper()
 	var bodies [][][]byte
-	for _, part := range append(l.Dictionaries(), l) {
-		body := [][]byte{make([]byte, part.Size())}
+	for _, part := range append(l.Dictionaries, l) {
+		body := [][]byte{make([]byte, part.Desc.Body)}
 		if err := part.WriteTo(body); err != nil {
 			t.Fatal(err)
 		}
@@ -118,14 +118,14 @@ func manyDictionaries(t *testing.T, shape string, outside bool, n int) {
 		}
 		got.Release()
 	}
-	l, err := m.mover.cfg.Builtin.Layout(rec)
+	l, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	dicts, _, end := m.mover.cfg.Builtin.Dicts.Resolve(l.Dictionaries(), false)
-	if end(); len(dicts) != len(l.Dictionaries()) {
-		t.Errorf("%d of %d dictionaries are distinct", len(dicts), len(l.Dictionaries()))
+	dicts, _, end := m.mover.cfg.Builtin.Dicts.Resolve(l.Dictionaries, false)
+	if end(); len(dicts) != len(l.Dictionaries) {
+		t.Errorf("%d of %d dictionaries are distinct", len(dicts), len(l.Dictionaries))
 	}
 	one := m.make(t, rec, tier.GPU)
 	two := m.make(t, rec, tier.GPU) // has the same dictionaries
@@ -168,13 +168,13 @@ func TestManyDictionariesOfEveryShape(t *testing.T) {
 // TestPartsAreFoundByNumber: resolve does not search the dictionaries that a dictionary uses.
 func TestPartsAreFoundByNumber(t *testing.T) {
 	var store transfer.Dictionaries
-	l, err := image.NewLayoutInline(manyCoded("of one", 20), 0)
+	l, err := image.NewLayout(manyCoded("of one", 20), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	var layouts []*image.Layout // a search for the used ones does not find them
-	for _, sub := range l.Dictionaries() {
+	for _, sub := range l.Dictionaries {
 		other := *sub
 		layouts = append(layouts, &other)
 	}
@@ -214,12 +214,12 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 	if err := transfer.ReleaseAll(pins); err != nil {
 		t.Fatal(err)
 	}
-	l, err := image.NewLayoutInline(m.records[b.ID()], 0)
+	l, err := image.NewLayout(m.records[b.ID()], 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	again, _, end := store.Resolve(l.Dictionaries(), false)
+	again, _, end := store.Resolve(l.Dictionaries, false)
 	end()
 	for i, d := range again {
 		if d != dicts[i] || d.Held != 0 {

@@ -278,7 +278,7 @@ var errViaHost = errors.New("convert: the batch moves by way of an image in host
 
 // route returns the form that src gets in a space, and whether it must become an image in host memory
 // first. as is the type; "" means the best one: that of the program's payload which src is, or was made
-// of, if there is a converter to it, or else an image: in the encoding that Builtin.Encoding chooses, if
+// of, if there is a converter to it, or else an image: of the type that Builtin.TypeIn chooses, if
 // there is a converter to that.
 func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
 	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
@@ -292,7 +292,7 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 		as = own.Type
 	}
 	if as == "" {
-		as = m.cfg.Builtin.Encoding(src, to).Type()
+		as = m.cfg.Builtin.TypeIn(src, to)
 		if !has(from, Form{as, to.Kind()}) { // the program may have unregistered it
 			as = batch.PlainImage
 		}

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
-	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/labels"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -60,16 +62,24 @@ type Moved struct {
 //
 // run makes a move: each round of its loop reserves room (request), and makes one attempt.
 type Mover struct {
-	cfg    MoverConfig // Events is guarded against panics
+	cfg    MoverConfig
 	stats  stats
 	panics guard.Log // of functions that must not fail an operation
 
-	// calls are the operations in progress. Close refuses later ones, ends life, which cancels those in
-	// progress with tier.ErrClosed, and waits for them, because the engine closes what they work on after
-	// that.
-	calls gate.Gate
-	life  context.Context
-	end   context.CancelCauseFunc
+	emit func(events.Event) // stamps an event and calls MoverConfig.Events; the caller must hold no lock
+
+	// calls are the operations in progress. Close refuses later ones, ends life, cancels those in progress
+	// with tier.ErrClosed, and waits for them, because the engine closes what they work on after that.
+	// Each has an entry in cancels; a context.AfterFunc of life would cost a move 1 µs.
+	calls struct {
+		sync.Mutex // a leaf
+		closed     bool
+		cancels    map[uint64]context.CancelCauseFunc
+		last       uint64 // key of cancels
+		running    sync.WaitGroup
+	}
+	life context.Context
+	end  context.CancelCauseFunc
 }
 
 // NewMover returns a mover, the only one of its registry.
@@ -77,8 +87,20 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	if cfg.Reservations == nil || cfg.Registry == nil || cfg.Builtin == nil {
 		return nil, errors.New("convert: a mover needs reservations, a registry and the built-in converters")
 	}
-	if err := cfg.Registry.registerBuiltin(cfg.Builtin); err != nil {
+	if err := cfg.Builtin.Open(); err != nil {
 		return nil, err
+	}
+	// Spillway's own converter is one: from every form of an image to every other.
+	for _, from := range payload.Forms() {
+		for _, to := range payload.Forms() {
+			e := Edge{Form(from), Form(to)}
+			own := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
+				return cfg.Builtin.Convert(ctx, src, to.Type, r)
+			}
+			if err := cfg.Registry.replace(e, nil, &entry{convert: e.guarded(own, true), builtin: true}); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if cfg.IDs == nil {
 		cfg.IDs = new(batch.IDs)
@@ -86,9 +108,16 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{cfg: cfg, panics: guard.Log{Logger: cfg.Logger}}
 	m.stats.init()
-	if cfg.Events != nil {
-		m.cfg.Events = func(e events.Event) { m.panics.Do("Config.Events", func() { cfg.Events(e) }) }
+	m.emit = func(e events.Event) {
+		if m.cfg.Events == nil {
+			return
+		}
+		if e.At = time.Now(); e.Context == nil {
+			e.Context = context.Background()
+		}
+		m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
 	}
+	m.calls.cancels = make(map[uint64]context.CancelCauseFunc)
 	m.life, m.end = context.WithCancelCause(context.Background())
 	return m, nil
 }
@@ -96,29 +125,42 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 // Close cancels the operations in progress, with tier.ErrClosed as the cause, and waits for them.
 // Later operations fail with tier.ErrClosed.
 func (m *Mover) Close() error {
-	if !m.calls.Shut() {
+	m.calls.Lock()
+	closed := m.calls.closed
+	m.calls.closed = true
+	cancels := slices.Collect(maps.Values(m.calls.cancels))
+	m.calls.Unlock()
+	if closed {
 		return fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
 	m.end(tier.ErrClosed)
-	m.calls.Wait()
+	for _, cancel := range cancels {
+		cancel(tier.ErrClosed)
+	}
+	m.calls.running.Wait()
 	return nil
 }
 
 // begin starts an operation. The context that it returns ends with ctx, and when Close is called.
 // The caller must call end once.
 func (m *Mover) begin(ctx context.Context) (_ context.Context, end func(), err error) {
-	if !m.calls.Enter() {
+	ctx, cancel := context.WithCancelCause(ctx)
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	if m.calls.closed {
+		cancel(tier.ErrClosed)
 		return nil, nil, fmt.Errorf("convert: the mover is %w", tier.ErrClosed)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(m.life, func() {
-		labels.Cancel.Set()
-		cancel(tier.ErrClosed)
-	})
+	m.calls.last++
+	key := m.calls.last
+	m.calls.cancels[key] = cancel
+	m.calls.running.Add(1)
 	return ctx, func() {
-		stop()
+		m.calls.Lock()
+		delete(m.calls.cancels, key)
+		m.calls.Unlock()
 		cancel(nil)
-		m.calls.Leave()
+		m.calls.running.Done()
 	}, nil
 }
 
@@ -228,7 +270,7 @@ func (m *Mover) Share(ctx context.Context, src *batch.Image, r *reservation.Rese
 	if src == nil {
 		return nil, errors.New("convert: sharing dictionaries: the image is nil")
 	}
-	return m.cfg.Builtin.Share(ctx, src.Shared(), src.Space(), r)
+	return m.cfg.Builtin.Share(ctx, src.Parts.Shared, src.Space(), r)
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with

@@ -34,7 +34,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	now := b.Info()
 	onDisk := func(in tier.ID) bool { return in.Kind.IsStorage() }
 	img, ok := now.Payload.(*batch.Image) // the memory of others may be a program's
-	if !ok || img.Parts.Encoding == payload.Scattered || now.Leased || img.Space().Lost() != nil ||
+	if !ok || img.Parts.Type == payload.ScatteredImage || now.Leased || img.Space().Lost() != nil ||
 		now.State != batch.Idle && now.State != batch.TaskCreated ||
 		onDisk(now.Space) || slices.ContainsFunc(b.Copies(), onDisk) {
 		return 0, nil

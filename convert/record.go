@@ -68,9 +68,9 @@ func (m *Mover) open(
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	inPlace := ok && img.Parts.Encoding == payload.Plain && img.Space().Kind().IsMemory()
+	inPlace := ok && img.Parts.Type == payload.PlainImage && img.Space().Kind().IsMemory()
 	inPart := ok && !inPlace && want != nil &&
-		img.Parts.Encoding != payload.Scattered && !img.Space().Kind().IsDevice()
+		img.Parts.Type != payload.ScatteredImage && !img.Space().Kind().IsDevice()
 	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err
@@ -98,7 +98,7 @@ func (m *Mover) open(
 	}
 	l := image.NewLease(release)
 	by.enter(l, img.Space(), img, img.Bytes())
-	return image.OpenRows(desc, skip, extents, l, transfer.FinderOf(img.Shared()))
+	return image.OpenRows(desc, skip, extents, l, transfer.FinderOf(img.Parts.Shared))
 }
 
 // hostImage makes a plain image of src in host memory, and waits for room in one piece. src does
@@ -123,7 +123,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 		return nil, ofLost(err, src.Space())
 	}
 	img, ok := out.(*batch.Image)
-	if !ok || img.Parts.Encoding != payload.Plain {
+	if !ok || img.Parts.Type != payload.PlainImage {
 		err := fmt.Errorf("convert: the converter from %s in %s to %s made a %T",
 			src.Type(), src.Space().ID(), ImageIn(tier.Host), out)
 		return nil, errors.Join(err, release(out))

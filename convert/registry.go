@@ -13,8 +13,6 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -78,26 +76,6 @@ func (g *Registry) Register(from, to Form, f Func) error {
 	}
 	e := Edge{from, to}
 	return g.replace(e, nil, &entry{convert: e.guarded(f, false)})
-}
-
-// registerBuiltin adds Spillway's own converter, which is one: from every form of an image to every
-// other.
-func (g *Registry) registerBuiltin(b *transfer.Builtin) error {
-	if err := b.Open(); err != nil {
-		return err
-	}
-	for _, from := range payload.Forms() {
-		for _, to := range payload.Forms() {
-			e := Edge{Form{from.Encoding.Type(), from.Kind}, Form{to.Encoding.Type(), to.Kind}}
-			f := func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
-				return b.Convert(ctx, src, to.Encoding, r)
-			}
-			if err := g.replace(e, nil, &entry{convert: e.guarded(f, true), builtin: true}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // replace puts e in the place of old, which must be the pair's present converter. Either may be nil.

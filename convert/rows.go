@@ -43,10 +43,10 @@ func (m *Mover) ReadRows(
 		return nil, err
 	}
 	img, ok := p.(*batch.Image)
-	if !ok || img.Parts.Encoding == payload.Scattered {
+	if !ok || img.Parts.Type == payload.ScatteredImage {
 		return nil, fmt.Errorf("convert: reading rows of %s: %w", p.Type(), tier.ErrNotSupported)
 	}
-	if len(rows.Shared) == 0 && len(img.Shared()) > 0 {
+	if len(rows.Shared) == 0 && len(img.Parts.Shared) > 0 {
 		err = m.shareIn(ctx, img, rows, space)
 	}
 	var rec arrow.RecordBatch
@@ -67,7 +67,7 @@ func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Row
 		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}
 	return q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
-		rows.Shared, err = m.cfg.Builtin.Share(ctx, img.Shared(), img.Space(), r)
+		rows.Shared, err = m.cfg.Builtin.Share(ctx, img.Parts.Shared, img.Space(), r)
 		return err
 	})
 }

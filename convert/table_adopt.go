@@ -79,7 +79,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 	}
 	mem.release = t.Release
 	return payload.New(payload.Parts{
-		Descriptor: p.Descriptor, Space: t.Space, Encoding: payload.Scattered, Ranges: p.Ranges, Adjustments: p.Adjust,
+		Descriptor: p.Descriptor, Space: t.Space, Type: payload.ScatteredImage, Ranges: p.Ranges, Adjustments: p.Adjust,
 		Kept: covered(p.Ranges) - mem.size, Buffers: []*tier.Buffer{t.Space.Adopt(promise, mem)},
 	}), nil
 }

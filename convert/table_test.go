@@ -81,7 +81,7 @@ func tablesOfEveryType(t *testing.T, gpu gpus) {
 func longTable(t *testing.T) arrow.RecordBatch {
 	t.Helper()
 	rec := threePieces()
-	if l, err := image.NewLayout(rec); err != nil || l.Size() < 2*transfer.MaxPiece {
+	if l, err := image.NewLayout(rec, image.MaxInline); err != nil || l.Desc.Body < 2*transfer.MaxPiece {
 		t.Fatalf("too little for this test, or %v", err)
 	} else {
 		l.Close()

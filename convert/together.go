@@ -41,12 +41,12 @@ func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reaso
 // If from is nil, that may be any faster one. Otherwise joins returns nil.
 func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
 	img, ok := p.(*batch.Image)
-	if !ok || img.Parts.Encoding != payload.Plain || from != nil && img.Space() != from ||
+	if !ok || img.Parts.Type != payload.PlainImage || from != nil && img.Space() != from ||
 		img.Space().Kind().IsStorage() || img.Space().Lost() != nil {
 		return nil
 	}
 	desc := img.Descriptor()
-	if len(desc.Dictionaries) > 0 || desc.Body == 0 || m.cfg.Builtin.Encoding(img, to) != payload.Plain ||
+	if len(desc.Dictionaries) > 0 || desc.Body == 0 || m.cfg.Builtin.TypeIn(img, to) != payload.PlainImage ||
 		slices.Contains(b.Copies(), to.ID()) {
 		return nil
 	}

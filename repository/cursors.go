@@ -202,7 +202,7 @@ func (c *Cursor) read(ctx context.Context, b *batch.Batch) (rec arrow.RecordBatc
 		if err != nil {
 			return nil, err
 		}
-		if img, ok := h.Payload().(*batch.Image); ok && img.Parts.Encoding != payload.Scattered {
+		if img, ok := h.Payload().(*batch.Image); ok && img.Parts.Type != payload.ScatteredImage {
 			rec, err = c.window(ctx, h, img.Descriptor())
 			return rec, errors.Join(err, h.Close()) // which fails only for a batch that others have dropped
 		}

@@ -38,7 +38,7 @@ func imageOf(_ context.Context, src batch.Payload, r *reservation.Reservation) (
 		return nil, err
 	}
 	defer l.Close()
-	buf, err := r.Alloc(l.Size(), l.Cuts()...)
+	buf, err := r.Alloc(l.Desc.Body, l.Desc.Cuts()...)
 	if err != nil {
 		return nil, err
 	}

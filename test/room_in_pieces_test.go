@@ -374,7 +374,7 @@ func descriptorOf(t *testing.T, rec arrow.RecordBatch) *batch.Descriptor {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := l.WriteTo([][]byte{make([]byte, l.Size())}); err != nil {
+	if err := l.WriteTo([][]byte{make([]byte, l.Desc.Body)}); err != nil {
 		t.Fatal(err)
 	}
 	desc, err := l.Descriptor()

@@ -150,9 +150,9 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 	}
 	defer l.Close()
 	for _, s := range w.eng.Spaces() {
-		need, have := 2*s.Charge(l.Size()), s.Available()
-		for _, d := range l.Dictionaries() {
-			need += s.Charge(d.Size()) // shared by both
+		need, have := 2*s.Charge(l.Desc.Body), s.Available()
+		for _, d := range l.Dictionaries {
+			need += s.Charge(d.Desc.Body) // shared by both
 		}
 		if need > have {
 			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.State().Limit,

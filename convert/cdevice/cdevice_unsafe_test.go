@@ -130,8 +130,8 @@ func (r *rig) addresses(t testing.TB, b *batch.Batch) map[tier.Addr]bool {
 	}
 	var shared []batch.Shared
 	p := b.Info().Payload.(*batch.Image)
-	shared = p.Shared()
-	if p.Parts.Encoding != payload.Scattered {
+	shared = p.Parts.Shared
+	if p.Parts.Type != payload.ScatteredImage {
 		body(p.Descriptor(), p.Buffer())
 	}
 	for _, s := range p.Parts.Ranges {

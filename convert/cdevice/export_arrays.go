@@ -53,10 +53,10 @@ type arrayWriter struct {
 func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	d := img.Descriptor()
 	w.buffers = map[*batch.Descriptor]*tier.Buffer{d: img.Buffer()}
-	for _, s := range img.Shared() {
+	for _, s := range img.Parts.Shared {
 		w.buffers[s.Descriptor()] = s.Buffer()
 	}
-	if img.Parts.Encoding != payload.Scattered {
+	if img.Parts.Type != payload.ScatteredImage {
 		err = w.open(d)
 	} else {
 		w.body = body{Cursor: image.NewCursor(d), desc: d, ranges: img.Parts.Ranges, whole: isLent(img)}

@@ -110,7 +110,7 @@ func TestCopyOfASlice(t *testing.T) {
 		t.Fatal("the slice is none")
 	}
 	copied := r.batch(t, payload.New(payload.Parts{
-		Encoding: payload.Scattered, Descriptor: of.Descriptor(), Space: r.gpu,
+		Type: payload.ScatteredImage, Descriptor: of.Descriptor(), Space: r.gpu,
 		Ranges: of.Parts.Ranges, Adjustments: of.Parts.Adjustments,
 	}))
 	h := r.hold(t, copied)

@@ -33,7 +33,7 @@ func coded(n int) arrow.RecordBatch {
 // laid lays a dictionary out on the heap.
 func laid(t *testing.T, l *Layout) ([]byte, *batch.Descriptor) {
 	t.Helper()
-	body := make([]byte, l.Size())
+	body := make([]byte, l.Desc.Body)
 	if err := l.WriteTo([][]byte{body}); err != nil {
 		t.Fatal(err)
 	}
@@ -50,14 +50,15 @@ func TestChain(t *testing.T) {
 	var plans, descs []*batch.Descriptor
 	var last *Layout
 	for _, n := range []int{701, 1403, 2999} {
-		l, err := NewLayout(coded(n))
+		l, err := NewLayout(coded(n), MaxInline)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		dict := l.Dictionaries()[0]
-		plan := dict.Plan()
-		plan.Rows = dict.Rows()
+		dict := l.Dictionaries[0]
+		plan := &batch.Descriptor{
+			Rows: dict.Desc.Rows, Nodes: dict.Desc.Nodes, Buffers: dict.Desc.Buffers, Body: dict.Desc.Body,
+		}
 		if last != nil {
 			plan = dict.Extension(plans[len(plans)-1])
 		}

@@ -70,15 +70,21 @@ const (
 // A Layout reads the record's memory until Close. It is not safe for concurrent
 // use.
 type Layout struct {
+	// Desc describes the body, whose length is Desc.Body. Its Sums are set as the bytes are written, and
+	// its Dictionaries by Descriptor.
+	Desc batch.Descriptor
+	// Dictionaries are the layouts of the dictionaries that are images of their own, each once and after
+	// those that it uses itself: what batch.Descriptor's AllDictionaries returns for the descriptor. Each
+	// is laid out by itself, into memory of its own; they are closed with the Layout.
+	Dictionaries []*Layout
+
 	rec    arrow.RecordBatch
-	Desc   batch.Descriptor // its Sums are set as the bytes are written
-	pieces []piece          // the buffers, ascending by offset
-	bytes  int64            // in buffers
-	pos    int64            // how much of the body is laid out
-	next   int              // of pieces: those before it end before pos
+	pieces []piece // the buffers, ascending by offset
+	bytes  int64   // in buffers
+	pos    int64   // how much of the body is laid out
+	next   int     // of pieces: those before it end before pos
 
 	uses []*Layout // the dictionaries by the numbers that nodes outside have
-	all  []*Layout // of a record: what is needed to open it, inner ones first
 	made *batch.Descriptor
 
 	// Of a dictionary's layout: what it is made of, for its identity.
@@ -100,13 +106,10 @@ type piece struct {
 	from   source
 }
 
-// NewLayout plans the image of rec, and retains rec until Close. A schema that
-// is not little-endian is tier.ErrNotSupported, an array whose parts do not fit
-// together an *InvalidError.
-func NewLayout(rec arrow.RecordBatch) (*Layout, error) { return NewLayoutInline(rec, MaxInline) }
-
-// NewLayoutInline is NewLayout with dictionaries of up to inline bytes in the body.
-func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
+// NewLayout plans the image of rec, with dictionaries of up to inline bytes in the body, and retains
+// rec until Close. A schema that is not little-endian is tier.ErrNotSupported, an array whose parts
+// do not fit together an *InvalidError.
+func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if rec == nil {
 		return nil, errors.New("convert: planning a layout: the record is nil")
 	}
@@ -145,9 +148,9 @@ func NewLayoutInline(rec arrow.RecordBatch, inline int64) (_ *Layout, err error)
 	l.rec = rec
 	rec.Retain()
 	if p.outside != nil {
-		l.all = p.outside.order
+		l.Dictionaries = p.outside.order
 	}
-	for _, d := range l.all {
+	for _, d := range l.Dictionaries {
 		d.rec = rec
 		rec.Retain()
 	}
@@ -176,22 +179,6 @@ func (l *Layout) ByRows() {
 // RoundUp returns the least multiple of to, a power of two, that is not below n.
 func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
 
-// Size returns the length of the body in bytes, a multiple of 4096; 0 if no
-// array has a byte.
-func (l *Layout) Size() int64 { return l.Desc.Body }
-
-// Rows returns the number of rows.
-func (l *Layout) Rows() int64 { return l.Desc.Rows }
-
-// Cuts returns where the body may be split; see batch.Descriptor.Cuts.
-func (l *Layout) Cuts() []int64 { return l.Desc.Cuts() }
-
-// Dictionaries returns the layouts of the dictionaries that are images of their
-// own, each once and after those that it uses itself: what batch.Descriptor's
-// AllDictionaries returns for the descriptor. Each is laid out by itself, into
-// memory of its own; they are closed with l.
-func (l *Layout) Dictionaries() []*Layout { return l.all }
-
 // Dictionary returns the array that the layout of a dictionary was made of, and its type there.
 func (l *Layout) Dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
 
@@ -202,12 +189,6 @@ func (l *Layout) Used() []int {
 		numbers[i] = u.number
 	}
 	return numbers
-}
-
-// Plan returns what of the descriptor is known before anything is laid out: nodes, buffers and
-// the length of the body.
-func (l *Layout) Plan() *batch.Descriptor {
-	return &batch.Descriptor{Nodes: l.Desc.Nodes, Buffers: l.Desc.Buffers, Body: l.Desc.Body, Block: l.Desc.Block}
 }
 
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
@@ -225,7 +206,7 @@ func (l *Layout) Number() int { return l.number }
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.
 func (l *Layout) Close() {
-	for _, d := range l.all {
+	for _, d := range l.Dictionaries {
 		d.Close()
 	}
 	if l.rec != nil {
@@ -403,13 +384,13 @@ func fill(dst []byte, pos int64, pieces []piece) {
 // without the alignment between them: slices count what they show, and a dictionary
 // that columns share counts once. 0 for a record that cannot be laid out.
 func LogicalBytes(rec arrow.RecordBatch) int64 {
-	l, err := NewLayout(rec)
+	l, err := NewLayout(rec, MaxInline)
 	if err != nil {
 		return 0
 	}
 	defer l.Close()
 	n := l.bytes
-	for _, d := range l.all {
+	for _, d := range l.Dictionaries {
 		n += d.bytes
 	}
 	return n

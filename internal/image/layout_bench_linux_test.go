@@ -69,11 +69,11 @@ func BenchmarkLayout(b *testing.B) {
 		{"flights-64KiB", func() arrow.RecordBatch { return arrowgen.Flights(1, 1_400) }},
 	} {
 		rec := c.make()
-		l, err := NewLayout(rec)
+		l, err := NewLayout(rec, MaxInline)
 		if err != nil {
 			b.Fatal(err)
 		}
-		size := l.Size()
+		size := l.Desc.Body
 		l.Close()
 		source := make([]byte, size)
 		for i := range source {
@@ -85,7 +85,7 @@ func BenchmarkLayout(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%s", c.name, way), func(b *testing.B) {
 				b.SetBytes(size)
 				beside(b, memmove, func() {
-					l, err := NewLayout(rec)
+					l, err := NewLayout(rec, MaxInline)
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -144,7 +144,7 @@ func BenchmarkPlan(b *testing.B) {
 		b.Run(fmt.Sprintf("flights/%d", rows), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				l, err := NewLayout(rec)
+				l, err := NewLayout(rec, MaxInline)
 				if err != nil {
 					b.Fatal(err)
 				}

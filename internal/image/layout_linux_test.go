@@ -37,13 +37,13 @@ func TestWideOffsets(t *testing.T) {
 	defer whole.Release()
 	rec := whole.NewSlice(1, n)
 	defer rec.Release()
-	l, err := NewLayout(rec)
+	l, err := NewLayout(rec, MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if l.Size() != 4096+4*value || fmt.Sprint(l.Cuts()) != "[4096]" {
-		t.Errorf("%d bytes, cuts %v", l.Size(), l.Cuts())
+	if l.Desc.Body != 4096+4*value || fmt.Sprint(l.Desc.Cuts()) != "[4096]" {
+		t.Errorf("%d bytes, cuts %v", l.Desc.Body, l.Desc.Cuts())
 	}
 	page := make([]byte, 4096)
 	fill(page, 0, l.pieces)

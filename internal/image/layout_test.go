@@ -41,20 +41,20 @@ func LaidOutInline(
 	inline int64,
 ) (d *batch.Descriptor, body []byte, dicts [][]byte) {
 	t.Helper()
-	l, err := NewLayoutInline(rec, inline)
+	l, err := NewLayout(rec, inline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	lay := func(l *Layout) []byte {
-		b := bytes.Repeat([]byte{0xaa}, int(l.Size()))
+		b := bytes.Repeat([]byte{0xaa}, int(l.Desc.Body))
 		if err := l.WriteTo([][]byte{b}); err != nil {
 			t.Fatal(err)
 		}
 		return b
 	}
 	body = lay(l)
-	for _, dict := range l.Dictionaries() {
+	for _, dict := range l.Dictionaries {
 		dicts = append(dicts, lay(dict))
 	}
 	if d, err = l.Descriptor(); err != nil {
@@ -297,7 +297,7 @@ func TestPartsAreShort(t *testing.T) {
 			}
 		}
 		rec := array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, int64(rows))
-		l, err := NewLayout(rec)
+		l, err := NewLayout(rec, MaxInline)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,14 +306,14 @@ func TestPartsAreShort(t *testing.T) {
 			largest, bytes = max(largest, s.Length), bytes+RoundUp(s.Length, 64)
 		}
 		last := int64(0)
-		for _, cut := range append(l.Cuts(), l.Size()) {
+		for _, cut := range append(l.Desc.Cuts(), l.Desc.Body) {
 			if n := cut - last; n > largest+256<<10+tier.Page {
 				t.Errorf("%d bytes that must be in one extent, with buffers of at most %d", n, largest)
 			}
 			last = cut
 		}
-		if l.Size() > bytes*17/16+2*tier.Page {
-			t.Errorf("%d bytes have an image of %d", bytes, l.Size())
+		if l.Desc.Body > bytes*17/16+2*tier.Page {
+			t.Errorf("%d bytes have an image of %d", bytes, l.Desc.Body)
 		}
 		l.Close()
 	}
@@ -329,13 +329,13 @@ func TestBitmapsTakeNoPage(t *testing.T) {
 		fields[i] = arrow.Field{Name: fmt.Sprint(i), Type: arrow.PrimitiveTypes.Int64, Nullable: true}
 		cols[i] = b.NewArray()
 	}
-	l, err := NewLayout(array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, rows))
+	l, err := NewLayout(array.NewRecordBatch(arrow.NewSchema(fields, nil), cols, rows), MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if want := tier.Page + columns*RoundUp(8*rows, tier.Page); l.Size() > want {
-		t.Errorf("an image of %d bytes, want %d", l.Size(), want)
+	if want := tier.Page + columns*RoundUp(8*rows, tier.Page); l.Desc.Body > want {
+		t.Errorf("an image of %d bytes, want %d", l.Desc.Body, want)
 	}
 }
 
@@ -532,7 +532,7 @@ func TestNextIsWriteTo(t *testing.T) {
 			if name != "small" && len(d.Sums) < 2 {
 				t.Fatalf("%s has only %d chunks", name, len(d.Sums))
 			}
-			l, err := NewLayout(rec)
+			l, err := NewLayout(rec, MaxInline)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -612,7 +612,7 @@ func TestManyViewBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := p.layout(rec.Schema(), rec.NumRows())
-		body := bytes.Repeat([]byte{0xaa}, int(l.Size()))
+		body := bytes.Repeat([]byte{0xaa}, int(l.Desc.Body))
 		for at := 0; at < len(body); at += 4096 { // each by itself: every read begins anew
 			i := slices.IndexFunc(l.pieces, func(p piece) bool { return p.off+p.n > int64(at) })
 			fill(body[at:at+4096], int64(at), l.pieces[max(0, i):])
@@ -645,7 +645,7 @@ func TestBigEndian(t *testing.T) {
 	schema := arrowgen.Schema(arrow.PrimitiveTypes.Int32).WithEndianness(endian.BigEndian)
 	rec := array.NewRecordBatch(schema, []arrow.Array{col}, 3)
 	defer rec.Release()
-	_, err := NewLayout(rec)
+	_, err := NewLayout(rec, MaxInline)
 	if !errors.Is(err, tier.ErrNotSupported) || !strings.Contains(err.Error(), "big-endian") {
 		t.Errorf("%v", err)
 	}
@@ -655,12 +655,12 @@ func TestBigEndian(t *testing.T) {
 }
 
 func TestLayoutMisuse(t *testing.T) {
-	if _, err := NewLayout(nil); err == nil {
+	if _, err := NewLayout(nil, MaxInline); err == nil {
 		t.Error("a layout of nothing")
 	}
 	rec := arrowgen.Flights(1, 300)
 	defer rec.Release()
-	l, err := NewLayout(rec)
+	l, err := NewLayout(rec, MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -670,16 +670,16 @@ func TestLayoutMisuse(t *testing.T) {
 	if _, err := l.Next(make([]byte, 100)); !errors.Is(err, io.ErrShortBuffer) {
 		t.Error(err)
 	}
-	if err := l.WriteTo([][]byte{make([]byte, l.Size()-4096)}); err == nil {
+	if err := l.WriteTo([][]byte{make([]byte, l.Desc.Body-4096)}); err == nil {
 		t.Error("too short extents")
 	}
-	if err := l.WriteTo([][]byte{make([]byte, 100), make([]byte, l.Size()-100)}); err == nil {
+	if err := l.WriteTo([][]byte{make([]byte, 100), make([]byte, l.Desc.Body-100)}); err == nil {
 		t.Error("an odd extent")
 	}
-	if _, err := l.Next(make([]byte, l.Size())); err != nil {
+	if _, err := l.Next(make([]byte, l.Desc.Body)); err != nil {
 		t.Error(err)
 	}
-	if _, err := l.Next(make([]byte, l.Size())); !errors.Is(err, io.EOF) {
+	if _, err := l.Next(make([]byte, l.Desc.Body)); !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 	l.Close()
@@ -687,7 +687,7 @@ func TestLayoutMisuse(t *testing.T) {
 	if _, err := l.Descriptor(); err != nil {
 		t.Error("no descriptor after the end:", err)
 	}
-	if err := l.WriteTo([][]byte{make([]byte, l.Size())}); !errors.Is(err, tier.ErrClosed) {
+	if err := l.WriteTo([][]byte{make([]byte, l.Desc.Body)}); !errors.Is(err, tier.ErrClosed) {
 		t.Error(err)
 	}
 }
@@ -759,14 +759,14 @@ func TestLayoutByRows(t *testing.T) {
 		rec := arrowgen.Flights(7, rows)
 		var bodies [][]byte
 		for step := range 3 {
-			l, err := NewLayout(rec)
+			l, err := NewLayout(rec, MaxInline)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if step > 0 {
 				l.ByRows()
 			}
-			body := make([]byte, l.Size())
+			body := make([]byte, l.Desc.Body)
 			for at := 0; step == 2 && at < len(body); { // in pieces
 				n, err := l.Next(body[at:min(len(body), at+20<<10)])
 				if err != nil {
@@ -783,9 +783,9 @@ func TestLayoutByRows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := (l.Size() + d.SumBlock() - 1) / d.SumBlock()
+			want := (l.Desc.Body + d.SumBlock() - 1) / d.SumBlock()
 			if int64(len(d.Sums)) != want || step > 0 && d.SumBlock() != tier.Page {
-				t.Errorf("%d checksums of %d bytes each for %d bytes", len(d.Sums), d.SumBlock(), l.Size())
+				t.Errorf("%d checksums of %d bytes each for %d bytes", len(d.Sums), d.SumBlock(), l.Desc.Body)
 			}
 			for i := range d.Sums {
 				at := int64(i) * d.SumBlock()

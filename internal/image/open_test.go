@@ -295,7 +295,7 @@ func TestLayoutRefuses(t *testing.T) {
 		{"huge list view", data(arrow.LargeListViewOf(i32), 1, 0, bufs(nil, []int64{math.MaxInt64}, []int64{2}), ints(3)), "2 values from 9223372036854775807"},
 	} {
 		dt := c.data.DataType()
-		_, err := NewLayout(&foreign{schema: arrowgen.Schema(dt), data: c.data})
+		_, err := NewLayout(&foreign{schema: arrowgen.Schema(dt), data: c.data}, MaxInline)
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
@@ -304,7 +304,7 @@ func TestLayoutRefuses(t *testing.T) {
 		}
 	}
 	// A panic is an error too.
-	if _, err := NewLayout(&foreign{schema: arrowgen.Schema(i32), data: panicking{ints(1)}}); err == nil || !strings.Contains(err.Error(), "panicked") {
+	if _, err := NewLayout(&foreign{schema: arrowgen.Schema(i32), data: panicking{ints(1)}}, MaxInline); err == nil || !strings.Contains(err.Error(), "panicked") {
 		t.Errorf("%v", err)
 	}
 }
@@ -366,7 +366,7 @@ func layDamaged(t *testing.T, seed uint64) {
 	if g.Rng.IntN(3) == 0 {
 		d = damage(g.Rng, d)
 	}
-	l, err := NewLayoutInline(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
+	l, err := NewLayout(&foreign{schema: arrowgen.Schema(dt), data: d}, int64(seed%2)*MaxInline)
 	if err != nil {
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) {
@@ -374,14 +374,14 @@ func layDamaged(t *testing.T, seed uint64) {
 		}
 		return
 	}
-	body := make([]byte, l.Size())
+	body := make([]byte, l.Desc.Body)
 	if err := l.WriteTo([][]byte{body}); err != nil {
 		t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)
 		return
 	}
 	var dicts [][][]byte
-	for _, dict := range l.Dictionaries() {
-		b := make([]byte, dict.Size())
+	for _, dict := range l.Dictionaries {
+		b := make([]byte, dict.Desc.Body)
 		if err := dict.WriteTo([][]byte{b}); err != nil {
 			t.Errorf("seed %d, %s: planned, and then: %v", seed, dt, err)
 			return

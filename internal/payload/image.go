@@ -1,6 +1,7 @@
 package payload
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"sync/atomic"
@@ -10,38 +11,21 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Encoding is how the bytes of an image are stored. The zero value is Plain.
-type Encoding uint8
-
-const (
-	// Plain is the body as the descriptor describes it, in one buffer.
-	Plain Encoding = iota
-	// Compressed is the body in runs, in one buffer in host memory or on disk. Dictionaries that are
-	// images of their own are not compressed: they are shared with plain images.
-	Compressed
-	// Scattered is the Arrow buffers at separate places of a device, as GPU libraries such as libcudf
-	// make them: allocated one by one, or borrowed from their creator.
-	Scattered
-)
-
-// Type returns the type of an image with the encoding.
-func (e Encoding) Type() Type { return [...]Type{PlainImage, CompressedImage, ScatteredImage}[e] }
-
-// Form is an encoding in a tier.
+// Form is a type of payload in a tier.
 type Form struct {
-	Kind     tier.Kind
-	Encoding Encoding
+	Type Type
+	Kind tier.Kind
 }
 
 // Forms returns the forms that images have: only those on a device are scattered, and none there is
 // compressed.
 func Forms() (all []Form) {
 	for _, k := range tier.Kinds() {
-		other := Compressed
+		other := CompressedImage
 		if k.IsDevice() {
-			other = Scattered
+			other = ScatteredImage
 		}
-		all = append(all, Form{k, Plain}, Form{k, other})
+		all = append(all, Form{PlainImage, k}, Form{other, k})
 	}
 	return all
 }
@@ -124,18 +108,18 @@ type Parts struct {
 	Kept int64
 	// Shared is a reference to each of the descriptor's AllDictionaries, in that order and in the same
 	// space. The image takes them over.
-	Shared   []Shared
-	Encoding Encoding
+	Shared []Shared
+	Type   Type // PlainImage, CompressedImage or ScatteredImage; "" means PlainImage
 	// Program is the type of the program's payload that the image was made of; "" if there was none. The
 	// batch gets it again where a converter to it is registered.
 	Program Type
 }
 
 // Image is the built-in payload: the bytes of a batch in one space, and a reference to each
-// dictionary that it needs, in the same space. The descriptor is that of the plain image, in every
-// encoding.
+// dictionary that it needs, in the same space. The descriptor is that of the plain image, whatever
+// the type.
 type Image struct {
-	// Parts are what the image is made of: its encoding, what that needs, and the program's type. They
+	// Parts are what the image is made of: its type, what that needs, and the program's type. They
 	// stay the image's. Only Program may be changed, before others see the image.
 	Parts    Parts
 	bytes    int64 // charged for the buffers, and kept
@@ -150,6 +134,7 @@ func New(p Parts) *Image {
 	if d == nil || p.Space == nil {
 		panic(bug + "needs a descriptor and a space")
 	}
+	p.Type = cmp.Or(p.Type, PlainImage)
 	size := int64(0)
 	img := &Image{Parts: p, bytes: p.Kept}
 	for _, b := range p.Buffers {
@@ -171,21 +156,21 @@ func New(p Parts) *Image {
 		}
 	}
 	switch {
-	case p.Encoding != Scattered && len(p.Buffers) > 1:
+	case p.Type != ScatteredImage && len(p.Buffers) > 1:
 		panic(bug + "is in several buffers")
-	case p.Encoding == Plain && size < d.Body:
+	case p.Type == PlainImage && size < d.Body:
 		panic(bug + "has a buffer shorter than its body")
-	case p.Encoding == Compressed && p.Space.Kind().IsDevice():
+	case p.Type == CompressedImage && p.Space.Kind().IsDevice():
 		panic(bug + "is compressed on a device")
-	case p.Encoding == Compressed && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
+	case p.Type == CompressedImage && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
 		panic(bug + "does not have a run for each part of its body")
-	case p.Encoding == Scattered && !p.Space.Kind().IsDevice():
+	case p.Type == ScatteredImage && !p.Space.Kind().IsDevice():
 		panic(bug + "is scattered outside a GPU")
-	case p.Encoding == Scattered && len(p.Ranges) != len(d.Buffers):
+	case p.Type == ScatteredImage && len(p.Ranges) != len(d.Buffers):
 		panic(bug + "does not have a range for each of its buffers")
 	case p.Kept < 0:
 		panic(bug + "keeps less than nothing")
-	case d.Sums == nil && len(p.Shared) > 0 && p.Encoding == Scattered:
+	case d.Sums == nil && len(p.Shared) > 0 && p.Type == ScatteredImage:
 		panic(bug + "shares dictionaries without having checksums")
 	}
 	for i := range p.Runs {
@@ -210,8 +195,8 @@ func NewImage(d *Descriptor, buf *tier.Buffer, space *tier.Space, shared ...Shar
 	return New(p)
 }
 
-// Type returns the type by the encoding.
-func (p *Image) Type() Type { return p.Parts.Encoding.Type() }
+// Type returns how the bytes are stored.
+func (p *Image) Type() Type { return p.Parts.Type }
 
 // Space returns where the image is.
 func (p *Image) Space() *tier.Space { return p.Parts.Space }
@@ -222,10 +207,6 @@ func (p *Image) Bytes() int64 { return p.bytes }
 
 // Descriptor returns what the bytes mean. Its spans are places in a plain image.
 func (p *Image) Descriptor() *Descriptor { return p.Parts.Descriptor }
-
-// Shared returns the dictionaries, in the order of Descriptor.AllDictionaries.
-// They stay the image's, and must not be changed.
-func (p *Image) Shared() []Shared { return p.Parts.Shared }
 
 // Buffers returns the image's own memory, which stays the image's. The slice must not be changed.
 func (p *Image) Buffers() []*tier.Buffer { return p.Parts.Buffers }

@@ -21,11 +21,16 @@ import (
 // Type names a type of payload; see batch.PayloadType.
 type Type string
 
-// The types of an Image, by its encoding.
+// The types of an Image.
 const (
-	PlainImage      Type = "image"
+	// PlainImage is the body as the descriptor describes it, in one buffer.
+	PlainImage Type = "image"
+	// CompressedImage is the body in runs, in one buffer in host memory or on disk. Dictionaries that
+	// are images of their own are not compressed: they are shared with plain images.
 	CompressedImage Type = "compressed"
-	ScatteredImage  Type = "scattered"
+	// ScatteredImage is the Arrow buffers at separate places of a device, as GPU libraries such as
+	// libcudf make them: allocated one by one, or borrowed from their creator.
+	ScatteredImage Type = "scattered"
 )
 
 const (

@@ -16,7 +16,7 @@ func scattered(t *testing.T, gpu *tier.Space) Parts {
 		Ranges:     []DeviceRange{{}, {Addr: 4096, Length: 64}, {Addr: 1 << 20, Length: 8}},
 		Buffers:    []*tier.Buffer{draw(t, gpu, 64), draw(t, gpu, 8)},
 		Space:      gpu,
-		Encoding:   Scattered,
+		Type:       ScatteredImage,
 	}
 }
 

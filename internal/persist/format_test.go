@@ -20,13 +20,13 @@ import (
 // entryOfRecord describes the image of a record.
 func entryOfRecord(t testing.TB, rec arrow.RecordBatch) (*Entry, []byte) {
 	t.Helper()
-	l, err := image.NewLayout(rec)
+	l, err := image.NewLayout(rec, image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if l.Size() > 0 {
-		if err := l.WriteTo([][]byte{make([]byte, l.Size())}); err != nil {
+	if l.Desc.Body > 0 {
+		if err := l.WriteTo([][]byte{make([]byte, l.Desc.Body)}); err != nil {
 			t.Fatal(err)
 		}
 	}

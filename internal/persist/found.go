@@ -228,7 +228,7 @@ func (f *Found) image(
 		parts.Buffers = []*tier.Buffer{buf}
 	}
 	if b.Entry.Packed {
-		parts.Encoding, parts.Runs = payload.Compressed, b.Entry.Runs
+		parts.Type, parts.Runs = payload.CompressedImage, b.Entry.Runs
 	}
 	p := payload.New(parts)
 	if err := mover.Verify(ctx, p); err != nil {

@@ -204,10 +204,10 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	image := next.image
 	e := &Entry{
 		ID: id, Place: next.place, Descriptor: image.Descriptor(),
-		Packed: image.Parts.Encoding == payload.Compressed, Runs: image.Parts.Runs,
+		Packed: image.Parts.Type == payload.CompressedImage, Runs: image.Parts.Runs,
 	}
 	keys := make(map[*batch.Descriptor]uint64)
-	for _, s := range image.Shared() {
+	for _, s := range image.Parts.Shared {
 		memory := s.Buffer().Memory()
 		if memory == nil {
 			return end, 0, errors.New("its dictionary was released")

@@ -79,7 +79,7 @@ func TestNothingReleasedIsRecorded(t *testing.T) {
 		"image": func(b *tier.Buffer) *batch.Image { return batch.NewImage(desc, b, space) },
 		"packed": func(b *tier.Buffer) *batch.Image {
 			parts := payload.Parts{Descriptor: desc, Space: space, Buffers: []*tier.Buffer{b}}
-			parts.Encoding, parts.Runs = payload.Compressed, fullRuns(desc)
+			parts.Type, parts.Runs = payload.CompressedImage, fullRuns(desc)
 			return payload.New(parts)
 		},
 		"dictionary": func(b *tier.Buffer) *batch.Image {

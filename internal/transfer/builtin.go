@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/apache/arrow-go/v18/arrow"
-
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/devpool"
@@ -39,15 +37,6 @@ type Builtin struct {
 	Outside bool          // tests have no dictionary in a batch's body, however small
 }
 
-// Layout plans the image of a record.
-func (b *Builtin) Layout(rec arrow.RecordBatch) (*image.Layout, error) {
-	inline := int64(image.MaxInline)
-	if b.Outside {
-		inline = 0
-	}
-	return image.NewLayoutInline(rec, inline)
-}
-
 // Open prepares b for its first transfer. It returns an error if b.Permits lacks something that
 // transfers need.
 func (b *Builtin) Open() error {
@@ -62,39 +51,39 @@ func (b *Builtin) Open() error {
 	return nil
 }
 
-// Encoding returns the encoding that a move gives a payload in a space. On disk it is compressed if
-// the payload is already compressed or compressing should pay, and else plain.
-func (b *Builtin) Encoding(src batch.Payload, to *tier.Space) payload.Encoding {
+// TypeIn returns the type of image that a move makes of a payload in a space. On disk it is compressed
+// if the payload is already compressed or compressing should pay, and else plain.
+func (b *Builtin) TypeIn(src batch.Payload, to *tier.Space) payload.Type {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || !to.Kind().IsStorage() || from.Parts.Encoding == payload.Plain && from.Space().Kind().IsStorage():
-		return payload.Plain
-	case from.Parts.Encoding == payload.Compressed || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
-		return payload.Compressed
+	case !ok || !to.Kind().IsStorage() || from.Parts.Type == payload.PlainImage && from.Space().Kind().IsStorage():
+		return payload.PlainImage
+	case from.Parts.Type == payload.CompressedImage || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
+		return payload.CompressedImage
 	}
-	return payload.Plain
+	return payload.PlainImage
 }
 
-// Convert makes an image of src in the space of r, in an encoding, and copies the dictionaries that
+// Convert makes an image of src in the space of r, of a type, and copies the dictionaries that
 // the space does not have. The new image shares the descriptor of src, unless that has no checksums
 // yet. One permit covers the body and the dictionaries.
 func (b *Builtin) Convert(
-	ctx context.Context, src batch.Payload, encoding payload.Encoding, r *reservation.Reservation,
+	ctx context.Context, src batch.Payload, as payload.Type, r *reservation.Reservation,
 ) (_ batch.Payload, err error) {
 	from, ok := src.(*payload.Image)
 	if !ok {
 		return nil, fmt.Errorf("convert: %s is not an image", src.Type())
 	}
 	desc := from.Descriptor()
-	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Encoding: encoding}
+	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Type: as}
 	out := &bytesTo{space: r.Space()}
-	bytes := desc.Body + int64(len(from.Shared()))*DiskUnderWay // a dictionary may be long
+	bytes := desc.Body + int64(len(from.Parts.Shared))*DiskUnderWay // a dictionary may be long
 	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
 		if err := out.alloc(&parts, r); err != nil {
 			return err
 		}
-		if len(from.Shared()) > 0 {
-			if parts.Shared, err = b.Share(ctx, from.Shared(), from.Space(), r); err != nil {
+		if len(from.Parts.Shared) > 0 {
+			if parts.Shared, err = b.Share(ctx, from.Parts.Shared, from.Space(), r); err != nil {
 				return err
 			}
 		}
@@ -102,7 +91,7 @@ func (b *Builtin) Convert(
 		if err != nil {
 			return err
 		}
-		if encoding == payload.Scattered && from.Parts.Adjustments == nil {
+		if as == payload.ScatteredImage && from.Parts.Adjustments == nil {
 			in.sums = nil // none are needed, so devices can copy the bytes by themselves
 		}
 		if err := b.copy(ctx, out, in); err != nil {
@@ -128,11 +117,11 @@ func (b *Builtin) Convert(
 func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error {
 	body := parts.Descriptor.Body
 	pages := &batch.Descriptor{Body: body} // has no buffer that a cut must spare
-	if parts.Encoding == payload.Scattered {
+	if parts.Type == payload.ScatteredImage {
 		parts.Ranges = make([]payload.DeviceRange, len(parts.Descriptor.Buffers))
 	}
 	var cuts []int64
-	if parts.Encoding == payload.Compressed {
+	if parts.Type == payload.CompressedImage {
 		d.runs, d.frame = make([]payload.Run, (body+payload.RunSize-1)/payload.RunSize), parts.Descriptor.Frame()
 		parts.Runs = d.runs
 		cuts = pages.Cuts()
@@ -164,7 +153,7 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 // from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
 // compared with the checksums.
 func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error) {
-	if p.Encoding == payload.Scattered {
+	if p.Type == payload.ScatteredImage {
 		return b.fromScattered(ctx, p)
 	}
 	var buf *tier.Buffer // nil if the body is empty
@@ -175,7 +164,7 @@ func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error
 	_, file := m.(fileMemory)
 	return &bytesFrom{
 		Source: m, space: p.Space, desc: p.Descriptor, size: p.Descriptor.Body, runs: p.Runs,
-		verify: file || p.Encoding == payload.Compressed,
+		verify: file || p.Type == payload.CompressedImage,
 	}, err
 }
 
@@ -244,20 +233,18 @@ func (b *Builtin) LayDictionaries(
 	return shared, nil
 }
 
-// Lay lays a record out in the space of parts, in their encoding and in memory drawn from r. It
-// sets the memory of parts, also after an error. Unlike other transfers to a disk, it does not
-// measure the disk's speed for the choice of a codec where it does not compress, because the disk
-// also waits for the layout.
+// Lay lays a record out in the space of parts, as their type and in memory drawn from r. It
+// sets the memory of parts, also after an error. It must be called within Permitted. Unlike other
+// transfers to a disk, it does not measure the disk's speed for the choice of a codec where it does
+// not compress, because the disk also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r *reservation.Reservation) error {
-	parts.Descriptor = l.Plan()
+	parts.Descriptor = &l.Desc
 	out := &bytesTo{space: r.Space()}
 	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {
 		return err
 	}
 	l.Rewind() // an attempt in another space may have written a part
-	return b.Permitted(ctx, r.Space(), nil, l.Size(), func(ctx context.Context) error {
-		return b.copy(ctx, out, &bytesFrom{Source: layoutSource{Layout: l}, size: l.Size()})
-	})
+	return b.copy(ctx, out, &bytesFrom{layout: l, size: l.Desc.Body})
 }
 
 // Together writes the bodies of images, which are all on one device or in one host space, side by
@@ -288,11 +275,8 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 	})
 }
 
-// gathered is host memory in many pieces, which is copied to be written at once.
+// gathered is host memory in many pieces, which is copied to be written at once: nothing of it is viewed.
 type gathered struct{ hostMemory }
-
-// View implements Source.
-func (gathered) View(int64, int64) []byte { return nil }
 
 // Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
 // extended no others. Dictionaries are read to the Go heap.
@@ -303,7 +287,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 	}
 	src.sums = nil                                 // the digest is all that is wanted
 	bodies := make(map[*batch.Descriptor][][]byte) // of the dictionaries
-	bytes := src.size + int64(len(img.Shared()))*DiskUnderWay
+	bytes := src.size + int64(len(img.Parts.Shared))*DiskUnderWay
 	err = b.Permitted(ctx, nil, img.Space(), bytes, func(ctx context.Context) error {
 		var mu sync.Mutex
 		src.see = func(p []byte, off int64) {
@@ -315,7 +299,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 		if err := b.copy(ctx, new(bytesTo), src); err != nil {
 			return err
 		}
-		for _, s := range img.Shared() {
+		for _, s := range img.Parts.Shared {
 			dict, err := b.from(ctx, partsOf(s, img.Space()))
 			if err != nil {
 				return err

@@ -35,7 +35,8 @@ func (b *Builtin) ReadColumns(
 	for _, d := range p.Memory.AllDictionaries() {
 		needed[d] = true
 	}
-	all := slices.DeleteFunc(slices.Clone(img.Shared()), func(s batch.Shared) bool { return !needed[s.Descriptor()] })
+	all := slices.Clone(img.Parts.Shared)
+	all = slices.DeleteFunc(all, func(s batch.Shared) bool { return !needed[s.Descriptor()] })
 	bytes := p.Memory.Body + int64(len(all))*DiskUnderWay
 	err = b.Permitted(ctx, r.Space(), img.Space(), bytes, func(ctx context.Context) (err error) {
 		buf, err := r.Alloc(p.Memory.Body, p.Memory.Cuts()...)
@@ -208,7 +209,7 @@ type ranges struct {
 // read fills p from off on.
 func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	if r.src.runs == nil {
-		return r.src.Fetch(ctx, p, off)
+		return r.src.ReadAt(ctx, p, off)
 	}
 	size := r.src.desc.Frame()
 	for len(p) > 0 {
@@ -256,13 +257,13 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 		}
 	}
 	at := r.src.runs[i].Offset + r.skipped
-	if r.stored = r.src.View(at, n); int64(len(r.stored)) == n {
+	if r.stored = view(r.src.Source, at, n); int64(len(r.stored)) == n {
 		return nil
 	}
 	begin := at / tier.Page * tier.Page
 	p := r.room[:image.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
-	err := r.src.Fetch(ctx, p, begin)
+	err := r.src.ReadAt(ctx, p, begin)
 	if err != nil {
 		r.end = r.first
 	}

@@ -35,7 +35,8 @@ const (
 
 // bytesFrom is a body to read.
 type bytesFrom struct {
-	Source                     // of the bytes as they are stored
+	Source                     // of the bytes as they are stored; nil if a record is laid out while it is read
+	layout *image.Layout       // of that record; it is read once, from the beginning to the end
 	space  *tier.Space         // nil for a layout
 	desc   *batch.Descriptor   // nil where no checksums are compared
 	size   int64               // of the body
@@ -123,7 +124,6 @@ type copying struct {
 	dst    *bytesTo
 	piece  int64 // bytes; a multiple of payload.SumChunk if anything is checked
 	device bool  // the source or the sink is a device, which blocks cannot be copied to or from
-	layout bool  // the source is a layout: each piece is in the lane's memory when its move begins
 	sample bool  // the first piece is sampled for the choice of a codec
 
 	with codec.Codec // what runs are compressed with; Auto: what Builtin.Choose returns for disk
@@ -141,13 +141,13 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	host, toHost := dst.Sink.(hostMemory)
 	_, fromFile := src.Source.(fileMemory)
 	_, toFile := dst.Sink.(fileMemory)
-	layout, fromLayout := src.Source.(layoutSource)
-	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, layout: fromLayout, with: codec.None}
+	layout := src.layout
+	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, with: codec.None}
 	coded, staged, most := src.runs != nil || dst.runs != nil, false, StagedUnderWay
 	switch {
 	case coded:
 		c.piece = payload.RunSize
-	case fromLayout && toHost:
+	case layout != nil && toHost:
 		return layout.WriteTo(host)
 	case fromHost && toFile:
 		c.piece, most = src.size, 1
@@ -173,26 +173,31 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 		}
 		if w.chunks = chunks; staged {
 			c.piece = chunks.Chunk()
-			if !fromLayout {
+			if layout == nil {
 				c.piece = max(payload.SumChunk, c.piece-c.piece%payload.SumChunk)
 			}
 		}
 	}
 	var begin func(l *lane, i int) error
-	if fromLayout { // its bytes come in order
+	if layout != nil { // its bytes come in order: each piece is in the lane's memory when its move begins
 		begin = func(l *lane, i int) error {
-			room, off := l.chunk, int64(i)*c.piece
+			room := l.chunk
 			if coded {
 				room = l.raw
 			}
-			return layout.Fetch(ctx, room[:min(c.piece, src.size-off)], off)
+			room = room[:min(c.piece, src.size-int64(i)*c.piece)]
+			n, err := layout.Next(room)
+			if err == nil && n != len(room) {
+				err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(room))
+			}
+			return err
 		}
 	}
 	alone := false // the first piece goes alone, so that no other one competes with a sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
 		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
-		c.sample = alone && !fromLayout // that of a layout is sampled when it is compressed
+		c.sample = alone && layout == nil // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
 		if c.with = b.Codec; !toFile && (c.with == codec.Auto || c.with == codec.None) {
@@ -252,7 +257,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 			with = c.b.Choose.Next(c.disk, payload.RunSize)
 		}
 		loop = func() error { return c.compress(ctx, l, &c.dst.runs[i], off, n, with) }
-	case c.layout: // the disk also waits for the layout
+	case c.src.layout != nil: // the disk also waits for the layout
 		return c.plain(ctx, l, off, n)
 	default:
 		loop = func() error { return c.plain(ctx, l, off, n) }
@@ -269,17 +274,17 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	check := c.src.checker()
 	for end := off + n; off < end; {
-		p := c.src.View(off, end-off)
-		fetched, stored := p != nil || c.layout, c.dst.Sink == nil
+		p := view(c.src.Source, off, end-off)
+		fetched, stored := p != nil || c.src.layout != nil, c.dst.Sink == nil
 		if p == nil && !stored {
-			p = c.dst.View(off, end-off)
+			p = view(c.dst.Sink, off, end-off)
 			stored = p != nil
 		}
 		if p == nil {
 			p = l.chunk[:min(end-off, int64(len(l.chunk)))]
 		}
 		if !fetched {
-			if err := c.src.Fetch(ctx, p, off); err != nil {
+			if err := c.src.ReadAt(ctx, p, off); err != nil {
 				return err
 			}
 		}
@@ -287,7 +292,7 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 			return err
 		}
 		if !stored {
-			if err := c.dst.Store(ctx, p, off); err != nil {
+			if err := c.dst.WriteAt(ctx, p, off); err != nil {
 				return err
 			}
 		}
@@ -298,9 +303,9 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 
 // compress makes a run of n bytes, a multiple of a page, and stores it.
 func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, n int64, with codec.Codec) (err error) {
-	p := c.src.View(off, n)
+	p := view(c.src.Source, off, n)
 	if int64(len(p)) < n {
-		if p = l.raw[:n]; !c.layout {
+		if p = l.raw[:n]; c.src.layout == nil {
 			if err := c.fetch(ctx, l, p, off); err != nil {
 				return err
 			}
@@ -320,7 +325,7 @@ func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, 
 		}
 		run.Frames = append(run.Frames, uint32(len(stored)-before))
 	}
-	if err := c.storeRun(ctx, run, stored); err != nil || !c.layout || c.with != codec.Auto {
+	if err := c.storeRun(ctx, run, stored); err != nil || c.src.layout == nil || c.with != codec.Auto {
 		return err
 	}
 	return c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, n, l.stored, func(off, n int64) ([]byte, error) {
@@ -335,7 +340,7 @@ func (c *copying) storeRun(ctx context.Context, run *payload.Run, stored []byte)
 	stored = stored[:image.RoundUp(n, tier.Page)]
 	clear(stored[n:])
 	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
-	return c.dst.Store(ctx, stored, run.Offset)
+	return c.dst.WriteAt(ctx, stored, run.Offset)
 }
 
 // recopy copies a run as it is stored.
@@ -352,16 +357,13 @@ func (c *copying) recopy(ctx context.Context, l *lane, from, to *payload.Run) er
 // that nothing was gained by compressing is read as it is, and compared with the checksums of the
 // body alone.
 func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off, n int64) error {
-	var p []byte
-	if c.dst.Sink != nil {
-		p = c.dst.View(off, n)
-	}
+	p := view(c.dst.Sink, off, n)
 	placed := int64(len(p)) == n
 	if !placed {
 		p = l.raw[:n]
 	}
 	if run.Stored() == n {
-		if err := c.src.Fetch(ctx, p, run.Offset); err != nil {
+		if err := c.src.ReadAt(ctx, p, run.Offset); err != nil {
 			return err
 		}
 	} else {
@@ -383,10 +385,10 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 		return err
 	}
 	if !c.device {
-		return c.dst.Store(ctx, p, off)
+		return c.dst.WriteAt(ctx, p, off)
 	}
 	for part := range slices.Chunk(p, len(l.chunk)) {
-		if err := c.dst.Store(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
+		if err := c.dst.WriteAt(ctx, l.chunk[:copy(l.chunk, part)], off); err != nil {
 			return err
 		}
 		off += int64(len(part))
@@ -397,10 +399,10 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 // fetch brings bytes of the source to p, which need not be pinned.
 func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error {
 	if !c.device {
-		return c.src.Fetch(ctx, p, off)
+		return c.src.ReadAt(ctx, p, off)
 	}
 	for part := range slices.Chunk(p, len(l.chunk)) {
-		if err := c.src.Fetch(ctx, l.chunk[:len(part)], off); err != nil {
+		if err := c.src.ReadAt(ctx, l.chunk[:len(part)], off); err != nil {
 			return err
 		}
 		off += int64(copy(part, l.chunk))
@@ -411,10 +413,10 @@ func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error
 // stored returns a run's bytes, verified: where they are, or in room.
 func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
-	p := s.View(run.Offset, n)
+	p := view(s.Source, run.Offset, n)
 	if int64(len(p)) < n {
 		p = room[:image.RoundUp(n, tier.Page)]
-		if err := s.Fetch(ctx, p, run.Offset); err != nil {
+		if err := s.ReadAt(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}
 		p = p[:n]

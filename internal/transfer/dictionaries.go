@@ -202,8 +202,8 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 			return made
 		}
 		s.Mu.Unlock()
-		plan := l.Plan()
-		plan.Rows = l.Rows()
+		of := &l.Desc
+		plan := &batch.Descriptor{Rows: of.Rows, Nodes: of.Nodes, Buffers: of.Buffers, Body: of.Body, Block: of.Block}
 		made = &Dictionary{Store: s, valueType: valueType, plan: plan, Body: plan.Body, Parts: parts, Held: 1}
 		if len(parts) == 0 && !renew {
 			s.extend(made, l)
@@ -213,7 +213,7 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 
 // is reports whether l is the plan of d.
 func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
-	plan, whole := l.Plan(), image.Whole(d.plan)
+	plan, whole := &l.Desc, image.Whole(d.plan)
 	return (d.base == nil || l.Growing() != nil) &&
 		whole.Body == plan.Body && slices.Equal(whole.Nodes, plan.Nodes) && slices.Equal(whole.Buffers, plan.Buffers) &&
 		slices.Equal(d.Parts, parts) && equal.Types(d.valueType, valueType)

@@ -1,8 +1,8 @@
 // Package transfer holds the built-in converters: it moves the bytes of images, tables and
 // dictionaries between host memory, devices and disks.
 //
-//	Builtin.Convert ──▶ Builtin.copy       one converter, from every form of an image to every other
-//	Source ──Fetch──▶ lane ──Store──▶ Sink  in host memory, on a device, or in a file
+//	Builtin.Convert ──▶ Builtin.copy           one converter, from every form of an image to every other
+//	Source ──ReadAt──▶ lane ──WriteAt──▶ Sink  in host memory, on a device, or in a file
 //
 //	builtin.go         Builtin; its converter; layouts, digests, verification
 //	copy.go            the loop: pieces, checksums, compression

@@ -67,7 +67,7 @@ func (s *scratch) Lent() int64 { return int64(len(s.lent)) * BlockSize }
 type lane struct {
 	chunk       []byte // pinned; nil unless the transfer needs one
 	stored, raw []byte // a block: a run as it is stored, and as it is; nil unless there is a codec
-	free        func() // ends the use of the block's memory
+	free        func() // gives all of it back
 }
 
 // lanes is the goroutines of a transfer, and the memory that each of them works in. Only b is
@@ -82,15 +82,6 @@ type lanes struct {
 	node   int // the NUMA node to which the memory is near
 	blocks bool
 	chunks Staging // nil: none are needed
-
-	// Of the present call of each.
-	begin  func(l *lane, i int) error
-	do     func(ctx context.Context, l *lane, i int) error
-	cancel context.CancelCauseFunc
-	end    int
-	mu     sync.Mutex // guards next and failed, and is held while a piece begins
-	next   int
-	failed error
 }
 
 // each calls do for the pieces from first to end, on at most most goroutines, of which the caller's
@@ -102,13 +93,7 @@ func (w *lanes) each(
 	ctx context.Context, first, end, most int,
 	begin func(l *lane, i int) error, do func(ctx context.Context, l *lane, i int) error,
 ) error {
-	w.begin, w.do, w.next, w.end, w.failed = begin, do, first, end, nil
 	var all []*lane
-	defer func() {
-		for _, l := range all {
-			w.giveBack(l)
-		}
-	}()
 	for len(all) < min(most, end-first) {
 		if lent := w.b.Scratch.lent; w.blocks && len(all) >= MinBlocks && len(lent) > cap(lent)/2 {
 			break // the others are for transfers that begin meanwhile
@@ -120,52 +105,55 @@ func (w *lanes) each(
 		if l == nil {
 			break
 		}
+		defer l.free()
 		all = append(all, l)
 	}
 	if len(all) == 0 {
 		return nil
 	}
-	if w.cancel = nil; len(all) > 1 {
-		ctx, w.cancel = context.WithCancelCause(ctx)
-		defer w.cancel(nil)
+	cancel := func(error) {}
+	if len(all) > 1 {
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+	}
+	var mu sync.Mutex // guards next and failed, and is held while a piece begins
+	var failed error
+	next := first
+	work := func(l *lane) { // until there are no more pieces, or one has failed
+		for {
+			mu.Lock()
+			i := next
+			if failed == nil && i < end {
+				if failed = context.Cause(ctx); failed == nil && begin != nil {
+					failed = safely(func() error { return begin(l, i) })
+				}
+				next++
+			}
+			err := failed
+			mu.Unlock()
+			if err != nil {
+				cancel(err)
+			}
+			if err != nil || i >= end {
+				return
+			}
+			if err := safely(func() error { return do(ctx, l, i) }); err != nil {
+				mu.Lock()
+				failed = cmp.Or(failed, err)
+				mu.Unlock()
+			}
+		}
 	}
 	var others sync.WaitGroup
 	for _, l := range all[1:] {
 		others.Go(func() {
 			labels.Transfer.Set()
-			w.work(ctx, l)
+			work(l)
 		})
 	}
-	w.work(ctx, all[0])
+	work(all[0])
 	others.Wait()
-	return w.failed
-}
-
-// work moves pieces in a lane until there are no more, or one has failed.
-func (w *lanes) work(ctx context.Context, l *lane) {
-	for {
-		w.mu.Lock()
-		i := w.next
-		if w.failed == nil && i < w.end {
-			if w.failed = context.Cause(ctx); w.failed == nil && w.begin != nil {
-				w.failed = safely(func() error { return w.begin(l, i) })
-			}
-			w.next++
-		}
-		err := w.failed
-		w.mu.Unlock()
-		if err != nil && w.cancel != nil {
-			w.cancel(err)
-		}
-		if err != nil || i >= w.end {
-			return
-		}
-		if err := safely(func() error { return w.do(ctx, l, i) }); err != nil {
-			w.mu.Lock()
-			w.failed = cmp.Or(w.failed, err)
-			w.mu.Unlock()
-		}
-	}
+	return failed
 }
 
 // borrow returns a lane; nil if there is no memory for one now and wait is not set.
@@ -173,7 +161,7 @@ func (w *lanes) work(ctx context.Context, l *lane) {
 // The memory of a block is from the host space of the node, or of the first one that has another node,
 // or from the heap. No batch is moved to make room for it: that move would wait for a block.
 func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
-	l, s := new(lane), &w.b.Scratch
+	l, s := &lane{free: func() {}}, &w.b.Scratch
 	if w.blocks {
 		select {
 		case s.lent <- struct{}{}:
@@ -203,7 +191,10 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 				buf, err := r.Alloc(BlockSize)
 				if err = errors.Join(err, r.Release()); err == nil {
 					block = buf.Memory().(tier.HostMemory).Extents()[0]
-					l.free = func() { _ = buf.Release() } // the only one
+					l.free = func() {
+						_ = buf.Release() // the only one
+						<-s.lent
+					}
 				} else {
 					_ = buf.Release()
 				}
@@ -216,7 +207,10 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 				made = made[-address.Of(made)%tier.Page:][:BlockSize]
 				p = &made
 			}
-			block, l.free = *p, func() { s.heap.Put(p) }
+			block, l.free = *p, func() {
+				s.heap.Put(p)
+				<-s.lent
+			}
 		}
 		l.stored, l.raw = block[:storedRoom:storedRoom], block[storedRoom:BlockSize:BlockSize]
 	}
@@ -230,19 +224,14 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	} else {
 		l.chunk, ok = w.chunks.TryBorrow()
 	}
+	freeBlock := l.free
 	if err != nil || !ok {
-		w.giveBack(l)
+		freeBlock()
 		return nil, err
 	}
-	return l, nil
-}
-
-func (w *lanes) giveBack(l *lane) {
-	if l.chunk != nil {
+	l.free = func() {
 		w.chunks.Return(l.chunk)
+		freeBlock()
 	}
-	if l.free != nil {
-		l.free()
-		<-w.b.Scratch.lent
-	}
+	return l, nil
 }

@@ -354,7 +354,7 @@ func TestBlocksAreLentInOrder(t *testing.T) {
 				}
 				if err == nil {
 					order = append(order, i)
-					w.giveBack(l)
+					l.free()
 				}
 			}()
 			synctest.Wait()
@@ -364,7 +364,7 @@ func TestBlocksAreLentInOrder(t *testing.T) {
 		if l, err := w.borrow(t.Context(), false); l != nil || err != nil {
 			t.Errorf("a block is lent that is not free: %v", err)
 		}
-		w.giveBack(held)
+		held.free()
 		synctest.Wait()
 		if !slices.Equal(order, []int{1, 2}) || w.b.Scratch.Lent() != 0 {
 			t.Errorf("lent in the order %v; %d bytes are still", order, w.b.Scratch.Lent())
@@ -389,7 +389,7 @@ func TestBlocksStorm(t *testing.T) {
 				cancel()
 				if err == nil {
 					runtime.Gosched()
-					w.giveBack(l)
+					l.free()
 				} else if !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}

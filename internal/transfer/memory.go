@@ -13,21 +13,16 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Source is memory to read: of a host space, a device, or a file; or a record that is laid out.
+// Source is memory to read: of a host space, a device, or a file.
 type Source interface {
-	// View returns the bytes at off in place: n, or fewer if they are not contiguous. It returns
-	// nil if Go code cannot reach them; then Fetch copies them.
-	View(off, n int64) []byte
-	// Fetch copies the bytes at off to p, and returns when they are there.
-	Fetch(ctx context.Context, p []byte, off int64) error
+	// ReadAt copies the bytes at off to p, and returns when they are there.
+	ReadAt(ctx context.Context, p []byte, off int64) error
 }
 
 // Sink is memory to write.
 type Sink interface {
-	// View is Source.View for bytes to write.
-	View(off, n int64) []byte
-	// Store copies p to off, and returns when it is there.
-	Store(ctx context.Context, p []byte, off int64) error
+	// WriteAt copies p to off, and returns when it is there.
+	WriteAt(ctx context.Context, p []byte, off int64) error
 }
 
 // sourceAndSink is implemented for the memory of each tier.
@@ -52,54 +47,34 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	}
 }
 
-// unseen is embedded in memory that Go code cannot reach.
-type unseen struct{}
-
-func (unseen) View(int64, int64) []byte { return nil }
+// view returns the bytes at off of a Source or a Sink in place: n, or fewer if they are not contiguous.
+// It returns nil for memory that Go code cannot reach.
+func view(memory any, off, n int64) []byte {
+	if m, ok := memory.(hostMemory); ok {
+		return image.View(m, off, n)
+	}
+	return nil
+}
 
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
 
-func (m hostMemory) View(off, n int64) []byte { return image.View(m, off, n) }
-
-func (m hostMemory) Fetch(_ context.Context, p []byte, off int64) error {
+func (m hostMemory) ReadAt(_ context.Context, p []byte, off int64) error {
 	return image.Gather(p, m, off)
 }
 
-func (m hostMemory) Store(_ context.Context, p []byte, off int64) error {
+func (m hostMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 	return image.Across(m, off, int64(len(p)), func(to []byte) error { p = p[sumcopy.Spread(to, p):]; return nil })
 }
 
 // fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
 // CorruptError, like that of a wrong checksum.
-type fileMemory struct {
-	unseen
-	tier.FileMemory
-}
+type fileMemory struct{ tier.FileMemory }
 
-func (m fileMemory) Fetch(ctx context.Context, p []byte, off int64) error {
-	err := m.ReadAt(ctx, p, off)
+func (m fileMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
+	err := m.FileMemory.ReadAt(ctx, p, off)
 	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
 		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
-	}
-	return err
-}
-
-func (m fileMemory) Store(ctx context.Context, p []byte, off int64) error {
-	return m.WriteAt(ctx, p, off) // which reads nothing, and so finds no altered bytes
-}
-
-// layoutSource is a record that is laid out while it is read. It must be read from the beginning to
-// the end.
-type layoutSource struct {
-	unseen
-	*image.Layout
-}
-
-func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
-	n, err := s.Next(p)
-	if err == nil && n != len(p) {
-		err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(p))
 	}
 	return err
 }
@@ -107,7 +82,6 @@ func (s layoutSource) Fetch(_ context.Context, p []byte, _ int64) error {
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
 // for it; see onStreams.
 type deviceMemory struct {
-	unseen
 	space  *tier.Space
 	parts  image.Parts
 	whole  tier.DeviceMemory // what parts are of; nil if they are at separate places, to be read only
@@ -123,7 +97,7 @@ type stream struct {
 	regions []tier.Region // room for those of one copy
 }
 
-func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
+func (m *deviceMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
@@ -134,7 +108,7 @@ func (m *deviceMemory) Fetch(ctx context.Context, p []byte, off int64) error {
 	})
 }
 
-func (m *deviceMemory) Store(ctx context.Context, p []byte, off int64) error {
+func (m *deviceMemory) WriteAt(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
 		s.regions = append(s.regions[:0], tier.Region{Dst: m.whole.Addr() + tier.Addr(off), HostSrc: p})

@@ -40,13 +40,13 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 	}
 	defer v.Free(m, func() {})
 	file := fileMemory{FileMemory: m.(tier.FileMemory)}
-	if err := file.Store(t.Context(), make([]byte, 1<<20), 0); err != nil {
+	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
 	defer fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})()
 	var c *image.CorruptError
 	_, _, at := file.Locate(64 << 10)
-	if err := file.Fetch(t.Context(), make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
+	if err := file.ReadAt(t.Context(), make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
 		t.Errorf("reading: %v", err)
 	}
 }
@@ -138,12 +138,11 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 
 // pageMemory is a memory of another kind than the engine has: a map of pages.
 type pageMemory struct {
-	unseen
 	mu    sync.Mutex
 	pages map[int64][]byte
 }
 
-func (m *pageMemory) Fetch(_ context.Context, p []byte, off int64) error {
+func (m *pageMemory) ReadAt(_ context.Context, p []byte, off int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for part := range slices.Chunk(p, tier.Page) {
@@ -153,7 +152,7 @@ func (m *pageMemory) Fetch(_ context.Context, p []byte, off int64) error {
 	return nil
 }
 
-func (m *pageMemory) Store(_ context.Context, p []byte, off int64) error {
+func (m *pageMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for part := range slices.Chunk(p, tier.Page) {

@@ -13,12 +13,12 @@ import (
 // LaidOut returns the image of rec, whose dictionaries all lie in the body.
 func LaidOut(t testing.TB, rec arrow.RecordBatch) (*batch.Descriptor, []byte) {
 	t.Helper()
-	l, err := image.NewLayoutInline(rec, 1<<30)
+	l, err := image.NewLayout(rec, 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	body := make([]byte, l.Size())
+	body := make([]byte, l.Desc.Body)
 	if err := l.WriteTo([][]byte{body}); err != nil {
 		t.Fatal(err)
 	}

@@ -538,7 +538,7 @@ func TestRecord(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := layout.Size(); n != bytes || rec.NumRows() < bytes/400 {
+			if n := layout.Desc.Body; n != bytes || rec.NumRows() < bytes/400 {
 				t.Errorf("%d bytes of seed %d: the image of %d rows has %d", bytes, seed, rec.NumRows(), n)
 			}
 			layout.Close()

@@ -35,7 +35,7 @@ func record(ctx context.Context, seed uint64, bytes int64) (arrow.RecordBatch, e
 			rec.Release()
 			return nil, err
 		}
-		missing := bytes - layout.Size()
+		missing := bytes - layout.Desc.Body
 		layout.Close()
 		if missing == 0 {
 			return rec, nil

@@ -182,7 +182,7 @@ func digest(rec arrow.RecordBatch, piece []byte) (sum tier.Digest, err error) {
 	}
 	defer l.Close()
 	at := int64(0)
-	for _, part := range append([]*convert.Layout{l}, l.Dictionaries()...) {
+	for _, part := range append([]*convert.Layout{l}, l.Dictionaries...) {
 		for {
 			n, err := part.Next(piece)
 			if err == io.EOF {
