@@ -352,7 +352,7 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 	defer e.calls.Leave()
 	for _, s := range e.spaces {
 		e.dropCopies(s)
-		if pool, ok := s.Pool().(interface {
+		if pool, ok := s.Pool.(interface {
 			Trim(context.Context) (int64, error)
 		}); ok && ctx.Err() == nil {
 			n, failed := pool.Trim(ctx)

@@ -40,7 +40,7 @@ func (e *Engine) quotaExceeded(to tier.ID, o quota.Over) {
 // lookAtDisks has the volumes emit whether their file systems have room.
 func (e *Engine) lookAtDisks() {
 	for _, s := range e.spaces {
-		if v, ok := s.Pool().(*volumes.Volume); ok {
+		if v, ok := s.Pool.(*volumes.Volume); ok {
 			v.LookAtRoom()
 		}
 	}

@@ -231,7 +231,7 @@ func (e *Engine) lookAtGPUs() {
 		if ok {
 			s.SetForeign(n)
 		}
-		e.panics.Do("Stream.Err", s.Pool().(*devpool.Memory).Retry)
+		e.panics.Do("Stream.Err", s.Pool.(*devpool.Memory).Retry)
 	}
 }
 

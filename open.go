@@ -375,7 +375,7 @@ func (e *Engine) freeFor(i int) (free int64, err error) {
 // and disk go, out of one host space on each node.
 func (e *Engine) openStaging() error {
 	for _, s := range e.reservations.Spaces().InTier(tier.Host) {
-		if e.staging[s.Node()] != nil {
+		if e.staging[s.Node] != nil {
 			continue // of several spaces on a node one has the chunks for all
 		}
 		share := s.State().Limit / stagingMaxShare
@@ -390,7 +390,7 @@ func (e *Engine) openStaging() error {
 			return err
 		}
 		s.Hold(buf.Charge())
-		e.staging[s.Node()] = host.NewStaging(buf, chunk)
+		e.staging[s.Node] = host.NewStaging(buf, chunk)
 	}
 	return nil
 }

@@ -75,11 +75,11 @@ func (e *Engine) Stats() Stats {
 	for _, space := range e.spaces {
 		now := space.State()
 		one := SpaceStats{
-			ID: space.ID(), Backend: space.Backend(), Capacity: space.Capacity(),
+			ID: space.ID(), Backend: space.Backend, Capacity: space.Capacity,
 			Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
 			External: now.External, Lost: space.Lost() != nil, Usage: now.Usage,
 		}
-		switch pool := space.Pool().(type) {
+		switch pool := space.Pool.(type) {
 		case *host.Arena:
 			arena := pool.Stats()
 			one.Host = &arena

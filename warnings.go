@@ -155,8 +155,8 @@ func (e *Engine) warnOfMemory() {
 	}
 	var taken int64
 	for _, s := range e.spaces {
-		if s.Kind().IsMemory() || s.Backend() == "sim" || inMemory[s.ID().String()] {
-			taken += s.Capacity()
+		if s.Kind().IsMemory() || s.Backend == "sim" || inMemory[s.ID().String()] {
+			taken += s.Capacity
 		}
 	}
 	heap, left := debug.SetMemoryLimit(-1), max(0, limit-taken)

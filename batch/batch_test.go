@@ -234,13 +234,13 @@ func TestHandleIsInTheAccountOfItsSpace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(gpu.Books().Holds()); n != 1 {
+	if n := len(gpu.Books.Holds()); n != 1 {
 		t.Errorf("%d holds while one handle is open", n)
 	}
 	if err := errors.Join(h.Close(), b.Drop()); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(gpu.Books().Holds()); n != 0 {
+	if n := len(gpu.Books.Holds()); n != 0 {
 		t.Errorf("%d holds after the handle is closed", n)
 	}
 }

@@ -145,7 +145,7 @@ func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
 	if o.owner != nil {
 		v.Owner = o.owner
 	}
-	h.hold.Begin(h.space.Books(), v)
+	h.hold.Begin(h.space.Books, v)
 	return h
 }
 

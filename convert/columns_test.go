@@ -109,7 +109,7 @@ func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to in
 	}
 }
 
-func (m *machine) volume() *volumes.Volume { return m.spaces[tier.Disk].Pool().(*volumes.Volume) }
+func (m *machine) volume() *volumes.Volume { return m.spaces[tier.Disk].Pool.(*volumes.Volume) }
 
 // reading says how many bytes f reads from the volume.
 func (m *machine) reading(f func()) int64 {

@@ -379,8 +379,8 @@ func (m *machine) settle() {
 		default:
 		}
 	})()
-	if mem, err := s.Pool().Alloc(1, nil); err == nil {
-		s.Pool().Free(mem, func() {})
+	if mem, err := s.Pool.Alloc(1, nil); err == nil {
+		s.Pool.Free(mem, func() {})
 	}
 	for s.State().Retired != 0 {
 		<-changed

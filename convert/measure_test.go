@@ -52,7 +52,7 @@ func TestMeasure(t *testing.T) {
 // What cannot be in one of the spaces is said for its edges, and the others are measured.
 func TestMeasureTooLarge(t *testing.T) {
 	m := newMachine(t, machineConfig{gpu: 64 << 10})
-	rec := numbered(7, int(m.spaces[tier.GPU].Capacity()/10))
+	rec := numbered(7, int(m.spaces[tier.GPU].Capacity/10))
 	defer rec.Release()
 	edges, err := m.mover.Measure(t.Context(), rec, 1)
 	if err != nil {

@@ -168,7 +168,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 		}
 		r, err := m.reservations.TryReserve(
 			reservation.Specific(disk.ID()),
-			disk.Capacity()-2*disk.State().Cached+tier.Page,
+			disk.Capacity-2*disk.State().Cached+tier.Page,
 			nil,
 		)
 		if err != nil {

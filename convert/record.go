@@ -147,5 +147,5 @@ func (by opener) enter(l *image.Lease, s *tier.Space, memory any, bytes int64) {
 	if by.owner != nil {
 		v.Owner = by.owner
 	}
-	l.Hold.Begin(s.Books(), v)
+	l.Hold.Begin(s.Books, v)
 }

@@ -210,7 +210,7 @@ func (q *request) end(err error) (again bool, _ error) {
 	}
 	q.refusal = err
 	// A file system may turn out to be full only at the write.
-	if n := max(1, reserved, 2*q.dropped); n/2 < s.Capacity() && s.DropOldest(n, q.seen) {
+	if n := max(1, reserved, 2*q.dropped); n/2 < s.Capacity && s.DropOldest(n, q.seen) {
 		q.dropped = n
 		return true, err
 	}

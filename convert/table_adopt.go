@@ -64,7 +64,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 		return nil, err
 	}
 	defer t.Space.Release(promise)
-	if pool, ok := t.Space.Pool().(interface{ Device() tier.Device }); ok {
+	if pool, ok := t.Space.Pool.(interface{ Device() tier.Device }); ok {
 		dev, borrows := tier.As[tier.Borrower](pool.Device())
 		for _, r := range p.Ranges {
 			if !borrows || r.Length <= 0 {

@@ -41,7 +41,7 @@ func newForeign(t testing.TB, m *machine) *foreigner {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dev := pool.Device()
+	dev := pool.Device
 	for { // faults are not the foreigner's
 		w, ok := dev.(interface{ Unwrap() tier.Device })
 		if !ok {

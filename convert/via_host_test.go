@@ -96,7 +96,7 @@ func TestByWayOfHostInADeadlock(t *testing.T) {
 	b := m.remembering(t, tier.Disk)
 	one, two := reservation.NewOwner("one"), reservation.NewOwner("two")
 	r, err := m.reservations.TryReserve(
-		reservation.AnyInTier(tier.GPU), m.spaces[tier.GPU].Capacity(), &reservation.Options{Owner: one})
+		reservation.AnyInTier(tier.GPU), m.spaces[tier.GPU].Capacity, &reservation.Options{Owner: one})
 	if err != nil {
 		t.Fatal(err)
 	}

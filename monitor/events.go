@@ -61,7 +61,7 @@ func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
 		}
 	}
 	marks := s.State()
-	m.report(level, text, e, slog.Int64("capacity", s.Capacity()),
+	m.report(level, text, e, slog.Int64("capacity", s.Capacity),
 		slog.Int64("trigger", marks.Trigger), slog.Int64("stop", marks.Stop))
 }
 
@@ -111,5 +111,5 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))
 	}
 	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details},
-		slog.Int64("capacity", s.Capacity()))
+		slog.Int64("capacity", s.Capacity))
 }

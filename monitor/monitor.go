@@ -192,9 +192,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 			case pressed && s.pressed.Swap(true): // Run was woken before
 			case pressed, s.Lost() != nil:
 				poke(m.wake)
-			case s.high.Load() || s.Quota() != nil:
+			case s.high.Load() || s.Quota != nil:
 				now := s.State()
-				if s.high.Load() && now.Pressure <= now.Stop || s.Quota() != nil && now.Used() > now.Ceiling {
+				if s.high.Load() && now.Pressure <= now.Stop || s.Quota != nil && now.Used() > now.Ceiling {
 					poke(m.wake)
 				}
 			}

@@ -23,7 +23,7 @@ var inPieces = &tier.NoSpaceError{Requested: 100, Available: 500, Largest: 50}
 
 func newClearer(t *testing.T, need int) *clearer {
 	c := &clearer{space: spaceOf(t, "gpu:0", 1000), need: need}
-	c.pool = c.space.Pool().(*heapPool)
+	c.pool = c.space.Pool.(*heapPool)
 	c.pool.failWith(inPieces)
 	c.Manager = managerOf(t, reservation.Config{Spaces: []*tier.Space{c.space}, Clear: func(id tier.ID, enough func() bool) {
 		c.calls++

@@ -139,7 +139,7 @@ type field struct {
 
 // leastLimit is how low the random tests set a limit: an eighth of the capacity.
 // What needs no more than that must never be refused.
-func (f *field) leastLimit(space int) int64 { return f.spaces[space].Capacity() / 8 }
+func (f *field) leastLimit(space int) int64 { return f.spaces[space].Capacity / 8 }
 
 // newField makes three spaces: one that counts bytes, one that rounds, and one
 // that rounds and does not reclaim at once.
@@ -201,7 +201,7 @@ func (f *field) meddle(i int, calls uint64) {
 	s := f.spaces[i]
 	f.limits[i].Add(1)
 	limit := max(f.leastLimit(i), s.Used()+s.Available()/2) // of two moments
-	if err := s.SetLimit(min(limit, s.Capacity())); err != nil {
+	if err := s.SetLimit(min(limit, s.Capacity)); err != nil {
 		f.fail("%v", err)
 	}
 }
@@ -210,8 +210,8 @@ func (f *field) meddle(i int, calls uint64) {
 func (f *field) observe(i int) {
 	s := f.spaces[i]
 	u, used := s.State().Usage, s.Used()
-	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Used() > s.Capacity() || used < 0 || used > s.Capacity() || u.Peak > s.Capacity() {
-		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity(), u, used)
+	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Used() > s.Capacity || used < 0 || used > s.Capacity || u.Peak > s.Capacity {
+		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity, u, used)
 	}
 }
 

@@ -105,7 +105,7 @@ func (f *field) setLimit(rng *rand.Rand) {
 	i := rng.IntN(len(f.spaces))
 	least := f.leastLimit(i)
 	f.limits[i].Add(1)
-	if err := f.spaces[i].SetLimit(least + rng.Int64N(f.spaces[i].Capacity()-least+1)); err != nil {
+	if err := f.spaces[i].SetLimit(least + rng.Int64N(f.spaces[i].Capacity-least+1)); err != nil {
 		f.fail("%v", err)
 	}
 }

@@ -114,7 +114,7 @@ func (m *Manager) watch(w *request) {
 
 // changesLocked returns a number that grows with each change of l's waiters and of what its space
 // holds, other than by moves that fail.
-func (l *line) changesLocked() uint64 { return l.joined + l.space.Books().Now().Progress }
+func (l *line) changesLocked() uint64 { return l.joined + l.space.Books.Now().Progress }
 
 // find looks up who holds bytes of l's space, and whether some will be free.
 func (m *Manager) find(l *line, h *holders, now time.Time) {
@@ -128,7 +128,7 @@ func (m *Manager) find(l *line, h *holders, now time.Time) {
 			h.ownerless += bytes
 		}
 	}
-	for _, p := range l.space.Books().Promises() {
+	for _, p := range l.space.Books.Promises() {
 		switch {
 		case p.Moves:
 			h.frees = true // a move ends by itself
@@ -140,7 +140,7 @@ func (m *Manager) find(l *line, h *holders, now time.Time) {
 	}
 	type keeper struct{ owner, memory any }
 	seen := make(map[keeper]bool)
-	for _, v := range l.space.Books().Holds() {
+	for _, v := range l.space.Books.Holds() {
 		if k := (keeper{v.Owner, v.Memory}); !seen[k] { // the handle and the record of a batch keep the same bytes
 			seen[k] = true
 			add(v.Owner, l.space.Describe(&v).Bytes)
@@ -306,7 +306,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	l := c.line
 	e := &DeadlockError{
 		Space: l.space.ID(), Available: l.space.Available(), Owner: victim.owner.Name(),
-		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint(), Holdings: m.holders(l.space.ID()),
+		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint, Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
 		e.Held = victim.grows.Bytes()

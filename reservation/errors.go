@@ -187,7 +187,7 @@ func (l *line) exceeded(bytes int64) error {
 		Requested: bytes,
 		Available: l.space.Available(),
 		Limit:     l.space.State().Room,
-		Hint:      l.space.Hint(),
+		Hint:      l.space.Hint,
 	}
 }
 
@@ -237,7 +237,7 @@ func (c *candidate) refusal(cause error) *tier.NoSpaceError {
 		Space:     sp.ID(),
 		Requested: c.need,
 		Available: now.Available,
-		Hint:      sp.Hint(),
+		Hint:      sp.Hint,
 		Cause:     cause,
 	}
 }

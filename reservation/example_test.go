@@ -101,7 +101,7 @@ type emptiest struct{}
 
 func (emptiest) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	for _, s := range spaces.All() {
-		if s.Used() <= s.Capacity()/2 {
+		if s.Used() <= s.Capacity/2 {
 			dst = append(dst, s)
 		}
 	}

@@ -52,7 +52,7 @@ func (k *kept) enter(o *reservation.Owner, batch uint64) {
 	if o != nil {
 		v.Owner = o
 	}
-	k.hold.Begin(k.buf.Space().Books(), v)
+	k.hold.Begin(k.buf.Space().Books, v)
 }
 
 func (k *kept) close(t *testing.T) {

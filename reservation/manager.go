@@ -358,7 +358,7 @@ func (m *Manager) take(w *request) (ok bool, err error) {
 //
 // An error ends a wait.
 func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
-	l, space, quota, r := c.line, c.line.space, c.line.space.Quota(), w.opens
+	l, space, quota, r := c.line, c.line.space, c.line.space.Quota, w.opens
 	if r != nil && r.sized != nil {
 		bytes, release := r.sized(space)
 		defer func() {
@@ -444,7 +444,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 				state := space.State()
 				spare = c.spared(&state)
 			}
-			if ok, drop, now = space.Books().Reserve(opens, c.need, spare); ok && inLine {
+			if ok, drop, now = space.Books.Reserve(opens, c.need, spare); ok && inLine {
 				l.queue.Served(nil) // if w is the head itself, its count ends here
 				m.leaveLocked(w)
 			}

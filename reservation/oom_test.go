@@ -69,7 +69,7 @@ func TestOutOfMemoryHookIsAskedAboutMemoryOnly(t *testing.T) {
 	m, s := one(t, 100, 0)
 	calls := 0
 	r := mustTry(t, m, onGPU0, 60, &reservation.Options{OutOfMemory: func(*reservation.Reservation, int64, error) bool { calls++; return false }})
-	pool := s.Pool().(*heapPool)
+	pool := s.Pool.(*heapPool)
 	broken := errors.New("broken")
 	fragmented := &tier.NoSpaceError{Requested: 50, Available: 100, Largest: 10}
 	budget := &tier.OutOfBudgetError{Requested: 50, Limit: 40}
@@ -101,7 +101,7 @@ func TestOutOfMemoryHookIsAskedAboutMemoryOnly(t *testing.T) {
 // hook asks for none, the first is as it was.
 func TestOutOfMemoryKeepsBothErrors(t *testing.T) {
 	m, s := one(t, 100, 0)
-	pool := s.Pool().(*heapPool)
+	pool := s.Pool.(*heapPool)
 	again := true
 	r := mustTry(t, m, onGPU0, 60, &reservation.Options{OutOfMemory: func(r *reservation.Reservation, _ int64, _ error) bool {
 		pool.failWith(&tier.NoSpaceError{Requested: 70, Available: 100, Largest: 10})

@@ -86,7 +86,7 @@ func (m *Manager) giveUp(ctx context.Context, w *request) error {
 	defer m.looking.Store(false)
 	space := w.candidates[0].line.space
 	h := m.holders(space.ID())
-	return fmt.Errorf("%w; in %s %s (%s)%s", err, h.Space, &h, lever(h, space.Hint()), notGiven(passed))
+	return fmt.Errorf("%w; in %s %s (%s)%s", err, h.Space, &h, lever(h, space.Hint), notGiven(passed))
 }
 
 // WaitStats has the times of finished waits, however they ended, and the number of those that are

@@ -124,7 +124,7 @@ func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
 			return b, nil
 		}
 	}
-	if r.memory == nil || size > space.Capacity() ||
+	if r.memory == nil || size > space.Capacity ||
 		!errors.Is(first, ErrExceeded) && !errors.Is(first, tier.ErrNoSpace) {
 		return nil, first
 	}
@@ -248,7 +248,7 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 			continue
 		}
 		if extra > 0 {
-			space.Books().Unreserve(extra)
+			space.Books.Unreserve(extra)
 			space.Freed(extra)
 		}
 		if out.Released {

@@ -48,7 +48,7 @@ func TestReleaseReturnsTheUnusedAtOnce(t *testing.T) {
 // What a device still works on is neither free nor promised.
 func TestRetiredBytesAreNotUnused(t *testing.T) {
 	m, s := one(t, 100, 0)
-	p := s.Pool().(*heapPool)
+	p := s.Pool.(*heapPool)
 	p.hold = true
 	r := mustTry(t, m, onGPU0, 60, nil)
 	a, b := mustAlloc(t, r, 20), mustAlloc(t, r, 30)
@@ -286,7 +286,7 @@ func TestFailedAllocLeavesTheReservationAsItWas(t *testing.T) {
 		m, s := one(t, 200, 0)
 		r := mustTry(t, m, onGPU0, 100, &reservation.Options{Policy: policy})
 		first := mustAlloc(t, r, 60)
-		p := s.Pool().(*heapPool)
+		p := s.Pool.(*heapPool)
 		p.failWith(cause)
 		sizes := []int64{1, 40}
 		if policy != reservation.Fail() {

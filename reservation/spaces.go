@@ -42,8 +42,8 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 			d := [2]int{1, 1}
 			switch {
 			case nodes != nil:
-				d[0] = nodes(a.Node(), b.Node())
-			case a.Node() == b.Node() && a.Node() >= 0: // an unknown node is far from all
+				d[0] = nodes(a.Node, b.Node)
+			case a.Node == b.Node && a.Node >= 0: // an unknown node is far from all
 				d[0] = 0
 			}
 			if paired != nil && paired(a.ID(), b.ID()) {

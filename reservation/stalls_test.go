@@ -512,7 +512,7 @@ func (f describing) Describe(*tier.Holding) { f() }
 func keepDescribing(t *testing.T, m *reservation.Manager, id tier.ID, o *reservation.Owner, f func()) *kept {
 	t.Helper()
 	k := &kept{buf: drawn(t, m, id, 1)}
-	k.hold.Begin(k.buf.Space().Books(), books.HoldView{
+	k.hold.Begin(k.buf.Space().Books, books.HoldView{
 		Kind: books.Handle, Memory: k.buf, Bytes: 1, Owner: o, About: describing(f),
 	})
 	return k

@@ -115,7 +115,7 @@ func TestDistanceIsTheConfigs(t *testing.T) {
 	m := managerOf(t, reservation.Config{Spaces: spaces, Distance: func(a, b int) int { return max(a-b, b-a) }})
 	var got []int
 	for _, s := range reservation.ToDowngrade(gpu0, tier.Host).Candidates(m.Spaces(), nil) {
-		got = append(got, s.Node())
+		got = append(got, s.Node)
 	}
 	if want := []int{2, 1, 0}; !slices.Equal(got, want) {
 		t.Errorf("from node 3 the order of nodes is %v; want %v", got, want)

@@ -19,7 +19,7 @@ const neverFits = math.MaxInt64
 // charge returns what a space charges for a buffer of bytes. It returns neverFits if that is
 // more than the capacity or the space is lost; a pool then need not round a number that overflows.
 func charge(s *tier.Space, bytes int64) int64 {
-	if bytes > s.Capacity() || s.Lost() != nil {
+	if bytes > s.Capacity || s.Lost() != nil {
 		return neverFits
 	}
 	return s.Charge(bytes)
@@ -292,7 +292,7 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	}
 	out := r.promise.Resize(need)
 	if out.Released {
-		space.Books().Unreserve(need)
+		space.Books.Unreserve(need)
 		space.Freed(need)
 		return errReleased("grow")
 	}

@@ -45,7 +45,7 @@ func TestWaitEndsBy(t *testing.T) {
 			}
 		},
 		"reaping": func(t *testing.T, s *tier.Space, held *reservation.Reservation, b *tier.Buffer) {
-			p := s.Pool().(*heapPool)
+			p := s.Pool.(*heapPool)
 			p.hold = true
 			if err := s.SetLimit(60); err != nil {
 				t.Error(err)

@@ -101,7 +101,7 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 			eng, repo := openGPU(t, spillway.GPUConfig{Memory: spillway.Bytes(8 << 20), Wrap: func(d tier.Device) (tier.Device, error) { return wrap(b, d) }})
 			defer noBytesLeft(t, b)
 			defer closeEngine(t, eng)
-			if c := gpuOf(t, eng).Capacity(); c != limit {
+			if c := gpuOf(t, eng).Capacity; c != limit {
 				t.Errorf("the space has %d bytes with a budget of %d", c, limit)
 			}
 			run := &randomRun{eng: eng, repo: repo, words: wordList(1, 500), sources: make(map[int64]*source)}
@@ -320,7 +320,7 @@ func TestDeviceFactory(t *testing.T) {
 	if asked != 0 {
 		t.Errorf("%d bytes were asked for", asked)
 	}
-	if c := gpuOf(t, eng).Capacity(); c != 1<<20 {
+	if c := gpuOf(t, eng).Capacity; c != 1<<20 {
 		t.Errorf("the space has %d bytes", c)
 	}
 	if err := repo.Put(t.Context(), 0, numberedRecord(1, 5000, wordList(1, 10))); err != nil {
@@ -504,7 +504,7 @@ func TestSecondEngineOfABudget(t *testing.T) {
 			t.Fatal(err)
 		}
 		two := openBudgets(t, sized, b)
-		if c := gpuOf(t, two).Capacity(); c != limit {
+		if c := gpuOf(t, two).Capacity; c != limit {
 			t.Errorf("beside %d bytes the space has %d for good", held, c)
 		}
 		release(t, r)
@@ -531,7 +531,7 @@ func TestQuotaBesideBudgets(t *testing.T) {
 		if q := eng.Quota().Stats().Limit; q != 1<<20 {
 			t.Errorf("with a budget of %d bytes, half of two GPUs of 1 MiB is %d", limit, q)
 		}
-		if c := gpuOf(t, eng).Capacity(); c != min(limit, 1<<20) {
+		if c := gpuOf(t, eng).Capacity; c != min(limit, 1<<20) {
 			t.Errorf("with a budget of %d bytes the space has %d", limit, c)
 		}
 	}

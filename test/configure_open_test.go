@@ -173,8 +173,8 @@ func TestOpenConfigures(t *testing.T) {
 			if c.cfg.MostGPUs == 1 {
 				want = 1
 			}
-			if len(gpus) != want || (gpus[0].Backend() == "sim") != (c.devices == 0) {
-				t.Fatalf("%d GPU spaces, the first served by %s; want %d", len(gpus), gpus[0].Backend(), want)
+			if len(gpus) != want || (gpus[0].Backend == "sim") != (c.devices == 0) {
+				t.Fatalf("%d GPU spaces, the first served by %s; want %d", len(gpus), gpus[0].Backend, want)
 			}
 			if !c.same {
 				return
@@ -184,13 +184,13 @@ func TestOpenConfigures(t *testing.T) {
 				t.Fatalf("%s, %v", shape(made), err)
 			}
 			for i, g := range made.GPUs {
-				if s := gpus[i]; s.Node() != *g.Node || g.Memory.Bytes > 0 && s.Capacity() != g.Memory.Bytes || g.ID != "" && g.ID != deviceAt(eng, i).Info().UUID {
-					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), deviceAt(eng, i).Info().UUID, s.Node(), s.Capacity(), g)
+				if s := gpus[i]; s.Node != *g.Node || g.Memory.Bytes > 0 && s.Capacity != g.Memory.Bytes || g.ID != "" && g.ID != deviceAt(eng, i).Info().UUID {
+					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), deviceAt(eng, i).Info().UUID, s.Node, s.Capacity, g)
 				}
 			}
 			hosts := eng.Reservations().Spaces().InTier(tier.Host)
 			for i, h := range made.Hosts {
-				if len(hosts) != len(made.Hosts) || hosts[i].Node() != h.Node || hosts[i].Capacity() != h.Memory.Bytes {
+				if len(hosts) != len(made.Hosts) || hosts[i].Node != h.Node || hosts[i].Capacity != h.Memory.Bytes {
 					t.Errorf("host:%d of %d is not %+v", i, len(hosts), h)
 				}
 			}

@@ -165,7 +165,7 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repository.Repository, share float64) {
 	t.Helper()
 	disk := eng.Spaces()[2]
-	for i := int64(0); float64(disk.Used()) < share*float64(disk.Capacity()); i++ {
+	for i := int64(0); float64(disk.Used()) < share*float64(disk.Capacity); i++ {
 		if err := repo.Put(
 			t.Context(),
 			0,
@@ -420,7 +420,7 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 		}
 	}
 	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
-	if n := s.State().Cached; n == 0 || n+b.Info().Bytes < s.Capacity() {
+	if n := s.State().Cached; n == 0 || n+b.Info().Bytes < s.Capacity {
 		t.Fatalf("a batch and a copy fit: %+v, %d", s.State().Usage, b.Info().Bytes)
 	}
 	goOn, placed := recordsAnew(t, repo, files, a)

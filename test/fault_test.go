@@ -242,8 +242,8 @@ func settled(s *tier.Space) {
 	if s.State().Retired == 0 {
 		return
 	}
-	if mem, err := s.Pool().Alloc(1, nil); err == nil {
-		s.Pool().Free(mem, func() {})
+	if mem, err := s.Pool.Alloc(1, nil); err == nil {
+		s.Pool.Free(mem, func() {})
 	}
 	untilUsage(s, func(u tier.Usage) bool { return u.Retired == 0 })
 }

@@ -147,7 +147,7 @@ func TestCloseNamesHolders(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range eng.Reservations().Spaces().All() {
-		if holds := s.Books().Holds(); len(holds) != 0 || s.Used() != 0 {
+		if holds := s.Books.Holds(); len(holds) != 0 || s.Used() != 0 {
 			t.Errorf("%s ends with %d bytes and %v", s.ID(), s.Used(), holds)
 		}
 	}

@@ -113,7 +113,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 			}
 			var got []int
 			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
-				info := s.Pool().(*devpool.Memory).Device().Info()
+				info := s.Pool.(*devpool.Memory).Device().Info()
 				got = append(
 					got,
 					slices.IndexFunc(top.GPUs, func(g topology.GPU) bool { return g.PCIAddress == info.PCI }),
@@ -140,7 +140,7 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, total, _ := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool().(*devpool.Memory).Device().MemInfo()
+	_, total, _ := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool.(*devpool.Memory).Device().MemInfo()
 	if err := eng.Close(); err != nil {
 		t.Fatal(err)
 	}

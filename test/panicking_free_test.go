@@ -269,7 +269,7 @@ func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := gpuOf(t, eng)
-	dev := s.Pool().(interface{ Device() tier.Device }).Device()
+	dev := s.Pool.(interface{ Device() tier.Device }).Device()
 	stream, err := dev.NewStream()
 	if err != nil {
 		t.Fatal(err)

@@ -74,7 +74,7 @@ func TestLimitFromTheEnvironment(t *testing.T) {
 	t.Setenv("SPILLWAY_GPU_MEMORY_LIMIT", "512Ki")
 	run := openRun(t, quotaConfig(t, nil))
 	defer closeEngine(t, run.eng)
-	if c := gpuOf(t, run.eng).Capacity(); c != limit {
+	if c := gpuOf(t, run.eng).Capacity; c != limit {
 		t.Errorf("the space has %d bytes with a limit of %d", c, limit)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
@@ -134,7 +134,7 @@ func TestSizeUnderQuotas(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeEngine(t, eng)
-			if got := gpuOf(t, eng).Capacity(); got != c.size {
+			if got := gpuOf(t, eng).Capacity; got != c.size {
 				t.Errorf("the space has %d bytes; want %d", got, c.size)
 			}
 			limit := int64(0)
@@ -206,7 +206,7 @@ func TestGPUSizeWarning(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeEngine(t, eng)
-			if got := gpuOf(t, eng).Capacity(); got != c.size {
+			if got := gpuOf(t, eng).Capacity; got != c.size {
 				t.Errorf("the space has %d bytes; want %d", got, c.size)
 			}
 			if got := warningsOf(eng.Warnings(), causes.GPUSize) > 0; got != c.warns {

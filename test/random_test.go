@@ -273,7 +273,7 @@ func (r *randomRun) step(ctx context.Context, rng *rand.Rand) error {
 func (r *randomRun) limit(rng *rand.Rand) error {
 	spaces := r.eng.Spaces()
 	s := spaces[rng.IntN(len(spaces))]
-	limit := s.Capacity()
+	limit := s.Capacity
 	if least := max(s.Used(), limit/4*3); rng.IntN(2) == 0 {
 		r.lowered.Store(true)
 		limit = least + rng.Int64N(limit-least+1)
@@ -284,7 +284,7 @@ func (r *randomRun) limit(rng *rand.Rand) error {
 // raise takes back all that limit has done.
 func (r *randomRun) raise() (err error) {
 	for _, s := range r.eng.Spaces() {
-		err = errors.Join(err, s.SetLimit(s.Capacity()))
+		err = errors.Join(err, s.SetLimit(s.Capacity))
 	}
 	return err
 }

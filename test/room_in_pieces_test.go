@@ -55,7 +55,7 @@ func openPieces(t *testing.T) *pieces {
 	}
 	t.Cleanup(func() { closeClean(t, eng) })
 	p.need = p.gpu.Available() * 2 / 3 / tier.Page * tier.Page
-	if tail := p.gpu.Capacity() - p.gpu.State().Trigger + 2*p.sizes; p.need <= tail {
+	if tail := p.gpu.Capacity - p.gpu.State().Trigger + 2*p.sizes; p.need <= tail {
 		t.Fatalf("%d bytes fit into %d", p.need, tail)
 	}
 	return p

@@ -64,7 +64,7 @@ func spaceAt(eng *spillway.Engine, k tier.Kind, i int) *tier.Space {
 func deviceOf(eng *spillway.Engine) tier.Device { return deviceAt(eng, 0) }
 
 func deviceAt(eng *spillway.Engine, i int) tier.Device {
-	return spaceAt(eng, tier.GPU, i).Pool().(*devpool.Memory).Device()
+	return spaceAt(eng, tier.GPU, i).Pool.(*devpool.Memory).Device()
 }
 
 // wraps reports whether dev is a device that the engine has made of inner.
@@ -75,7 +75,7 @@ func wraps(dev, inner tier.Device) bool {
 
 // capacity heeds a size of a space.
 func capacity(k tier.Kind, i int, want int64) func(*spillway.Engine) bool {
-	return func(eng *spillway.Engine) bool { return spaceAt(eng, k, i).Capacity() == want }
+	return func(eng *spillway.Engine) bool { return spaceAt(eng, k, i).Capacity == want }
 }
 
 // first heeds what the nearest space is to move down to from the GPU.
@@ -124,7 +124,7 @@ var settings = []setting{
 		c.GPUs = append(c.GPUs, c.GPUs[0])
 		return func(eng *spillway.Engine) bool { // simulated ones are spread over the nodes
 			gpu := spaceAt(eng, tier.GPU, 1)
-			return gpu != nil && gpu.Node() == 1
+			return gpu != nil && gpu.Node == 1
 		}
 	}},
 	{field: "GPUs", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -133,7 +133,7 @@ var settings = []setting{
 	}},
 	{field: "GPUs.Backend", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.GPUs[0].Backend = spillway.Sim
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend() == "sim" }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend == "sim" }
 	}},
 	{field: "GPUs.Backend", with: func(_ *testing.T, c *spillway.Config) {
 		c.CUDALibrary, c.GPUs[0].Backend = "/nowhere/libcuda.so.1", spillway.Auto
@@ -166,19 +166,19 @@ var settings = []setting{
 	{field: "GPUs.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		node := 2
 		c.GPUs[0].Node = &node
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node == 2 }
 	}},
 	{field: "GPUs.Node", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		node := 2
 		c.GPUs[0].Node = &node
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node == 2 }
 	}},
 	{field: "GPUs.Device", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		dev := openSim(t, 3<<20)
 		t.Cleanup(func() { dev.Close() })
 		c.GPUs[0].Device, c.GPUs[0].Memory = dev, spillway.Amount{}
 		return func(eng *spillway.Engine) bool {
-			return wraps(deviceOf(eng), dev) && spaceAt(eng, tier.GPU, 0).Capacity() == 3<<20
+			return wraps(deviceOf(eng), dev) && spaceAt(eng, tier.GPU, 0).Capacity == 3<<20
 		}
 	}},
 	{field: "GPUs.Own", with: func(t *testing.T, c *spillway.Config) {
@@ -259,7 +259,7 @@ var settings = []setting{
 	}},
 	{field: "Hosts.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Hosts[0].Node = 1
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 0).Node() == 1 }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Host, 0).Node == 1 }
 	}},
 	{field: "Hosts.Node", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		if runtime.GOOS != "linux" || testseed.Raced {
@@ -299,14 +299,14 @@ var settings = []setting{
 		c.Disks = nil
 		return func(eng *spillway.Engine) bool {
 			s := spaceAt(eng, tier.Disk, 0)
-			return s != nil && s.Pool().(*volumes.Volume).Dir() == os.TempDir() && spaceAt(eng, tier.Disk, 1) == nil
+			return s != nil && s.Pool.(*volumes.Volume).Dir() == os.TempDir() && spaceAt(eng, tier.Disk, 1) == nil
 		}
 	}},
 	{field: "Disks.Dir", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		dir := t.TempDir()
 		c.Disks[0].Dir = dir
 		return func(eng *spillway.Engine) bool {
-			return spaceAt(eng, tier.Disk, 0).Pool().(*volumes.Volume).Dir() == dir
+			return spaceAt(eng, tier.Disk, 0).Pool.(*volumes.Volume).Dir() == dir
 		}
 	}},
 	{field: "Disks.Capacity", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -334,7 +334,7 @@ var settings = []setting{
 	{field: "Disks.Node", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		node := 1
 		c.Disks[0].Node = &node
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Node() == 1 }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.Disk, 0).Node == 1 }
 	}},
 	{field: "Disks.FS", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		spied(t, c)
@@ -531,7 +531,7 @@ var settings = []setting{
 		c.CUDALibrary, c.GPUs[0].Backend = "/nowhere/libcuda.so.1", spillway.Auto
 	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		withDriver(t, c)
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend() == "cuda" }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Backend == "cuda" }
 	}},
 	{field: "Topology", with: func(_ *testing.T, c *spillway.Config) {
 		c.Hosts[0].Node, c.Hosts[1].Node = 1, 2
@@ -542,7 +542,7 @@ var settings = []setting{
 	}},
 	{field: "Topology", with: withDriver, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.Topology.GPUs = []topology.GPU{{PCIAddress: "0000:e0:00.0", Node: 2}}
-		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node() == 2 }
+		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 0).Node == 2 }
 	}},
 	{field: "Topology", with: func(_ *testing.T, c *spillway.Config) {
 		c.Hosts, c.Topology.Limits.MemoryBytes = nil, 18<<20
@@ -642,7 +642,7 @@ var otherMarks = tier.Fractions{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
 func marked(k tier.Kind) func(*spillway.Engine) bool {
 	return func(eng *spillway.Engine) bool {
 		s := spaceAt(eng, k, 0)
-		return s.State().Limit == s.Capacity()/4*3 && s.State().Trigger == s.Capacity()/2 && s.State().Stop == s.Capacity()/4
+		return s.State().Limit == s.Capacity/4*3 && s.State().Trigger == s.Capacity/2 && s.State().Stop == s.Capacity/4
 	}
 }
 

@@ -116,7 +116,7 @@ func (s *striped) stats(i int) disk.Stats {
 	if !ok {
 		s.t.Fatalf("there is no disk:%d", i)
 	}
-	return space.Pool().(*volumes.Volume).Stats()
+	return space.Pool.(*volumes.Volume).Stats()
 }
 
 // written returns how many bytes each volume has written so far.

@@ -45,7 +45,7 @@ type cleanImages struct {
 // was drawn from is open, if the space is lost, and in a space with a quota, because other spaces
 // or processes may be waiting for the bytes.
 func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean {
-	if s.cfg.Quota != nil || s.Lost() != nil {
+	if s.Quota != nil || s.Lost() != nil {
 		return nil
 	}
 	c := &Clean{space: s, bufs: bufs, shares: shares, drop: drop}
@@ -70,7 +70,7 @@ func (s *Space) KeepClean(bufs []*Buffer, shares bool, made, drop func()) *Clean
 			b.reclaimed = nil
 		}
 	}
-	s.books.Cache(c.bytes)
+	s.Books.Cache(c.bytes)
 	s.clean.Lock()
 	c.at = s.clean.listed.PushBack(c)
 	if shares {
@@ -147,7 +147,7 @@ func (l *cleanImages) settle() {
 // Promote makes the buffers of a clean image, which the caller has taken, usable again. The caller
 // has drawn the image's bytes from p.
 func (s *Space) Promote(c *Clean, p *books.Promise) {
-	s.books.Uncache(c.bytes) // the same bytes are drawn: until here they counted twice
+	s.Books.Uncache(c.bytes) // the same bytes are drawn: until here they counted twice
 	for _, b := range c.bufs {
 		b.promise = p
 		b.holders.And(^int64(cached))
@@ -171,7 +171,7 @@ func (c *Clean) Release() {
 // fit drops clean images until all memory is within the limit, which has changed, and calls the
 // subscribers.
 func (s *Space) fit() {
-	now := s.books.Now()
+	now := s.Books.Now()
 	s.dropClean(min(now.Cached, now.Used()+now.Cached-now.Limit))
 	s.notify(false)
 }
@@ -200,7 +200,7 @@ func (s *Space) DropOldest(n int64, seen uint64) bool {
 	s.clean.Lock()
 	if dropped > 0 || s.clean.taken == 0 {
 		s.clean.Unlock()
-		return dropped > 0 || s.books.Now().CleanChanges != seen
+		return dropped > 0 || s.Books.Now().CleanChanges != seen
 	}
 	if s.clean.settled == nil {
 		s.clean.settled = make(chan struct{})
@@ -212,7 +212,7 @@ func (s *Space) DropOldest(n int64, seen uint64) bool {
 }
 
 // DropAllClean drops all clean images that are listed now.
-func (s *Space) DropAllClean() { s.dropClean(s.books.Now().Cached) }
+func (s *Space) DropAllClean() { s.dropClean(s.Books.Now().Cached) }
 
 // DropSharing drops clean images that share dictionaries, the oldest first, until used bytes have
 // fallen by at least bytes or none is left. bytes may be 0 or less.

@@ -126,7 +126,7 @@ func TestCleanImagesAreDropped(t *testing.T) {
 		t.Error("no subscriber was called")
 	}
 	ok(t, s.SetLimit(10*page))
-	s.Pool().(*tightPool).left.Add(-5 * page) // others have it
+	s.Pool.(*tightPool).left.Add(-5 * page) // others have it
 	before := s.Evicted()
 	b := draw(t, s, 3*page)
 	if n := s.State().Cached; n >= 4*page || s.Evicted() != before+4*page-n {
@@ -246,7 +246,7 @@ func TestWhatIsNotKept(t *testing.T) {
 	wantUsage(t, s, 0, 0, 3)
 	c.Drop()
 	wantUsage(t, s, 0, 0, 0)
-	if n := s.Pool().(*tightPool).left.Load(); n != 10*page {
+	if n := s.Pool.(*tightPool).left.Load(); n != 10*page {
 		t.Errorf("%d bytes are left", n)
 	}
 	limited := cleanSpace(t, 10, &counter{limit: 10 * page})
@@ -480,7 +480,7 @@ func TestPromisesAreKeptBesideImages(t *testing.T) {
 			}
 			all.Wait()
 			wantUsage(t, s, 0, 0, 0)
-			if n := s.Pool().(*tightPool).left.Load(); n != pages*page {
+			if n := s.Pool.(*tightPool).left.Load(); n != pages*page {
 				t.Errorf("%d bytes are left", n)
 			}
 			if promoted.Load() == 0 || gone.Load() == 0 {

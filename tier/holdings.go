@@ -51,7 +51,7 @@ func placed(plan, operator string, port int, partition, owner string) (s string)
 // Describe returns what is known about a hold in the space, for people, except its stack. It must be
 // called with no lock held.
 func (s *Space) Describe(v *books.HoldView) Holding {
-	h := Holding{Space: s.cfg.ID, Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner)}
+	h := Holding{Space: s.ID(), Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner)}
 	eachShared(v.Memory, func(b *Buffer) { h.Bytes += b.charge })
 	if about, ok := v.About.(interface{ Describe(*Holding) }); ok {
 		about.Describe(&h)
@@ -91,17 +91,17 @@ func (s *Space) Leaks() (leaks []Leak) {
 	rest := u.Live + u.Reserved
 	add := func(l Leak) {
 		if rest -= l.Bytes; l.Bytes > 0 {
-			l.Space = s.cfg.ID
+			l.Space = s.ID()
 			leaks = append(leaks, l)
 		}
 	}
-	for _, p := range s.books.Promises() {
-		h := Holding{Space: s.cfg.ID, Kind: "reservation", Bytes: p.Promised, Owner: nameOf(p.Owner)}
+	for _, p := range s.Books.Promises() {
+		h := Holding{Space: s.ID(), Kind: "reservation", Bytes: p.Promised, Owner: nameOf(p.Owner)}
 		add(Leak{Bytes: p.Promised, Promise: true, Holders: []Holding{h}, Stack: p.Stack.String()})
 	}
 	kept := make(map[any]*Leak)       // by memory
 	counted := make(map[*Buffer]bool) // dictionaries, which count with the oldest
-	for _, v := range s.books.Holds() {
+	for _, v := range s.Books.Holds() {
 		l := kept[v.Memory]
 		if l == nil {
 			l = &Leak{Bytes: v.Bytes}
@@ -235,7 +235,7 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 		h.Batch = max(h.Batch, batch)
 		rest -= bytes
 	}
-	for _, p := range s.books.Promises() {
+	for _, p := range s.Books.Promises() {
 		switch {
 		case p.Owner == books.Occupied:
 		case p.Moves:
@@ -261,7 +261,7 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 		})
 		add(by, 1, bytes)
 	}
-	for _, v := range s.books.Holds() {
+	for _, v := range s.Books.Holds() {
 		d := s.Describe(&v)
 		by := Holder{What: d.Kind, Owner: d.Owner, Plan: d.Plan, Operator: d.Operator, Port: d.Port, Batch: d.Batch}
 		keep(by, v.Memory, v.Bytes)

@@ -18,7 +18,7 @@ func (n named) Name() string { return string(n) }
 func owned(t testing.TB, s *tier.Space, n int64, owner any, moves bool) *books.Promise {
 	t.Helper()
 	p := &books.Promise{By: books.By{Owner: owner, Moves: moves}}
-	if ok, _, _ := s.Books().Reserve(p, n, 0); !ok {
+	if ok, _, _ := s.Books.Reserve(p, n, 0); !ok {
 		t.Fatal("no room")
 	}
 	return p
@@ -128,9 +128,9 @@ func TestHoldersOfBuffers(t *testing.T) {
 	s.Hold(draw(t, s, 1000).Charge())
 	one, two := &image{[]*tier.Buffer{dict}}, &image{[]*tier.Buffer{dict}}
 	var first, second, third books.Hold
-	first.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
-	second.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
-	third.Begin(s.Books(), books.HoldView{Kind: books.Record, Memory: one, Bytes: 128, Owner: named("b")})
+	first.Begin(s.Books, books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
+	second.Begin(s.Books, books.HoldView{Kind: books.Handle, Memory: one, Bytes: 128, Owner: named("a")})
+	third.Begin(s.Books, books.HoldView{Kind: books.Record, Memory: one, Bytes: 128, Owner: named("b")})
 	batches := func(add func(tier.Holder, any, int64)) {
 		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 7}, two, 128)
 		add(tier.Holder{What: "batch", Plan: "q", Operator: "op", Batch: 5}, new(int), 128)
@@ -151,7 +151,7 @@ func TestHoldersOfBuffers(t *testing.T) {
 		`1 record, owner "b": 0 bytes`, `2 batches of plan "q", operator op:0 (batch 7 and others): 256 bytes`)
 	s.Hold(-1024)
 	var fourth books.Hold
-	fourth.Begin(s.Books(), books.HoldView{Kind: books.Handle, Memory: two, Bytes: 128, Owner: named("c")})
+	fourth.Begin(s.Books, books.HoldView{Kind: books.Handle, Memory: two, Bytes: 128, Owner: named("c")})
 	leaks := s.Leaks()
 	if len(leaks) != 3 || leaks[0].Bytes != 2*128+1024 || len(leaks[0].Holders) != 0 ||
 		leaks[2].Bytes != 128 || len(leaks[2].Holders) != 1 ||

@@ -153,7 +153,7 @@ func TestRefusedBytesAreNotCharged(t *testing.T) {
 	if _, err := s.Promise(s.State().Limit + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("reserved above the limit: %v", err)
 	}
-	if _, err := s.Occupy(s.Capacity() + 1); !errors.Is(err, tier.ErrNoSpace) {
+	if _, err := s.Occupy(s.Capacity + 1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("occupied above the capacity: %v", err)
 	}
 	if q.used != 0 {

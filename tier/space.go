@@ -43,8 +43,9 @@ type SpaceConfig struct {
 //
 // A Space is safe for concurrent use.
 type Space struct {
-	cfg      SpaceConfig
-	books    *books.Books
+	SpaceConfig              // does not change; State has the marks as they are now
+	Books       *books.Books // counts, promises and holds, for this module's packages
+
 	lost     atomic.Pointer[LostError]
 	whenLost chan struct{} // closed when the space is lost
 	foreign  atomic.Int64  // bytes that others hold on the device
@@ -70,7 +71,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Space{cfg: cfg, books: books.New(cfg.Capacity, marks), whenLost: make(chan struct{})}
+	s := &Space{SpaceConfig: cfg, Books: books.New(cfg.Capacity, marks), whenLost: make(chan struct{})}
 	s.subscribers.Panics.Logger = cfg.Logger
 	if cfg.Quota != nil {
 		s.cancels = append(s.cancels, cfg.Quota.Subscribe(func() { s.notify(false) }))
@@ -87,46 +88,27 @@ func (s *Space) Close() error {
 	for _, cancel := range s.cancels {
 		cancel()
 	}
-	return s.cfg.Pool.Close()
+	return s.Pool.Close()
 }
 
 // ID returns the space's name.
-func (s *Space) ID() ID { return s.cfg.ID }
+func (s *Space) ID() ID { return s.SpaceConfig.ID }
 
 // Kind returns the space's tier.
-func (s *Space) Kind() Kind { return s.cfg.ID.Kind }
-
-// Node returns the NUMA node that the space is bound to, or -1.
-func (s *Space) Node() int { return s.cfg.Node }
-
-// Backend names what hands out the memory: "sim", "cuda", "host", "disk".
-func (s *Space) Backend() string { return s.cfg.Backend }
-
-// Pool returns what hands out the memory.
-func (s *Space) Pool() Pool { return s.cfg.Pool }
-
-// Quota returns what the space charges for the bytes that it reserves, and what others may share;
-// nil if there is none.
-func (s *Space) Quota() Quota { return s.cfg.Quota }
-
-// Hint names the setting that would make the space larger, for error messages; it may be empty.
-func (s *Space) Hint() string { return s.cfg.Hint }
-
-// Books returns the space's counts, promises and holds, for this module's packages.
-func (s *Space) Books() *books.Books { return s.books }
+func (s *Space) Kind() Kind { return s.SpaceConfig.ID.Kind }
 
 // Charge returns what a buffer of size bytes takes out of the space.
-func (s *Space) Charge(size int64) int64 { return s.cfg.Pool.Charge(size) }
+func (s *Space) Charge(size int64) int64 { return s.Pool.Charge(size) }
 
 // Usage is the counts of a space at one moment, in bytes. Used is live + retired + reserved.
 type Usage = books.Usage
 
 // Used returns live + retired + reserved bytes.
-func (s *Space) Used() int64 { return s.books.Now().Used() }
+func (s *Space) Used() int64 { return s.Books.Now().Used() }
 
 // ResetPeak sets Usage.Peak to the bytes in use now, so that the next State has the peak of one
 // phase of a program.
-func (s *Space) ResetPeak() { s.books.ResetPeak() }
+func (s *Space) ResetPeak() { s.Books.ResetPeak() }
 
 // State is the counts and the marks of a space at one moment, and what follows from them. Sizes are
 // bytes.
@@ -157,17 +139,17 @@ type State struct {
 
 // State returns what is in the space. The books are read at one moment, and the quota just after.
 func (s *Space) State() State {
-	now, external := s.books.Now(), s.foreign.Load()
+	now, external := s.Books.Now(), s.foreign.Load()
 	x := State{
 		Usage: now.Usage, CleanChanges: now.CleanChanges, Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
 		External: external, Pressure: now.Used() + external, Held: s.held.Load(),
 		Available: now.Limit - now.Used(), Room: now.Limit, Ceiling: now.Limit,
 	}
-	if p, ok := s.cfg.Pool.(interface{ Unsure() int64 }); ok {
+	if p, ok := s.Pool.(interface{ Unsure() int64 }); ok {
 		x.Unsure = p.Unsure()
 		x.Held += x.Unsure
 	}
-	if quota := s.cfg.Quota; quota != nil {
+	if quota := s.Quota; quota != nil {
 		left := quota.Remaining() // which may be all of an int64
 		x.Available, x.Room = min(x.Available, left), min(x.Room, quota.Limit())
 		x.Ceiling = max(0, min(now.Limit, now.Used()+min(now.Limit, left)))
@@ -175,9 +157,6 @@ func (s *Space) State() State {
 	x.Available, x.Room = max(0, x.Available), max(0, x.Room-x.Held)
 	return x
 }
-
-// Capacity returns the size of the space in bytes.
-func (s *Space) Capacity() int64 { return s.cfg.Capacity }
 
 // Room returns State.Room.
 func (s *Space) Room() int64 { return s.State().Room }
@@ -191,8 +170,8 @@ func (s *Space) Hold(n int64) { s.held.Add(n) }
 // Pace returns how far a volume is ahead of the others that are written side by side with it; see
 // stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
 func (s *Space) Pace() stripe.Pace {
-	if p, ok := s.cfg.Pool.(paced); ok {
-		return p.Pace().After(s.books.Now().Reserved)
+	if p, ok := s.Pool.(paced); ok {
+		return p.Pace().After(s.Books.Now().Reserved)
 	}
 	return stripe.Pace{}
 }
@@ -212,7 +191,7 @@ type paced interface {
 // bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
 // error is a LostError.
 func (s *Space) SetMarks(f Fractions) error {
-	marks, err := f.of(s.cfg.ID, s.cfg.Capacity)
+	marks, err := f.of(s.ID(), s.Capacity)
 	if err != nil {
 		return err
 	}
@@ -223,20 +202,20 @@ func (s *Space) SetMarks(f Fractions) error {
 // open keep their bytes; a lower limit only refuses new ones. The limit of a lost space stays 0,
 // and the error is a LostError.
 func (s *Space) SetLimit(n int64) error {
-	if n <= 0 || n > s.cfg.Capacity {
+	if n <= 0 || n > s.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
-			s.cfg.ID, n, s.cfg.Capacity)
+			s.ID(), n, s.Capacity)
 	}
 	return s.setMarks(books.Marks{Limit: n})
 }
 
 func (s *Space) setMarks(m books.Marks) error {
-	s.books.SetMarks(m)
+	s.Books.SetMarks(m)
 	if err := s.Lost(); err != nil {
 		return err
 	}
 	s.fit()
-	s.Reserved(s.books.Now())
+	s.Reserved(s.Books.Now())
 	return nil
 }
 
@@ -253,9 +232,9 @@ func (s *Space) Lost() error {
 // lose is called by the pool when the device is lost.
 func (s *Space) lose(why error) {
 	// The error is set first, so that a request which the limit refuses finds the reason.
-	if s.lost.CompareAndSwap(nil, &LostError{Space: s.cfg.ID, Bytes: s.Used(), Cause: why}) {
+	if s.lost.CompareAndSwap(nil, &LostError{Space: s.ID(), Bytes: s.Used(), Cause: why}) {
 		close(s.whenLost)
-		s.books.SetMarks(books.Marks{})
+		s.Books.SetMarks(books.Marks{})
 		s.fit()
 	}
 }
@@ -290,8 +269,8 @@ func (s *Space) Reserved(now books.State) {
 func (s *Space) Freed(n int64) {
 	switch {
 	case n == 0:
-	case s.cfg.Quota != nil:
-		s.cfg.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
+	case s.Quota != nil:
+		s.Quota.Credit(n) // which notifies all the spaces that share it, and so this one
 	default:
 		s.notify(false)
 	}
@@ -300,12 +279,12 @@ func (s *Space) Freed(n int64) {
 // SetForeign records how many bytes others hold on the device, as sampled. Subscribers are called
 // if that presses the space, or if it is less than before. ForeignOn documents the number.
 func (s *Space) SetForeign(n int64) {
-	n = min(max(0, n), math.MaxInt64-s.cfg.Capacity) // so that the pressure is a number
+	n = min(max(0, n), math.MaxInt64-s.Capacity) // so that the pressure is a number
 	switch before := s.foreign.Swap(n); {
 	case before > n:
 		s.notify(false)
 	case before < n:
-		s.Reserved(s.books.Now())
+		s.Reserved(s.Books.Now())
 	}
 }
 
@@ -325,14 +304,14 @@ func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
 		dev = d // the innermost
 	}
 	for range 4 {
-		before := s.books.Now()
+		before := s.Books.Now()
 		free, total, err := dev.MemInfo()
-		after := s.books.Now()
+		after := s.Books.Now()
 		if err != nil || total == 0 || s.Lost() != nil {
 			break
 		}
 		if before.Live == after.Live && before.Retired == after.Retired {
-			return max(0, s.cfg.Capacity-after.Live-after.Retired-free), true
+			return max(0, s.Capacity-after.Live-after.Retired-free), true
 		}
 	}
 	return 0, false
@@ -349,17 +328,17 @@ func (s *Space) Promise(n int64) (*books.Promise, error) {
 // outlived a process, or that is lent to the space. The limit does not count, because the bytes are
 // there; more than the capacity is a NoSpaceError.
 func (s *Space) Occupy(n int64) (*books.Promise, error) {
-	return s.promise(n, -s.cfg.Capacity, books.Occupied)
+	return s.promise(n, -s.Capacity, books.Occupied)
 }
 
 // promise charges the quota, and tries to reserve n bytes for as long as clean images are in the
 // way. spare is that of books.Reserve.
 func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if n < 0 {
-		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.cfg.ID, n)
+		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.ID(), n)
 	}
 	var err error
-	quota := s.cfg.Quota
+	quota := s.Quota
 	if n == 0 {
 		quota = nil // which is charged for more
 	}
@@ -368,7 +347,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	}
 	for err == nil && s.Lost() == nil {
 		p := &books.Promise{By: books.By{Owner: owner}}
-		ok, drop, now := s.books.Reserve(p, n, spare)
+		ok, drop, now := s.Books.Reserve(p, n, spare)
 		if ok {
 			s.Reserved(now)
 			return p, nil
@@ -380,7 +359,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if quota != nil && err == nil {
 		quota.Credit(n)
 	}
-	full := &NoSpaceError{Space: s.cfg.ID, Requested: n, Available: s.Available(), Hint: s.cfg.Hint, Cause: err}
+	full := &NoSpaceError{Space: s.ID(), Requested: n, Available: s.Available(), Hint: s.Hint, Cause: err}
 	return nil, cmp.Or[error](s.Lost(), full)
 }
 

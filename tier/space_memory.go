@@ -20,13 +20,13 @@ import (
 func (s *Space) Draw(p *books.Promise, size int64, cuts []int64) (*Buffer, error) {
 	switch {
 	case size < 0:
-		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.cfg.ID, size)
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.ID(), size)
 	case size == 0:
 		return nil, nil
 	}
 	charge, failed := s.Charge(size), s.Lost()
-	for n := size; failed == nil; n = min(2*n, s.cfg.Capacity) {
-		seen := s.books.Now().CleanChanges
+	for n := size; failed == nil; n = min(2*n, s.Capacity) {
+		seen := s.Books.Now().CleanChanges
 		mem, err := s.alloc(size, cuts)
 		if err == nil {
 			return s.newBuffer(mem, charge, p), nil
@@ -37,7 +37,7 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64) (*Buffer, error
 			failed = cmp.Or(s.Lost(), err) // the error may be the device's report of its loss
 		}
 	}
-	s.books.Retire(charge)
+	s.Books.Retire(charge)
 	s.Freed(p.Reclaim(charge))
 	return nil, failed
 }
@@ -65,7 +65,7 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 	charge := s.Charge(mem.Size())
 	if out := p.Draw(charge, 0, false); out != (books.Outcome{}) {
-		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.cfg.ID, charge, out))
+		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.ID(), charge, out))
 	}
 	return s.newBuffer(mem, charge, p)
 }
@@ -75,22 +75,22 @@ func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	lockrank.AssertNone("a pool allocates")
 	defer guard.Error(&err, "a pool's Alloc")
-	if p, ok := s.cfg.Pool.(paced); ok {
-		p.Promised(s.books.Now().Reserved)
+	if p, ok := s.Pool.(paced); ok {
+		p.Promised(s.Books.Now().Reserved)
 	}
-	mem, err = s.cfg.Pool.Alloc(size, cuts)
+	mem, err = s.Pool.Alloc(size, cuts)
 	if err == nil && mem == nil {
-		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.cfg.ID, size)
+		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.ID(), size)
 	}
 	if full, ok := errors.AsType[*NoSpaceError](err); ok && !full.Space.Valid() {
-		full.Space = s.cfg.ID
+		full.Space = s.ID()
 		if full.Cause == nil && full.Largest == 0 { // not because of pieces or another limit
 			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
-				s.cfg.Backend, full.Available)
+				s.Backend, full.Available)
 			full.Available = s.Available() + s.Charge(size)
 			full.Hint = cmp.Or(full.Hint, "other programs may hold the memory: a smaller space would leave it to them")
 		}
-		full.Hint = cmp.Or(full.Hint, s.cfg.Hint) // a pool has a hint if its memory is not what was too small
+		full.Hint = cmp.Or(full.Hint, s.Hint) // a pool has a hint if its memory is not what was too small
 	}
 	return mem, err
 }
@@ -112,11 +112,11 @@ func (s *Space) free(b *Buffer) {
 	lockrank.AssertNone("a pool frees")
 	clean := b.holders.Load()&cached != 0
 	if !clean {
-		s.books.Retire(b.charge)
+		s.Books.Retire(b.charge)
 	}
 	reclaimed := func() {
 		if clean {
-			s.books.Uncache(b.charge)
+			s.Books.Uncache(b.charge)
 			s.notify(false)
 			return
 		}
@@ -128,7 +128,7 @@ func (s *Space) free(b *Buffer) {
 	if m, ok := b.mem.(giver); ok {
 		m.GiveBack(reclaimed)
 	} else {
-		s.cfg.Pool.Free(b.mem, reclaimed)
+		s.Pool.Free(b.mem, reclaimed)
 	}
 	if s.State().Unsure > 0 { // Room may have fallen, so that a waiter may never fit
 		s.notify(false)
@@ -146,7 +146,7 @@ type shrinker interface {
 // the memory, all or some of the rest stays in it, and stays charged. Only the owner may call it,
 // while nothing else uses the buffer.
 func (b *Buffer) Shrink(size int64) {
-	pool, ok := b.space.cfg.Pool.(shrinker)
+	pool, ok := b.space.Pool.(shrinker)
 	if !ok || size <= 0 || size >= b.Size() {
 		return
 	}
@@ -156,7 +156,7 @@ func (b *Buffer) Shrink(size int64) {
 		return
 	}
 	b.charge -= rest
-	b.space.books.Retire(rest)
+	b.space.Books.Retire(rest)
 	if b.reclaimed != nil {
 		b.reclaimed(rest)
 	}
@@ -172,7 +172,7 @@ type splitter interface {
 // Together returns how many bytes are best drawn as one buffer now, to be written at once and then
 // split; 0 where buffers cannot be.
 func (s *Space) Together() int64 {
-	if pool, ok := s.cfg.Pool.(splitter); ok {
+	if pool, ok := s.Pool.(splitter); ok {
 		return pool.Together()
 	}
 	return 0
@@ -183,7 +183,7 @@ func (s *Space) Together() int64 {
 // caller may have b, which is gone then. Where the pool cannot, Split returns nil, and b is as
 // it was.
 func (s *Space) Split(b *Buffer, sizes []int64) (parts []*Buffer) {
-	for i, mem := range s.cfg.Pool.(splitter).Split(b.mem, sizes) {
+	for i, mem := range s.Pool.(splitter).Split(b.mem, sizes) {
 		b.holders.Store(0)
 		part := s.newBuffer(mem, sizes[i], b.promise)
 		part.reclaimed = b.reclaimed

@@ -174,12 +174,12 @@ func TestNewSpaceRefuses(t *testing.T) {
 func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
-	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node(), s.Backend(),
-		s.Capacity(), s.State().Limit, s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
+	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node, s.Backend,
+		s.Capacity, s.State().Limit, s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
-	if s.Pool() != tier.Pool(p) {
+	if s.Pool != tier.Pool(p) {
 		t.Error("another pool")
 	}
 }
@@ -399,12 +399,12 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	c.expect(t, "foreign bytes that press", true)
 	s.SetForeign(790)
 	c.expect(t, "the same foreign bytes")
-	if ok, _, _ := s.Books().Reserve(nil, 1, 0); !ok {
+	if ok, _, _ := s.Books.Reserve(nil, 1, 0); !ok {
 		t.Fatal("no room")
 	}
-	s.Reserved(s.Books().Now())
+	s.Reserved(s.Books.Now())
 	c.expect(t, "bytes reserved in the books", true)
-	s.Books().Unreserve(1)
+	s.Books.Unreserve(1)
 	s.SetForeign(0)
 	c.expect(t, "no foreign bytes", false)
 	if n := s.Subscribers(); n != 1 {
@@ -451,7 +451,7 @@ func TestSpaceForeign(t *testing.T) {
 		t.Errorf("pressure %d with a negative sample", s.State().Pressure)
 	}
 	s.SetForeign(math.MaxInt64)
-	if s.State().Pressure < s.Capacity() {
+	if s.State().Pressure < s.Capacity {
 		t.Errorf("pressure %d with a sample that is too large", s.State().Pressure)
 	}
 }

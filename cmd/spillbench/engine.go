@@ -62,11 +62,11 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 	for _, s := range m.engine.Spaces() {
 		switch s.Kind() {
 		case tier.GPU:
-			m.config.GPUMemoryBytes += s.Capacity()
+			m.config.GPUMemoryBytes += s.Capacity
 		case tier.Host:
-			m.config.HostMemoryBytes += s.Capacity()
+			m.config.HostMemoryBytes += s.Capacity
 		case tier.Disk:
-			m.config.Disks[s.ID().Ordinal].CapacityBytes = s.Capacity()
+			m.config.Disks[s.ID().Ordinal].CapacityBytes = s.Capacity
 		}
 	}
 	for _, w := range m.engine.Warnings() {

@@ -67,7 +67,7 @@ func (direct) AddrOf(p uintptr) (tier.Addr, error)           { return tier.Addr(
 
 // deviceOf finds out what the device of a space is.
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
-	pool, ok := space.Pool().(interface{ Device() tier.Device })
+	pool, ok := space.Pool.(interface{ Device() tier.Device })
 	if !ok {
 		return d, unsupported(nil, "the memory of %s has no device", space.ID())
 	}

@@ -26,7 +26,8 @@ import (
 // when it is returned, and the next borrower opens another in its place. So a failure affects only
 // the borrower that had it.
 type Streams struct {
-	dev  tier.Device
+	Device tier.Device // that the streams belong to; does not change
+
 	idle chan tier.Stream // has room for all; nil is a place without a stream
 
 	mu struct {
@@ -41,7 +42,7 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("devpool: a pool of %d streams", size)
 	}
-	p := &Streams{dev: dev, idle: make(chan tier.Stream, size)}
+	p := &Streams{Device: dev, idle: make(chan tier.Stream, size)}
 	p.mu.lent = make(map[tier.Stream]struct{}, size)
 	for range size {
 		s, err := dev.NewStream()
@@ -52,9 +53,6 @@ func NewStreams(dev tier.Device, size int) (*Streams, error) {
 	}
 	return p, nil
 }
-
-// Device returns the device that the streams belong to.
-func (p *Streams) Device() tier.Device { return p.dev }
 
 // Borrow lends a stream, and waits for one if it must. The caller must Return it once, with all its
 // work done. It returns ctx's cause if that ends while it waits, tier.ErrClosed when the pool is
@@ -74,7 +72,7 @@ func (p *Streams) Borrow(ctx context.Context) (s tier.Stream, err error) {
 		return nil, tier.ErrClosed
 	}
 	if s == nil {
-		if s, err = p.dev.NewStream(); err != nil {
+		if s, err = p.Device.NewStream(); err != nil {
 			p.leaveOpen()
 			return nil, fmt.Errorf("devpool: opening a stream: %w", err)
 		}

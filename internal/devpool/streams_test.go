@@ -50,7 +50,7 @@ func spoil(t testing.TB, d tier.Device, f *faults, s tier.Stream) {
 func TestStreamPoolLends(t *testing.T) {
 	d := openDevice(t, sim.Config{Memory: 1 << 20})
 	p := newStreamPool(t, d, 2)
-	if p.Device() != tier.Device(d) {
+	if p.Device != tier.Device(d) {
 		t.Error("the pool is of another device")
 	}
 	a, b := borrow(t, p), borrow(t, p)

@@ -54,7 +54,7 @@ type Batch struct {
 
 func (b *Batch) isDictionary() bool { return b.Err == nil && b.Entry.ID == 0 }
 
-func (b *Batch) volume() *volumes.Volume { return b.Space.Pool().(*volumes.Volume) }
+func (b *Batch) volume() *volumes.Volume { return b.Space.Pool.(*volumes.Volume) }
 
 // NewFound returns a list that is empty.
 func NewFound() *Found { return &Found{turn: make(chan struct{}, 1)} }
@@ -64,7 +64,7 @@ func (f *Found) Add(space *tier.Space) (err error) {
 	schemas := make(Schemas)
 	files := make(map[uint64]*Batch)
 	var added []*Batch
-	for _, p := range space.Pool().(*volumes.Volume).Persisted() {
+	for _, p := range space.Pool.(*volumes.Volume).Persisted() {
 		b := &Batch{Persisted: p, Space: space, in: f}
 		memory := space.Charge(p.Size)
 		if b.header, err = space.Occupy(p.Room - memory); err != nil {

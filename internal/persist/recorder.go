@@ -186,7 +186,7 @@ func (r *Recorder) begin(b *batch.Batch) (old, next Record, version uint64, chan
 	return old, next, now.Version, changed
 }
 
-func volumeOf(image *batch.Image) *volumes.Volume { return image.Space().Pool().(*volumes.Volume) }
+func volumeOf(image *batch.Image) *volumes.Volume { return image.Space().Pool.(*volumes.Volume) }
 
 // record makes the image of next persist, after its dictionaries, which may be a program's. It returns
 // the key of its file. The caller must call end afterwards, without the turn: it is a change of the

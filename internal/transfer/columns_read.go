@@ -120,7 +120,7 @@ func (b *Builtin) ReadPieces(
 	if len(requests) == 0 { // an image without bytes also has no memory
 		return nil
 	}
-	w := &lanes{b: b, node: src.space.Node()}
+	w := &lanes{b: b, node: src.space.Node}
 	var devices []*deviceMemory
 	if m, ok := src.Source.(*deviceMemory); !ok {
 		w.blocks = !whole || src.runs != nil

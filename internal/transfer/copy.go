@@ -163,7 +163,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	w := &lanes{b: b, node: -1, blocks: coded}
 	for _, s := range [...]*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
 		if s != nil && (w.node < 0 || s.Kind().IsDevice()) {
-			w.node = s.Node()
+			w.node = s.Node
 		}
 	}
 	if staged || coded && c.device {

@@ -178,7 +178,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		var near *tier.Space
 		if s.from != nil {
 			for _, h := range s.from.Spaces().InTier(tier.Host) {
-				if near == nil || near.Node() != w.node && h.Node() == w.node {
+				if near == nil || near.Node != w.node && h.Node == w.node {
 					near = h
 				}
 			}

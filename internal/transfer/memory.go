@@ -167,7 +167,7 @@ func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func
 			return err
 		}
 		defer pool.Return(s)
-		m.stream = &stream{Stream: s, dev: pool.Device()}
+		m.stream = &stream{Stream: s, dev: pool.Device}
 	}
 	return f()
 }

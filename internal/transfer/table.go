@@ -50,7 +50,7 @@ func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Pee
 	}
 	m := &deviceMemory{space: space}
 	src := &bytesFrom{Source: m, space: space}
-	borrower, borrows := tier.As[tier.Borrower](pool.Device())
+	borrower, borrows := tier.As[tier.Borrower](pool.Device)
 	for _, r := range reads {
 		if borrows && r.N > 0 {
 			end, err := borrower.Borrow(r.Addr, r.N)

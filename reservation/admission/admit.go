@@ -76,7 +76,7 @@ func (a *Admitter) keptLocked(s *tier.Space) int64 {
 // with its need, so they are rounded as the space charges them.
 func (a *Admitter) aboveLocked(s *tier.Space) int64 {
 	now := s.State()
-	mark := int64(float64(s.Capacity())*a.rules.Threshold) - now.External
+	mark := int64(float64(s.Capacity)*a.rules.Threshold) - now.External
 	return charge(s, max(0, now.Room+now.Held-mark))
 }
 
@@ -261,7 +261,7 @@ func (w *waiter) planIn(s *tier.Space, all bool) plan {
 	if all {
 		there, missing = 0, add(there, missing)
 	}
-	room := max(0, min(s.State().Room-there, s.Capacity()))
+	room := max(0, min(s.State().Room-there, s.Capacity))
 	return plan{
 		Space: s,
 		known: add(there, charge(s, add(missing, add(max(0, w.Output), max(0, w.Overhead))))),

@@ -58,7 +58,7 @@ func add(a, b int64) int64 {
 // charge returns the bytes that n bytes take out of a space. More than the space's capacity stays
 // as it is, because rounding it up might overflow.
 func charge(s *tier.Space, n int64) int64 {
-	if n > s.Capacity() {
+	if n > s.Capacity {
 		return n
 	}
 	return s.Charge(n)

@@ -14,7 +14,7 @@ import (
 func TestLostSpaces(t *testing.T) {
 	errGone := errors.New("gone")
 	half := admission.Config{Rules: admission.Rules{Threshold: 0.5}}
-	lose := func(s *tier.Space) { s.Pool().(pool).Lose(errGone) }
+	lose := func(s *tier.Space) { s.Pool.(pool).Lose(errGone) }
 	synctest.Test(t, func(t *testing.T) { // another space will do, with all that it has
 		w := newWorld(t, setup{cap: 1000, gpus: 2, Config: half, changed: synctest.Wait})
 		if err := w.gpus[1].SetLimit(400); err != nil {

@@ -231,7 +231,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := space.Pool().(*heapPool)
+	pool := space.Pool.(*heapPool)
 	pool.hold = true
 	on := &namedStream{}
 	defer space.Subscribe(func(bool) {

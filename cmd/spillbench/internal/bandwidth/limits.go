@@ -28,7 +28,7 @@ func Limits(ctx context.Context, eng *spillway.Engine, files func() disk.FS) (al
 		case k.limit == diskIO:
 			of[0] = nil // a disk has one limit for all memories
 		case k.inSpaces:
-			b.load.bytes = max(tier.Page, min(bytes, k.from.Capacity()/4, k.to.Capacity()/4)/tier.Page*tier.Page)
+			b.load.bytes = max(tier.Page, min(bytes, k.from.Capacity/4, k.to.Capacity/4)/tier.Page*tier.Page)
 		}
 		rates, known := best[of]
 		if !known {

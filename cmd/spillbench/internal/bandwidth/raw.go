@@ -107,7 +107,7 @@ func (b *bench) open(ctx context.Context, s *tier.Space) (*end, error) {
 
 // deviceOf returns the device of a space without its wrappers, or nil if the space has none.
 func deviceOf(s *tier.Space) tier.Device {
-	p, ok := s.Pool().(interface{ Device() tier.Device })
+	p, ok := s.Pool.(interface{ Device() tier.Device })
 	if !ok {
 		return nil
 	}
@@ -181,7 +181,7 @@ func (e *end) addr() tier.Addr { return e.buffer.Memory().(tier.DeviceMemory).Ad
 // onFile returns a transfer to and from a new file. The file is like the spill files of the volume:
 // without a name, and opened in the same way.
 func (b *bench) onFile(k link) (_ transfer, free func() error, err error) {
-	fs, st := b.cfg.Files(), k.to.Pool().(*volumes.Volume).Stats()
+	fs, st := b.cfg.Files(), k.to.Pool.(*volumes.Volume).Stats()
 	var file disk.File
 	if st.Anonymous {
 		file, err = fs.OpenAnonymous(st.Dir, st.Direct)

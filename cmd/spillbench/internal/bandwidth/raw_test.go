@@ -264,7 +264,7 @@ func rawFile(t *testing.T, anonymous bool, l load, rules ...faultfs.Rule) (b *be
 	fs := faultfs.New(base, 1, rules...)
 	eng := open(t, spillway.Config{GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(1 << 20),
 		Disks: []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(4 << 20), FS: base}}})
-	v := eng.Spaces()[1].Pool().(*volumes.Volume)
+	v := eng.Spaces()[1].Pool.(*volumes.Volume)
 	if got := v.Stats().Anonymous; anonymous && !got {
 		t.Skip("needs a file system with anonymous files")
 	}
@@ -438,7 +438,7 @@ func TestRequestsEnd(t *testing.T) {
 func TestRewrittenRoom(t *testing.T) {
 	cfg := small(engine(t))
 	cfg.Sizes, cfg.Threads, cfg.Between = cfg.Sizes[:1], []int{1}, []tier.Kind{tier.Host, tier.Disk}
-	v := cfg.Engine.Spaces()[2].Pool().(*volumes.Volume)
+	v := cfg.Engine.Spaces()[2].Pool.(*volumes.Volume)
 	files := faultfs.New(disk.OS(), 1)
 	cfg.Files = func() disk.FS { return files }
 	fresh := make(map[int64]bool)

@@ -54,7 +54,7 @@ func EngineEnv(t *topology.Topology, eng *spillway.Engine) Env {
 	e.GPU, e.Driver, e.PCIeLink = "", "", ""
 	var systems []string
 	for _, s := range eng.Spaces() {
-		switch pool := s.Pool().(type) {
+		switch pool := s.Pool.(type) {
 		case *devpool.Memory:
 			d := pool.Device().Info()
 			switch {
