@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
@@ -10,6 +11,17 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
+
+// emit calls MoverConfig.Events with an event, if that is set. The caller must hold no lock.
+func (m *Mover) emit(e events.Event) {
+	if m.cfg.Events == nil {
+		return
+	}
+	if e.At = time.Now(); e.Context == nil {
+		e.Context = context.Background()
+	}
+	m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
+}
 
 // originOf returns the origin of events about work on a batch at a place: the place, and the task
 // of the context's owner.

@@ -66,8 +66,6 @@ type Mover struct {
 	stats  stats
 	panics guard.Log // of functions that must not fail an operation
 
-	emit func(events.Event) // stamps an event and calls MoverConfig.Events; the caller must hold no lock
-
 	// calls are the operations in progress. Close refuses later ones, ends life, cancels those in progress
 	// with tier.ErrClosed, and waits for them, because the engine closes what they work on after that.
 	// Each has an entry in cancels; a context.AfterFunc of life would cost a move 1 µs.
@@ -108,15 +106,6 @@ func NewMover(cfg MoverConfig) (*Mover, error) {
 	cfg.Builtin.Scratch.Bind(cfg.Reservations)
 	m := &Mover{cfg: cfg, panics: guard.Log{Logger: cfg.Logger}}
 	m.stats.init()
-	m.emit = func(e events.Event) {
-		if m.cfg.Events == nil {
-			return
-		}
-		if e.At = time.Now(); e.Context == nil {
-			e.Context = context.Background()
-		}
-		m.panics.Do("Config.Events", func() { m.cfg.Events(e) })
-	}
 	m.calls.cancels = make(map[uint64]context.CancelCauseFunc)
 	m.life, m.end = context.WithCancelCause(context.Background())
 	return m, nil
