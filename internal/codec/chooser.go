@@ -238,7 +238,7 @@ func (c *Chooser) Sample(
 			*sum = rates{sum.ratio + r.ratio, sum.encode + r.encode, sum.decode + r.decode}
 		}
 		d.pieces += n
-		if d.parts += part; d.parts < body {
+		if d.parts += part; d.parts <= body-payload.FrameSize { // the last part may be too short
 			return
 		}
 		bytes := float64(d.pieces * samplePiece)
