@@ -3,6 +3,7 @@ package peer
 import (
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,7 +56,7 @@ func cached(t *testing.T, f *os.File) (pages int) {
 
 // TestColdFiles: the peer's files are in the page cache when they have been written, and not when
 // they have been synced, nor when they have been read cold. A page that somebody else looks at at
-// this moment, such as the kernel's own lists, may stay.
+// this moment, such as the kernel's own lists, may stay, so either is tried several times.
 func TestColdFiles(t *testing.T) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(t.TempDir(), &fs); err != nil || fs.Type == unix.TMPFS_MAGIC {
@@ -69,25 +70,37 @@ func TestColdFiles(t *testing.T) {
 		if len(p.files) != 2 || cached(t, p.files[0]) != 4 || cached(t, p.files[1]) != 4 {
 			t.Fatalf("%d files are not cached", len(p.files))
 		}
-		cold := func(when string) {
-			t.Helper()
-			for i, f := range p.files {
-				if n := cached(t, f); n > 2 {
-					t.Errorf("%s %d of 4 pages of file %d are cached", when, n, i)
+		cold := func(do func() error) (most int, err error) {
+			for range 100 {
+				if err := do(); err != nil {
+					return 0, err
 				}
+				if most = max(cached(t, p.files[0]), cached(t, p.files[1])); most <= 2 {
+					return most, nil
+				}
+				time.Sleep(time.Millisecond)
 			}
+			return most, nil
 		}
-		if _, err := p.sync(t.Context(), 0); err != nil {
+		n, err := cold(func() error {
+			_, err := p.sync(t.Context(), 0)
 			return err
+		})
+		if err != nil || n > 2 {
+			t.Errorf("after the sync %d of 4 pages of a file are cached: %v", n, err)
 		}
-		cold("after the sync")
-		batches := 0
 		p.cold = true
-		err := p.read(t.Context(), func(arrow.RecordBatch) error { batches++; return nil })
-		if batches != 2*15 {
-			t.Errorf("%d batches were read", batches)
+		n, err = cold(func() error {
+			batches := 0
+			err := p.read(t.Context(), func(arrow.RecordBatch) error { batches++; return nil })
+			if batches != 2*15 {
+				t.Errorf("%d batches were read", batches)
+			}
+			return err
+		})
+		if n > 2 {
+			t.Errorf("after reading %d of 4 pages of a file are cached", n)
 		}
-		cold("after reading")
 		return err
 	})
 	if err != nil {
