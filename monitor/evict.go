@@ -173,7 +173,7 @@ func (m *Monitor) noteDry(s *space, list dryList) (e reservation.Eviction) {
 	// the way; or else why a target refuses batches: of several, the one of the slowest tier, which comes
 	// last. If moves fail to all disks, consumers cannot repair that.
 	var why error
-	hasFailed, disks, now := false, 0, time.Now()
+	hasFailed, disks := false, 0
 	m.mu.Lock()
 	for _, from := range append([]*space{s}, s.below(m)...) {
 		e.Busy = e.Busy || from.moving > 0
@@ -182,7 +182,7 @@ func (m *Monitor) noteDry(s *space, list dryList) (e reservation.Eviction) {
 				continue
 			}
 			fails := way.failures > 0 && way.refuses == everything
-			if fails || !hasFailed && way.why != nil && now.Before(way.until) {
+			if fails || !hasFailed && way.why != nil && list.begun.Before(way.until) {
 				why, hasFailed = way.why, fails
 			}
 			if from == s && m.spaces[i].Kind().IsStorage() && (way.failures < giveUp || !fails) {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -172,7 +171,7 @@ func edgeBytes(eng *spillway.Engine) (n [2]int64) {
 // stay below, so that less goes down.
 func TestWorkingSetAboveTheTrigger(t *testing.T) {
 	t.Parallel()
-	rounds := testseed.Rounds(12, 4)
+	const rounds = 12
 	for _, c := range []struct {
 		name      string
 		of        func(n, rounds int) []int
