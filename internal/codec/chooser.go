@@ -212,8 +212,8 @@ func (c *Chooser) Due(d *Disk) bool {
 
 // Sample compresses pieces from all over a part of a body with each codec, if that is due: a share of
 // samplePieces as large as the part is of the body. A part may be a column that is like no other, so the
-// samples are complete when the parts make up a body. read reads pieces; room is what it works in, of
-// SampleRoom bytes.
+// samples are complete when the parts make up a body, or give samplePieces. read reads pieces; room is what
+// it works in, of SampleRoom bytes.
 func (c *Chooser) Sample(
 	k *Coders, d *Disk, body, part int64, room []byte, read func(off, n int64) ([]byte, error),
 ) error {
@@ -238,7 +238,8 @@ func (c *Chooser) Sample(
 			*sum = rates{sum.ratio + r.ratio, sum.encode + r.encode, sum.decode + r.decode}
 		}
 		d.pieces += n
-		if d.parts += part; d.parts <= body-payload.FrameSize { // the last part may be too short
+		d.parts += part
+		if d.pieces < samplePieces && d.parts <= body-payload.FrameSize { // the last part may be too short
 			return
 		}
 		bytes := float64(d.pieces * samplePiece)

@@ -248,7 +248,8 @@ func TestSampleDuringTransfers(t *testing.T) {
 		c.mu.Lock()
 		d.sampled = false
 		c.mu.Unlock()
-		if err := c.Sample(new(Coders), d, payload.FrameSize, payload.FrameSize, make([]byte, SampleRoom), read); err != nil {
+		room := make([]byte, SampleRoom)
+		if err := c.Sample(new(Coders), d, payload.FrameSize, payload.FrameSize, room, read); err != nil {
 			t.Error(err)
 		}
 	}
@@ -407,34 +408,36 @@ func TestSamples(t *testing.T) {
 		t.Errorf("the pieces were at %d", at)
 	}
 	small := c.Disk(tier.ID{Kind: tier.Disk, Ordinal: 1})
-	if err := c.Sample(&k, small, payload.FrameSize-1, payload.FrameSize-1, make([]byte, SampleRoom), read); err != nil || small.sampled {
+	const short = payload.FrameSize - 1
+	if err := c.Sample(&k, small, short, short, make([]byte, SampleRoom), read); err != nil || small.sampled {
 		t.Errorf("a small body was sampled: %v", err)
 	}
 }
 
-// TestSamplesOfParts: parts of a body, as its runs are, give as many pieces together as a whole one.
+// TestSamplesOfParts: parts of a body, as its runs are, give samples together. Those of a large body need
+// not be all of it, because nothing is compressed until then.
 func TestSamplesOfParts(t *testing.T) {
-	var c Chooser
-	var k Coders
-	part := make([]byte, mib)
-	d, pieces := c.Disk(diskID), 0
-	for n := 1; c.Due(d); n++ {
-		if n > 5 {
-			t.Fatalf("after %d parts of 5 another sample is due", n-1)
+	for body, want := range map[int64]int{5 * mib: 5, 5*mib + 4096: 5, 100 * mib: samplePieces} {
+		var c Chooser
+		var k Coders
+		part := make([]byte, mib)
+		d, parts, pieces := c.Disk(diskID), 0, 0
+		for ; c.Due(d) && parts < 200; parts++ {
+			if parts == 2 { // the other parts are noise
+				_, _ = rand.NewChaCha8([32]byte{}).Read(part) // it never fails
+			}
+			err := c.Sample(&k, d, body, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
+				pieces++
+				return part[off:][:n], nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
-		if n > 2 { // the other parts are noise
-			_, _ = rand.NewChaCha8([32]byte{}).Read(part) // it never fails
+		left := float64(want-2) / float64(want)
+		if r := d.rates[S2].ratio; parts != want || pieces != want || r < left-0.1 || r > left+0.1 {
+			t.Errorf("%d bytes: %d parts gave %d pieces, of which %.2f are left", body, parts, pieces, r)
 		}
-		err := c.Sample(&k, d, 5*mib, mib, make([]byte, SampleRoom), func(off, n int64) ([]byte, error) {
-			pieces++
-			return part[off:][:n], nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if r := d.rates[S2].ratio; pieces < 5 || r < 0.3 || r > 0.8 {
-		t.Errorf("%d pieces, of which %.2f are left", pieces, r)
 	}
 }
 
