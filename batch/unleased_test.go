@@ -19,7 +19,10 @@ func TestEndOfLeaseIsAnnounced(t *testing.T) {
 	host, gpu := newSpace(t, "host:0"), newSpace(t, "gpu:0")
 	image := func(s *tier.Space) *Image { return NewImage(&Descriptor{Body: 8192}, draw(t, s, 8192), s) }
 	table := func() *payload.Image {
-		return payload.New(payload.Parts{Type: payload.ScatteredImage, Descriptor: &Descriptor{Sums: []uint64{}}, Space: gpu, Buffers: []*tier.Buffer{draw(t, gpu, 100), draw(t, gpu, 100)}})
+		return payload.New(payload.Parts{
+			Type: payload.ScatteredImage, Descriptor: &Descriptor{Sums: []uint64{}}, Space: gpu,
+			Buffers: []*tier.Buffer{draw(t, gpu, 100), draw(t, gpu, 100)},
+		})
 	}
 	var seen leasedSeen
 	first := image(host)

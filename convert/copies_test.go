@@ -264,7 +264,8 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 		b.EachClean(func(p batch.Payload) { cached[p.Space().Kind()] += p.Bytes() })
 	}
 	for k, s := range m.spaces {
-		if u := s.State().Usage; u.Live != live[k] || u.Cached != cached[k] || u.Retired != 0 || u.Reserved != 0 || u.Live+u.Cached > s.Capacity {
+		u := s.State().Usage
+		if u.Live != live[k] || u.Cached != cached[k] || u.Retired != 0 || u.Reserved != 0 || u.Live+u.Cached > s.Capacity {
 			t.Fatalf("%s holds %+v, want %d live and %d of copies", k, u, live[k], cached[k])
 		}
 	}

@@ -242,7 +242,8 @@ func TestFullHostOpensExtensions(t *testing.T) {
 
 	// And where not even the capacity has room.
 	b := m.make(t, m.records[all[5].ID()], tier.Disk)
-	if err := errors.Join(host.SetLimit(host.Capacity), m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
+	err := host.SetLimit(host.Capacity)
+	if err = errors.Join(err, m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
 		t.Fatal(err)
 	}
 	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available(), nil)

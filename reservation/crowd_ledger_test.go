@@ -210,7 +210,7 @@ func (f *field) meddle(i int, calls uint64) {
 func (f *field) observe(i int) {
 	s := f.spaces[i]
 	u, used := s.State().Usage, s.Used()
-	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || u.Used() > s.Capacity || used < 0 || used > s.Capacity || u.Peak > s.Capacity {
+	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || used < 0 || max(u.Used(), used, u.Peak) > s.Capacity {
 		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity, u, used)
 	}
 }

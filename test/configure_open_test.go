@@ -184,8 +184,9 @@ func TestOpenConfigures(t *testing.T) {
 				t.Fatalf("%s, %v", shape(made), err)
 			}
 			for i, g := range made.GPUs {
-				if s := gpus[i]; s.Node != *g.Node || g.Memory.Bytes > 0 && s.Capacity != g.Memory.Bytes || g.ID != "" && g.ID != deviceAt(eng, i).Info().UUID {
-					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), deviceAt(eng, i).Info().UUID, s.Node, s.Capacity, g)
+				s, id := gpus[i], deviceAt(eng, i).Info().UUID
+				if s.Node != *g.Node || g.Memory.Bytes > 0 && s.Capacity != g.Memory.Bytes || g.ID != "" && g.ID != id {
+					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), id, s.Node, s.Capacity, g)
 				}
 			}
 			hosts := eng.Reservations().Spaces().InTier(tier.Host)

@@ -271,7 +271,8 @@ func labelRule(files []source) []string {
 			begins = n.Call.Fun
 		case *ast.CallExpr:
 			called, ok := n.Fun.(*ast.SelectorExpr)
-			if ok && (called.Sel.Name == "Go" && len(n.Args) == 1 || called.Sel.Name == "AfterFunc" && len(n.Args) == 2) {
+			if ok && (called.Sel.Name == "Go" && len(n.Args) == 1 ||
+				called.Sel.Name == "AfterFunc" && len(n.Args) == 2) {
 				begins = n.Args[len(n.Args)-1]
 			}
 		}

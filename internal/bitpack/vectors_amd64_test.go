@@ -9,7 +9,7 @@ import (
 // TestWithoutAVX2: processors without AVX2 make the same bytes of the same words, and the words of them.
 func TestWithoutAVX2(t *testing.T) {
 	if !hasAVX2 {
-		t.Skip("this processor has no AVX2")
+		t.Skip("needs a processor with AVX2")
 	}
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 2000 {
@@ -24,7 +24,7 @@ func TestWithoutAVX2(t *testing.T) {
 		err := Decode(back, with)
 		hasAVX2 = true
 		if !bytes.Equal(with, without) || err != nil || !bytes.Equal(back, src) {
-			t.Fatalf("%d bytes of %d bits from %d, %d apart, of a span of %d by %d: %v", n, width, base, step, span, by, err)
+			t.Fatalf("%d bytes of %d bits: from %d, %d apart, span %d by %d: %v", n, width, base, step, span, by, err)
 		}
 	}
 }

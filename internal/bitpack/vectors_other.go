@@ -4,6 +4,8 @@ package bitpack
 
 const hasAVX2 = false
 
+// These are never called.
+
 func shiftAVX2(*uint64, []uint64, uint64, uint64, uint64)       {}
 func foldAVX2([]uint64, uint64, uint64)                         {}
 func unfoldAVX2([]uint64, uint64, uint64, uint64)               {}

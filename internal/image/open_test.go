@@ -304,7 +304,8 @@ func TestLayoutRefuses(t *testing.T) {
 		}
 	}
 	// A panic is an error too.
-	if _, err := NewLayout(&foreign{schema: arrowgen.Schema(i32), data: panicking{ints(1)}}, MaxInline); err == nil || !strings.Contains(err.Error(), "panicked") {
+	_, err := NewLayout(&foreign{schema: arrowgen.Schema(i32), data: panicking{ints(1)}}, MaxInline)
+	if err == nil || !strings.Contains(err.Error(), "panicked") {
 		t.Errorf("%v", err)
 	}
 }

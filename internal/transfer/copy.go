@@ -239,7 +239,8 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 			p := room[codec.SampleRoom:][:n]
 			return p, c.fetch(ctx, l, p, off)
 		}
-		if err := c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, c.src.size, room[:codec.SampleRoom], read); err != nil {
+		size := c.src.size
+		if err := c.b.Choose.Sample(&c.b.coders, c.disk, size, size, room[:codec.SampleRoom], read); err != nil {
 			return err
 		}
 	}
