@@ -115,7 +115,8 @@ type Manager struct {
 // line is a space and the requests that wait for its room. A request waits in the lines of all its
 // candidates that could ever have room for it.
 type line struct {
-	space *tier.Space
+	manager *Manager
+	space   *tier.Space
 	// lowest is whether there is no slower tier, so that nothing can be evicted from the space.
 	lowest bool
 
@@ -148,14 +149,10 @@ func NewManager(cfg Config) (*Manager, error) {
 	m.panics.Logger = cfg.Logger
 	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
-		l := &line{space: sp, lowest: sp.Kind() == slowest, room: sp.State().Room, dry: cfg.Evict == nil}
+		l := &line{manager: m, space: sp, lowest: sp.Kind() == slowest, room: sp.State().Room, dry: cfg.Evict == nil}
 		l.queue.Bypass = cfg.Bypass
 		m.lines = append(m.lines, l)
-		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(func(pressed bool) {
-			if !pressed {
-				m.spaceChanged(l)
-			}
-		}))
+		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(l.changed))
 	}
 	return m, nil
 }
@@ -492,12 +489,13 @@ func (l *line) nextLocked() *candidate {
 	return next
 }
 
-// spaceChanged serves the waiters of a line after bytes were freed, a limit has changed, or the
-// space was lost. It is called with no lock held.
-func (m *Manager) spaceChanged(l *line) {
+// changed is the line's subscription to its space. Unless more is used now, it serves the waiters:
+// bytes were freed, a limit has changed, or the space was lost. It is called with no lock held.
+func (l *line) changed(pressed bool) {
 	// A waiter joins the line first and looks for room then. A release does it the other way
 	// round. So one of the two sees the other.
-	if m.waiting.Load() == 0 {
+	m := l.manager
+	if pressed || m.waiting.Load() == 0 {
 		return
 	}
 	m.mu.Lock()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/monitor"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -192,6 +193,9 @@ func TestWorkingSetAboveTheTrigger(t *testing.T) {
 		{"80 MiB at random, with hints", random, 80, 64, 512, true, leastMisses},
 		{"80 MiB, skewed, with hints", skewed, 80, 64, 512, true, leastMisses},
 	} {
+		if testseed.Hurried() && c.n != 64 {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				eng := openMarked(t, c.gpu*mib, func(cfg *spillway.Config) {

@@ -92,6 +92,7 @@ func TestBandwidth(t *testing.T) {
 // TestBandwidthForPeople: a table that names all that was measured, and the document in a
 // file beside it.
 func TestBandwidthForPeople(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "b.json")
 	r := succeed(t, fourLoads(t, "--pairs=12", "--json", path)...)

@@ -19,6 +19,7 @@ var briefly = []string{"compare", "--peer=arrow-ipc", "--host-memory=1MiB", "--r
 
 // TestCompare: every figure of the document is there, and a number above 0.
 func TestCompare(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	var doc report.Compare
 	decode(
@@ -91,6 +92,7 @@ func TestCompareFiles(t *testing.T) {
 
 // TestCompareErrors: wrong use, and what the machine cannot do, is reported in one line.
 func TestCompareErrors(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	whole := writeTable(t, "t.parquet", 1, 60_000)
 	for _, c := range []struct {

@@ -240,6 +240,7 @@ func TestRealDriverWithoutDevice(t *testing.T) {
 // TestRunOnSeveralCUDA: each GPU that the driver shows has a space, or as many as --gpus allows, and
 // takes part. More than there are is refused with their number.
 func TestRunOnSeveralCUDA(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	cfg := cudatest.Config{Memory: cardMemory, Devices: 2}
 	library := filepath.Dir(cudatest.New(t, cfg).Path)

@@ -277,6 +277,7 @@ func checkNames(root, command string) error {
 }
 
 func TestCheckNames(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for command, want := range map[string]bool{
 		"go test ./convert -run xxx -bench Move": true, "go -C cmd/spillway-device-plugin test ./...": true,

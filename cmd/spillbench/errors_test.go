@@ -11,6 +11,7 @@ import (
 // TestErrors: everything that can be given wrongly ends with the status that the
 // help names, and one line that says what to do.
 func TestErrors(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	whole := writeTable(t, "t.parquet", 2, 5000)
 	content, err := os.ReadFile(whole)

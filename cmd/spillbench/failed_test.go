@@ -87,6 +87,7 @@ func TestFailedRunIsReported(t *testing.T) {
 
 // TestFailedRunPrinted: what report prints of a run that failed says so, and has no figures for benchstat.
 func TestFailedRunPrinted(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "bad.json")
 	line := strings.TrimPrefix(
@@ -126,6 +127,7 @@ func TestFailedRunPrinted(t *testing.T) {
 
 // TestFailedRunPrintsJSON where that was asked for, and nothing else of a run that failed.
 func TestFailedRunPrintsJSON(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for _, format := range report.Formats() {
 		r := command(t, t.Context(), append(noRoom(t), "--format="+format)...)

@@ -108,6 +108,7 @@ func TestFormats(t *testing.T) {
 // TestFormatBesideJSON: a file with the document does not depend on what is printed, and notes go to
 // standard error where what is printed has no place for them.
 func TestFormatBesideJSON(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	path, file := filepath.Join(t.TempDir(), "r.json"), writeFile(t, "none.csv", "a,b\n")
 	for format, noted := range map[string]string{"table": "stdout", "markdown": "stdout", "csv": "stderr", "json": "stderr"} {

@@ -28,6 +28,7 @@ func everyGPUWorked(t *testing.T, doc report.Run, gpus int, memory int64) {
 // TestSimulatedGPUs: --gpu sim simulates one GPU, or --gpus of them; every command that opens an
 // engine has them all, and tables list each.
 func TestSimulatedGPUs(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for _, c := range []struct {
 		args string

@@ -60,6 +60,7 @@ func TestOthers(t *testing.T) {
 
 // TestRuns: --runs does the whole work so often, after a warm-up that does not count.
 func TestRuns(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	r := succeed(t, append(small, "--runs=3", "--json=-")...)
 	var doc report.Run
@@ -92,6 +93,7 @@ func TestRuns(t *testing.T) {
 
 // TestRunsOnPage: people see each run, the median and the spread; of one run there is no table of runs.
 func TestRunsOnPage(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	several := succeed(t, append(small, "--runs=2")...).stdout
 	for _, want := range []string{"2 runs after a warm-up: median ", " spread of ", "CPU seconds", "processor time: ", "tasks: ", "99.9 % within"} {

@@ -14,6 +14,7 @@ import (
 // TestProfiles: each file is what go tool reads, of a command that ended well and of one that did
 // not.
 func TestProfiles(t *testing.T) {
+	unlessShort(t)
 	for name, more := range map[string]struct {
 		args   []string
 		status int

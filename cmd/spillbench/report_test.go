@@ -30,6 +30,7 @@ func readFile(t *testing.T, path string) string {
 // A page is a whole document that names what it is about, of each command that has one; on standard
 // output it is alone.
 func TestHTML(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	for name, args := range map[string][]string{
@@ -93,6 +94,7 @@ var hollow = map[string]string{
 // What report cannot read, compare or write is wrong use, and a file of the user's is never replaced
 // unless it is named.
 func TestReportRefuses(t *testing.T) {
+	unlessShort(t)
 	t.Chdir(t.TempDir())
 	run := writeFile(t, "run.json", hollow["run"])
 	band := writeFile(t, "b.json", hollow["bandwidth"])
@@ -179,6 +181,7 @@ func TestReportRefuses(t *testing.T) {
 // TestReportFormats: a stored result is printed as its command prints it, and of two what differs, or
 // the figures of both for benchstat. There is a page only if it is asked for, too.
 func TestReportFormats(t *testing.T) {
+	unlessShort(t)
 	t.Chdir(t.TempDir())
 	for name, args := range map[string][]string{
 		"run":       append([]string{"run", "--format=markdown"}, small...),
@@ -379,6 +382,7 @@ func TestReportInBrowser(t *testing.T) {
 
 // TestReportFromStandardInput: - is standard input, once.
 func TestReportFromStandardInput(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs a child process, which is Linux's")

@@ -61,6 +61,7 @@ func runJSON(t *testing.T, args ...string) report.Run {
 // TestGeneratedTable: with no input, a table several times larger than the GPU
 // goes down to the disk and comes back.
 func TestGeneratedTable(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	doc := runJSON(t, append(small, "--passes=2")...)
 	if doc.Input.Bytes < 5<<19 || doc.Input.Rows < 1 {
@@ -177,6 +178,7 @@ func TestSources(t *testing.T) {
 
 // TestInputs: every format, cut, repeated, in partitions, placed both ways.
 func TestInputs(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for _, name := range []string{"t.parquet", "t.arrow", "t.arrows", "t.csv"} {
 		t.Run(name, func(t *testing.T) {
@@ -220,6 +222,7 @@ func TestOversizedBatch(t *testing.T) {
 
 // TestSummary: the tables for people name what matters, and quiet means quiet.
 func TestSummary(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	r := succeed(t, small...)
 	for _, want := range []string{"load", "pass-1", "drain", "gpu:0", "host:0", "disk:0", "sim", "verified: all"} {
@@ -300,6 +303,7 @@ func holdsFileIn(dir string) bool {
 
 // TestFailureIsOneLine: the notes of a run that failed are not printed beside its error.
 func TestFailureIsOneLine(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	noted := writeTable(t, "t.arrow", 1, 60_000) // too large for the GPU, which is a note
 	whole, err := os.ReadFile(writeTable(t, "t.arrows", 40, 100))

@@ -31,6 +31,7 @@ func TestDocumentsOfEveryCommand(t *testing.T) {
 // TestUnusualDocuments: what few documents have is in the schema as well: differences, GPUs and
 // network cards, holders, replays that got stuck.
 func TestUnusualDocuments(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	for _, machine := range []string{"dgx-a100", "mig", "numa-unknown"} {
 		root := testfs.MemoryDir(t)

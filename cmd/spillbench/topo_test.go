@@ -81,6 +81,7 @@ func TestTopoOfNoMachine(t *testing.T) {
 // TestQuietPrinters: commands whose work is to print do so with --quiet, too, unless the result goes to
 // a file.
 func TestQuietPrinters(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	trace := filepath.Join(t.TempDir(), "run.trace")
 	succeed(t, append([]string{"trace", "record", trace, "-q"}, small...)...)

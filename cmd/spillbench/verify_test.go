@@ -156,6 +156,7 @@ func writable(dt arrow.DataType, g *arrowgen.Gen) (ok bool) {
 // encoded ones, alone and nested, in the file's batches, cut and joined. A walk over the rows would
 // take minutes.
 func TestVerifyManyRows(t *testing.T) {
+	unlessShort(t)
 	t.Parallel()
 	const n = 1 << 31
 	names := array.NewStringBuilder(memory.DefaultAllocator)
