@@ -434,6 +434,29 @@ func TestExtensionOfWhatIsLeft(t *testing.T) {
 	m.holds(t, tier.Host, 0)
 }
 
+// TestExtensionBesideWhatIsLeft: when the longest dictionary is gone, a new one that begins with the
+// values of its base does not begin with those of another one that the longest began with.
+func TestExtensionBesideWhatIsLeft(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n, other int) *batch.Batch {
+		return m.make(t, codedBy(values(growing[0].dt, growing[0].append, n, 0, other), 0, n), tier.Host)
+	}
+	a, b := put(600, 600), put(620, 620)
+	longest := put(640, 640)
+	if all := longest.Info().Descriptor.AllDictionaries(); len(all) != 2 || all[0] != shared(a) {
+		t.Fatalf("the dictionaries are %v, want that of the first batch and one more", all)
+	}
+	drop(t, longest)
+	c := put(660, 610)
+	for i, b := range []*batch.Batch{c, b, a} {
+		if err := m.same(t.Context(), b); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, a, b, c)
+	m.holds(t, tier.Host, 0)
+}
+
 // TestAdoptedExtension: an extension that is adopted keeps its base known until it is released.
 func TestAdoptedExtension(t *testing.T) {
 	m := newMachine(t, machineConfig{})
