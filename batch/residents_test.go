@@ -285,8 +285,12 @@ func TestEndsOfAhead(t *testing.T) {
 	move := func(b *Batch, p Payload, o CommitOptions) {
 		t.Helper()
 		tr, err := b.TryTransit()
+		var h *Handle
 		if err == nil {
-			_, err = b.Commit(t.Context(), tr, p, o)
+			h, err = b.Commit(t.Context(), tr, p, o)
+		}
+		if err == nil && h != nil {
+			err = h.Close()
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -299,6 +303,8 @@ func TestEndsOfAhead(t *testing.T) {
 		"dropped": {func(*Batch) {}, []events.Kind{events.AheadWasted}},
 		"evicted": {func(b *Batch) { move(b, image(disk), CommitOptions{Slower: true}) },
 			[]events.Kind{events.AheadWasted}},
+		"opened in a slower tier": {func(b *Batch) { move(b, image(disk), CommitOptions{Slower: true, Open: true}) },
+			[]events.Kind{events.AheadUsed}},
 		"ahead again": {func(b *Batch) { move(b, image(host), CommitOptions{Ahead: func(events.Kind) {}}) },
 			[]events.Kind{events.AheadUsed}},
 		"opened": {func(b *Batch) {

@@ -61,6 +61,23 @@ func TestAheadIsTold(t *testing.T) {
 	told("used", events.AheadUsed, events.CopyUsed)
 }
 
+// TestAheadOntoACopyMovesNothing: a prefetch that uses a clean image has moved no bytes ahead.
+func TestAheadOntoACopyMovesNothing(t *testing.T) {
+	m := newMachine(t, machineConfig{copies: true})
+	b := m.put(t, numbered(1, 10_000), tier.Host)
+	for _, k := range []tier.Kind{tier.GPU, tier.Disk} {
+		m.move(t, b, k)
+	}
+	if in := b.Copies(); len(in) != 1 || in[0].Kind != tier.Host {
+		t.Fatalf("clean images are in %v", in)
+	}
+	if err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil || b.Info().Space.Kind != tier.Host {
+		t.Fatalf("in %s: %v", b.Info().Space, err)
+	}
+	drop(t, b)
+	m.wantAhead(t, 0, 0, 0)
+}
+
 // observing calls a function for each change of a batch.
 type observing func(b *batch.Batch, now batch.Info)
 

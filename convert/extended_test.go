@@ -347,6 +347,41 @@ func TestExtensionsAtRandom(t *testing.T) {
 	}
 }
 
+// TestBaseLaidOutFromALongerArray: the image of a base does not have the bits of the values that follow, so
+// it is the same when it is laid out of a longer array in another space.
+func TestBaseLaidOutFromALongerArray(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n int, k tier.Kind) *batch.Batch {
+		return m.make(t, codedBy(values(growing[0].dt, growing[0].append, n, 13, n), 0, 10), k)
+	}
+	short, long := put(603, tier.Host), put(911, tier.GPU)
+	if all := long.Info().Descriptor.AllDictionaries(); len(all) != 2 || all[0] != shared(short) {
+		t.Errorf("the dictionaries are %v, want that of the first batch and one more", all)
+	}
+	for _, b := range []*batch.Batch{short, long} {
+		if err := m.same(t.Context(), b); err != nil {
+			t.Error(err)
+		}
+	}
+	drop(t, short, long)
+}
+
+// TestFirstNullOfALongerDictionary: a dictionary with nulls does not extend one that has no validity,
+// whose values fill whole bytes of one.
+func TestFirstNullOfALongerDictionary(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n, nulls int) *batch.Batch {
+		return m.make(t, codedBy(values(growing[0].dt, growing[0].append, n, nulls, n), 0, 10), tier.Host)
+	}
+	short, long := put(640, 0), put(900, 700)
+	for i, b := range []*batch.Batch{long, short} {
+		if err := m.same(t.Context(), b); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, short, long)
+}
+
 // TestNullBecomesValue: a value may be null in one dictionary and not in a longer one, with the same
 // bytes in all buffers but the validity, whose last byte is not complete in the shorter one.
 func TestNullBecomesValue(t *testing.T) {
@@ -431,6 +466,29 @@ func TestExtensionOfWhatIsLeft(t *testing.T) {
 	} else {
 		drop(t, e)
 	}
+	m.holds(t, tier.Host, 0)
+}
+
+// TestExtensionBesideWhatIsLeft: when the longest dictionary is gone, a new one that begins with the
+// values of its base does not begin with those of another one that the longest began with.
+func TestExtensionBesideWhatIsLeft(t *testing.T) {
+	m := newMachine(t, machineConfig{})
+	put := func(n, other int) *batch.Batch {
+		return m.make(t, codedBy(values(growing[0].dt, growing[0].append, n, 0, other), 0, n), tier.Host)
+	}
+	a, b := put(600, 600), put(620, 620)
+	longest := put(640, 640)
+	if all := longest.Info().Descriptor.AllDictionaries(); len(all) != 2 || all[0] != shared(a) {
+		t.Fatalf("the dictionaries are %v, want that of the first batch and one more", all)
+	}
+	drop(t, longest)
+	c := put(660, 610)
+	for i, b := range []*batch.Batch{c, b, a} {
+		if err := m.same(t.Context(), b); err != nil {
+			t.Errorf("batch %d: %v", i, err)
+		}
+	}
+	drop(t, a, b, c)
 	m.holds(t, tier.Host, 0)
 }
 

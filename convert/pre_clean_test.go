@@ -318,3 +318,37 @@ func TestDamagedCopyAhead(t *testing.T) {
 		}
 	})
 }
+
+// TestNothingIsWrittenAheadOfWaiters: pre-cleaning takes no permit before requests that wait for theirs, of
+// another engine for example.
+func TestNothingIsWrittenAheadOfWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, machineConfig{copies: true})
+		b := m.put(t, numbered(1, 10_000), tier.Host)
+		total, _ := m.permits.Total(permit.Host)
+		half := permit.Request{Bytes: map[string]int64{permit.Host: total/2 + 1}}
+		first, err := m.permits.TryAcquire(half)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var waiter *permit.Permit
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			waiter, err = m.permits.Acquire(t.Context(), half)
+		}()
+		synctest.Wait()
+		if n, err := m.ahead(t.Context(), b); n != 0 || !errors.Is(err, context.Canceled) || len(b.Copies()) != 0 {
+			t.Errorf("%d bytes were written beside a waiter: %v", n, err)
+		}
+		released := first.Release()
+		<-over
+		if err := errors.Join(released, err, waiter.Release()); err != nil {
+			t.Error(err)
+		}
+		if n, err := m.ahead(t.Context(), b); n == 0 || err != nil {
+			t.Errorf("%d bytes were written without waiters: %v", n, err)
+		}
+		drop(t, b)
+	})
+}

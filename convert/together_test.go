@@ -49,6 +49,9 @@ func TestTogether(t *testing.T) {
 	for _, from := range []tier.Kind{tier.GPU, tier.Host} {
 		m, told := copyMachine(t, machineConfig{chunk: 64 << 10})
 		all := m.small(t, 20, from)
+		for _, b := range all {
+			b.Info().Payload.(*batch.Image).Parts.Program = inMind
+		}
 		bytes, writes := int64(0), m.files.Count("write")
 		for i, err := range m.together(t, t.Context(), all) {
 			if err != nil {
@@ -57,6 +60,9 @@ func TestTogether(t *testing.T) {
 			now := all[i].Info()
 			if now.Space != theDisk || now.State != batch.Idle || now.Form != batch.PlainImage {
 				t.Fatalf("batch %d is %+v", i, now)
+			}
+			if of := now.Payload.(*batch.Image).Parts.Program; of != inMind {
+				t.Errorf("batch %d was made of the program's %q, and now of %q", i, inMind, of)
 			}
 			bytes += now.Bytes
 			if ev := (*told)[i]; batch.ID(ev.Batch) != all[i].ID() || ev.Bytes != now.Bytes || ev.From.Kind != from || ev.To != theDisk || ev.Reason != ReasonDemand || ev.Err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -124,4 +125,31 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 		w.start()
 		w.end(all...)
 	})
+}
+
+// TestHeadroomOfCompressedBatches: it is for batches as consumers fetch them.
+func TestHeadroomOfCompressedBatches(t *testing.T) {
+	w := newWorld(t, sizes{host0: 100 * kib, disk0: 100 * kib}, nil)
+	r, err := w.res.TryReserve(specific(disk0), 10*kib, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf, err := r.Alloc(10 * kib)
+	if err := errors.Join(err, r.Release()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := batch.New(batch.Options{
+		ID: w.ids.Next(), Observer: w.mon,
+		Payload: payload.New(payload.Parts{
+			Descriptor: &batch.Descriptor{Rows: 1, Body: 40 * kib}, Space: w.spaces[disk0],
+			Buffers: []*tier.Buffer{buf}, Type: payload.CompressedImage, Runs: make([]payload.Run, 1),
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := w.mon.Headroom(host0, kib); n != 40*kib {
+		t.Errorf("%d bytes are left free for a batch of %d", n, 40*kib)
+	}
+	w.end(b)
 }

@@ -502,6 +502,75 @@ func TestConfig(t *testing.T) {
 	w.end()
 }
 
+// TestRetiredBytesAreComing: bytes that a device is about to free count as freed, and those of which the
+// pool cannot find out whether the device has freed them do not.
+func TestRetiredBytesAreComing(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		unsure           int64
+		demand, pressure int64 // bytes that are moved for a request, and at the trigger
+	}{
+		{"all are coming", 0, 15 * kib, 0},
+		{"none is coming", 30 * kib, 45 * kib, 25 * kib}, // 42 and 22 in batches of 5
+	} {
+		retire := func(w *world) []*batch.Batch {
+			all := w.fillSpace(gpu0, 12, 5*kib)
+			gone := w.put(gpu0, 30*kib, batch.Place{})
+			pool := w.pools[gpu0]
+			pool.unsure.Store(tt.unsure)
+			pool.lag = time.Hour
+			if err := gone.Drop(); err != nil {
+				t.Error(err)
+			}
+			pool.lag = 0
+			return all
+		}
+		bubble(t, tt.name+", and a request lacks room", func(t *testing.T) {
+			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, nil)
+			all := retire(w)
+			if e := w.mon.Evict(t.Context(), gpu0, 42*kib); e.Moved != tt.demand {
+				t.Errorf("%d bytes have left, want %d", e.Moved, tt.demand)
+			}
+			w.end(all...)
+		})
+		bubble(t, tt.name+", and the trigger is reached", func(t *testing.T) {
+			w := newWorld(t, sizes{gpu0: 100 * kib, host0: 1000 * kib}, nil)
+			all := retire(w)
+			w.start()
+			settle(time.Minute)
+			if n := w.moved(); n != tt.pressure {
+				t.Errorf("%d bytes were moved, want %d", n, tt.pressure)
+			}
+			w.end(all...)
+		})
+	}
+}
+
+// TestRoomThatWaitersWant: batches are not evicted to room that requests wait for there.
+func TestRoomThatWaitersWant(t *testing.T) {
+	bubble(t, "in the next tier", func(t *testing.T) {
+		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 1000 * kib}, nil)
+		all := w.fillSpace(gpu0, 4, 5*kib)
+		holder := <-w.reserve(t.Context(), host0, 90*kib)
+		if holder.err != nil {
+			t.Fatal(holder.err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		waiter := w.reserve(ctx, host0, 20*kib)
+		synctest.Wait()
+		_ = w.mon.Evict(t.Context(), gpu0, 5*kib)
+		if len(w.ended) != 1 || w.ended[0].To != disk0 {
+			t.Errorf("the moves are %+v, want one to the disk", w.ended)
+		}
+		cancel()
+		<-waiter
+		if err := holder.r.Release(); err != nil {
+			t.Error(err)
+		}
+		w.end(all...)
+	})
+}
+
 // TestDemandWakes: a new waiter wakes the monitor, which otherwise looks once in a period.
 func TestDemandWakes(t *testing.T) {
 	bubble(t, "below the trigger", func(t *testing.T) {

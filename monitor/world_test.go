@@ -42,6 +42,7 @@ type phantomPool struct {
 	lag    time.Duration
 	freed  sync.WaitGroup
 	refuse atomic.Int64 // if above 0, larger allocations find no room
+	unsure atomic.Int64 // retired bytes that stay retired
 }
 
 func (p *phantomPool) Charge(n int64) int64 { return (n + kib - 1) / kib * kib }
@@ -61,6 +62,9 @@ func (p *phantomPool) Free(_ tier.Memory, reclaimed func()) {
 	p.freed.Add(1)
 	time.AfterFunc(p.lag, func() { defer p.freed.Done(); reclaimed() })
 }
+
+// Unsure is how a pool reports retired bytes that do not become free.
+func (p *phantomPool) Unsure() int64 { return p.unsure.Load() }
 
 // Together returns what the test has set: how many bytes of small batches are best moved at once.
 func (p *phantomPool) Together() int64                          { return p.together }

@@ -249,6 +249,11 @@ func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
 	if _, err := r.Alloc(20); !errors.Is(err, tier.ErrReleased) || q.charged.Load() != 0 {
 		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
 	}
+	r = mustTry(t, m, onGPU0, 10, nil)
+	during = func() { release(t, r) }
+	if err := r.TryGrow(20); !errors.Is(err, tier.ErrReleased) || q.charged.Load() != 0 {
+		t.Errorf("%v, %d bytes are charged", err, q.charged.Load())
+	}
 }
 
 // Two waiters, each next in one space, sleep while the memory of dropped clean images is in the way.

@@ -209,6 +209,40 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// cutPool takes the ends of memories back, in multiples of 128 bytes.
+type cutPool struct{ fakePool }
+
+type cutMemory struct{ size int64 }
+
+func (m *cutMemory) Size() int64 { return m.size }
+
+func (p *cutPool) Alloc(size int64, _ []int64) (tier.Memory, error) { return &cutMemory{size}, nil }
+
+func (p *cutPool) Shrink(m tier.Memory, size int64) { m.(*cutMemory).size = (size + 127) / 128 * 128 }
+
+// TestShrink: what the pool has cut off returns to the promise or is free, and is reclaimed.
+func TestShrink(t *testing.T) {
+	s := newSpace(t, 1000, &cutPool{})
+	r := promise(t, s, 512)
+	r.Draw(512, 0, false)
+	var reclaimed []int64
+	b, err := s.Draw(r, 512, nil)
+	ok(t, err)
+	b.OnReclaimed(func(n int64) { reclaimed = append(reclaimed, n) })
+	b.Shrink(500)
+	usage(t, s, "where the pool cannot cut", 512, 0, 0)
+	b.Shrink(200)
+	usage(t, s, "with an open promise", 256, 0, 256)
+	ok(t, s.Release(r))
+	b.Shrink(100)
+	usage(t, s, "without one", 128, 0, 0)
+	ok(t, b.Release())
+	usage(t, s, "in the end", 0, 0, 0)
+	if want := []int64{256, 128, 128}; !slices.Equal(reclaimed, want) {
+		t.Errorf("reclaimed %v, want %v", reclaimed, want)
+	}
+}
+
 // pacedPool is one of several that are written side by side.
 type pacedPool struct {
 	fakePool

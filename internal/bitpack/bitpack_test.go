@@ -190,3 +190,19 @@ func BenchmarkFlights(b *testing.B) {
 		})
 	}
 }
+
+// TestTooWide: a header with more bits for a word than the word has is malformed, though as many bytes
+// follow, of other blocks.
+func TestTooWide(t *testing.T) {
+	for _, kind := range kinds {
+		for width := int(kind&^1) + 1; width < 256; width++ {
+			for _, n := range []int{32, blockSize} {
+				src := make([]byte, headerSize+33*n) // enough for 255 bits of each byte
+				src[0], src[1] = kind, byte(width)
+				if err := Decode(make([]byte, 2*n), src); err != ErrMalformed {
+					t.Fatalf("%d bytes, %d bits of words of %d: %v", n, width, kind&^1, err)
+				}
+			}
+		}
+	}
+}

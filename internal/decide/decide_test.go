@@ -22,6 +22,7 @@ var (
 	disk1 = tier.ID{Kind: tier.Disk, Ordinal: 1}
 
 	three = []tier.ID{gpu0, host0, disk0}
+	four  = []tier.ID{gpu0, host0, {Kind: tier.Host, Ordinal: 1}, disk0}
 )
 
 // shape writes a space in few words. A space has a limit of 100 and a trigger of 80.
@@ -122,6 +123,7 @@ func TestDecide(t *testing.T) {
 		{"larger than host can ever take", three, 10, []shape{{victims: []int64{60}, first: 9}, {limit: 50, used: 20, victims: []int64{20}}, {}}, "1>disk:0"},
 		{"host holds nothing that could go", three, 10, []shape{{victims: []int64{10}, first: 9}, {used: 95}, {}}, "1>disk:0"},
 		{"what host holds can go nowhere", three, 10, []shape{{victims: []int64{10}, first: 9}, {used: 95, victims: ten, not: Kinds(0).With(tier.Disk)}, {}}, "1>disk:0"},
+		{"what host holds has room only in another host space", four, 10, []shape{{victims: []int64{30}, first: 9}, {used: 95, victims: ten}, {used: 85}, {used: 100}}, ""},
 		{"host cannot make enough room", three, 10, []shape{{victims: []int64{30}, first: 9}, {used: 79, victims: []int64{5}}, {}}, "1>disk:0"},
 		{"the disk is full for it, not for host's", three, 10, []shape{{victims: []int64{30}}, {used: 100, victims: ten, first: 5}, {used: 85}}, "1>host:0 after 30"},
 		{"room that waiters want is not taken", three, 10, []shape{{victims: []int64{10}}, {used: 75, waiting: 20}, {}}, "1>disk:0"},

@@ -263,11 +263,7 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	begin := at / tier.Page * tier.Page
 	p := r.room[:image.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
-	err := r.src.ReadAt(ctx, p, begin)
-	if err != nil {
-		r.end = r.first
-	}
-	return err
+	return r.src.ReadAt(ctx, p, begin)
 }
 
 // columnsRead is the memory of a record of columns, for the space's account.

@@ -195,6 +195,19 @@ func roundTrips(t *testing.T, files *faultfs.FS, e tier.FileMemory) {
 	}
 }
 
+// TestShrinkWithinABlock: a memory keeps all of a block that it would be cut in.
+func TestShrinkWithinABlock(t *testing.T) {
+	v, _, es := crypt(t, volumes.Config{Capacity: mib}, 4*unit)
+	e, want := es[0], random(4*unit, 1)
+	write(t, e, want, 0)
+	for _, c := range []struct{ size, want int64 }{{3*unit + page, 4 * unit}, {2*unit + 1, 3 * unit}, {unit, unit}} {
+		v.Shrink(e, c.size)
+		if e.Size() != c.want || !bytes.Equal(read(t, e, e.Size(), 0), want[:e.Size()]) {
+			t.Errorf("cut at %d: %d bytes are left, want %d, or they are others", c.size, e.Size(), c.want)
+		}
+	}
+}
+
 // TestConcurrentPartsOfBlocks: several goroutines write and read parts of their own, of which several
 // are in 64 KiB. Each read and write of the disk takes a while, in fake time.
 func TestConcurrentPartsOfBlocks(t *testing.T) {

@@ -119,6 +119,23 @@ func TestTogetherOfPieces(t *testing.T) {
 	}
 }
 
+// TestSplitOfUnwritten: what was not written before the split is not expected to be written any more.
+func TestSplitOfUnwritten(t *testing.T) {
+	if encrypted {
+		t.Skip("needs volumes that are not encrypted: sealed memory is read as a whole, not in parts")
+	}
+	v := open(t, volumes.Config{Capacity: mib})
+	whole := alloc(t, v, 3*page)
+	write(t, whole, random(page, 1), 0)
+	parts := v.Split(whole, []int64{page, 2 * page})
+	if s := v.Stats(); len(parts) != 2 || s.Backlog != 0 {
+		t.Errorf("%d parts: %+v", len(parts), s)
+	}
+	for _, m := range parts {
+		free(v, m.(tier.FileMemory))
+	}
+}
+
 // TestNotSplit: memory that is encrypted, or recorded by itself, is not.
 func TestNotSplit(t *testing.T) {
 	for _, cfg := range []volumes.Config{

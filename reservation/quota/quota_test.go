@@ -243,6 +243,10 @@ func TestRemaining(t *testing.T) {
 	} {
 		q := newQuota(t, math.MaxInt64)
 		own, other := q.Member(), q.Member()
+		if err := own.Charge(10); err != nil {
+			t.Fatal(err)
+		}
+		own.Credit(10) // which are not its own any more
 		for m, n := range map[tier.Quota]int64{own: c.own, other: c.used - c.own} {
 			if n > 0 && m.Charge(n) != nil {
 				t.Fatalf("%d bytes are refused", n)
