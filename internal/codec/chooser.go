@@ -14,8 +14,8 @@ import (
 // the first run takes that is not compressed, then after 64 MiB if nothing is compressed, and after
 // 256 MiB, because the first run may be an exception, and from then on after each GiB. It compresses
 // samples of what is written with each codec before a decision, and leaves up to 8 MiB uncompressed
-// to measure the disk. If the first runs that are compressed take longer than uncompressed ones, it
-// compresses nothing until the next decision.
+// to measure the disk. If the first runs that are compressed take more than twice as long as uncompressed
+// ones, it compresses nothing until the next decision.
 //
 // The cost of a codec is the time of a byte to the disk and back: the longer of the disk's time for
 // the compressed bytes and the processors' time, because both work at the same time. The processor
@@ -71,6 +71,10 @@ const (
 	minProbe = payload.RunSize
 	// alike is how much more a codec may cost that needs the processors less.
 	alike = 1.1
+	// slower is how many times as long as uncompressed bytes compressed ones must take until they are
+	// given up. The first MiB, which a disk may write into its own memory, often took less than two
+	// thirds of those that followed.
+	slower = 2
 	// handling is how many seconds a compressed byte takes to be copied and summed once more, there
 	// and back, than one that is moved as it is.
 	handling = 0.2e-9
@@ -286,8 +290,8 @@ func try(k *Coders, codec Codec, raw, room []byte, sum *rates) error {
 // measuring, Timed measures the speed of uncompressed bytes and the processor time of compressed
 // ones. Calls that overlap count their common time once, and pauses count none. After an error or
 // a panic of f the time does not count, because it is not known how many bytes it belongs to. When
-// enough compressed bytes were written and took longer than without compression, nothing is compressed
-// until the next decision.
+// enough compressed bytes were written and took much longer than without compression, nothing is
+// compressed until the next decision.
 func (c *Chooser) Timed(
 	configured Codec, space tier.ID, k Codec, writes bool, bytes int64, f func() error,
 ) (err error) {
@@ -309,7 +313,7 @@ func (c *Chooser) Timed(
 	m.count(time.Now(), 1)
 	c.mu.Unlock()
 	defer func() {
-		slower := false
+		givenUp := false
 		c.mu.Lock()
 		m.count(time.Now(), -1)
 		if m.bytes += bytes; !whole {
@@ -320,13 +324,13 @@ func (c *Chooser) Timed(
 				perByte = d.rates[k].encode
 			}
 			c.own += time.Duration((perByte + handling/2) * float64(bytes) * 1e9)
-			slower = k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > d.plain
+			givenUp = k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > slower*d.plain
 		}
-		if slower {
+		if givenUp {
 			d.choice, d.moved = None, 0
 		}
 		c.mu.Unlock()
-		if slower && c.Chosen != nil {
+		if givenUp && c.Chosen != nil {
 			c.Chosen(d.id, None, 1)
 		}
 	}()
