@@ -78,7 +78,7 @@ func grownStrings(n int) arrow.Array { return values(growing[0].dt, growing[0].a
 // of their own each.
 func TestDeltas(t *testing.T) {
 	const step = 37
-	batches := testseed.Rounds(120, 40)
+	batches := testseed.Rounds(120, 20)
 	for _, c := range growing {
 		for _, nulls := range []int{0, 13} {
 			t.Run(fmt.Sprintf("%s/nulls=%d", c.name, nulls), func(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 // although none of the records can be evicted.
 func TestMergesDrawWhatTheyAreGranted(t *testing.T) {
 	const mib = 1 << 20
-	rounds := testseed.Rounds(200, 25)
+	rounds := testseed.Rounds(200, 10)
 	for _, columns := range []int{1, 3, 10, 200} {
 		t.Run(fmt.Sprint(columns, " columns"), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(testseed.One(t), uint64(columns)))
