@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/perf/benchfmt"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/test/browser"
 )
 
@@ -449,8 +451,9 @@ func TestListen(t *testing.T) {
 	t.Parallel()
 	stderr := &lines{first: make(chan string, 1)}
 	status := make(chan int, 1)
+	passes := fmt.Sprint("--passes=", testseed.Rounds(30, 10))
 	go func() {
-		status <- Main(t.Context(), append([]string{"run", "-q", "--listen=127.0.0.1:0", "--passes=30"}, small...), io.Discard, stderr)
+		status <- Main(t.Context(), append([]string{"run", "-q", "--listen=127.0.0.1:0", passes}, small...), io.Discard, stderr)
 	}()
 	url := regexp.MustCompile(`http://127\.0\.0\.1:[0-9]+/`).FindString(<-stderr.first)
 	if url == "" {
