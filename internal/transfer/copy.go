@@ -104,7 +104,7 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// Several lanes move one piece each at a time. The memories and encodings of the source and the sink
+// Several lanes move one piece each at a time. The memories and types of the source and the sink
 // decide how large a piece is and which memory a lane copies it through:
 //
 //	source → sink                  a piece is            lanes  it passes through
