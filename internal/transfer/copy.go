@@ -193,7 +193,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			return err
 		}
 	}
-	alone := false // the first piece goes alone, so that no other one competes with a sample
+	alone := false // the first piece goes alone, so that no other one competes with its sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
 		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
