@@ -207,7 +207,7 @@ func (e *UnmovableError) Unwrap() []error { return []error{ErrUnmovable, e.Err} 
 // (convert.Form); users may bring types of their own.
 type PayloadType = payload.Type
 
-// The types of an Image, by its encoding. The Arrow buffers of a scattered one are at separate
+// The types of an Image. The Arrow buffers of a scattered one are at separate
 // places of a device's memory, as GPU libraries make them.
 const (
 	PlainImage      = payload.PlainImage

@@ -118,11 +118,18 @@ func manyDictionaries(t *testing.T, shape string, outside bool, n int) {
 		}
 		got.Release()
 	}
-	l, err := image.NewLayout(rec, image.MaxInline)
+	inline := int64(image.MaxInline)
+	if outside {
+		inline = 0
+	}
+	l, err := image.NewLayout(rec, inline)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	if len(l.Dictionaries) > 0 != outside {
+		t.Errorf("%d dictionaries are outside of the body", len(l.Dictionaries))
+	}
 	dicts, _, end := m.mover.cfg.Builtin.Dicts.Resolve(l.Dictionaries, false)
 	if end(); len(dicts) != len(l.Dictionaries) {
 		t.Errorf("%d of %d dictionaries are distinct", len(dicts), len(l.Dictionaries))

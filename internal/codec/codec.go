@@ -22,7 +22,7 @@ type Codec uint8
 
 // The codecs. Their numbers are stored with batches on disk: a new one is appended. Samples try the
 // last one first, so that the quickest is the last. A batch that is not compressed is written as it
-// is, straight from where it lies; one that is compressed has the encoding payload.CompressedImage.
+// is, straight from where it lies; one that is compressed has the type payload.CompressedImage.
 const (
 	Auto Codec = iota // whichever moves most, as measured; see Chooser
 	None

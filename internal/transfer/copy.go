@@ -104,7 +104,7 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //
 //	source ──fetch──▶ (uncompress) ──▶ check ──▶ (compress) ──store──▶ sink
 //
-// Several lanes move one piece each at a time. The memories and encodings of the source and the sink
+// Several lanes move one piece each at a time. The memories and types of the source and the sink
 // decide how large a piece is and which memory a lane copies it through:
 //
 //	source → sink                  a piece is            lanes  it passes through
@@ -193,7 +193,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			return err
 		}
 	}
-	alone := false // the first piece goes alone, so that no other one competes with a sample
+	alone := false // the first piece goes alone, so that no other one competes with its sample
 	if toFile {
 		c.disk = b.Choose.Disk(dst.space.ID())
 		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
