@@ -195,8 +195,9 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	}
 	alone := false // the first piece goes alone, so that no other one competes with a sample
 	if toFile {
-		c.disk = b.Choose.Disk(dst.space.ID())
-		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
+		var due bool
+		c.disk, due = b.Choose.Disk(dst.space.ID())
+		alone = due && b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize
 		c.sample = alone && layout == nil // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
