@@ -58,7 +58,7 @@ func ExampleStaging() {
 	}
 	staging := host.NewStaging(buf, chunk)
 	defer staging.Close() // releases the buffer
-	c, err := staging.Borrow(context.Background())
+	c, err := staging.Borrow(context.Background(), true)
 	if err != nil {
 		fmt.Println(err)
 		return

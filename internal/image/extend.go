@@ -5,6 +5,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -146,7 +147,7 @@ func Whole(d *batch.Descriptor) *batch.Descriptor {
 		Rows:    d.Rows,
 		Nodes:   d.Nodes,
 		Buffers: p.spans,
-		Body:    RoundUp(p.at, alignLarge),
+		Body:    placement.RoundUp(p.at, alignLarge),
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -317,12 +318,12 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 		p.spans = append(p.spans, payload.Span{})
 		return
 	}
-	off := RoundUp(p.at, AlignSmall)
+	off := placement.RoundUp(p.at, AlignSmall)
 	if n >= large {
-		off = RoundUp(p.at, alignLarge)
+		off = placement.RoundUp(p.at, alignLarge)
 		p.begun = off + n
 	} else if off+n-p.begun > smallTogether {
-		off = RoundUp(p.at, alignLarge)
+		off = placement.RoundUp(p.at, alignLarge)
 		p.begun = off
 	}
 	span := payload.Span{Offset: off, Length: n}

@@ -243,7 +243,6 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {
 		return err
 	}
-	l.Rewind() // an attempt in another space may have written a part
 	return b.copy(ctx, out, &bytesFrom{layout: l, size: l.Desc.Body})
 }
 

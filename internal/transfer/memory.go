@@ -47,15 +47,6 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	}
 }
 
-// view returns the bytes at off of a Source or a Sink in place: n, or fewer if they are not contiguous.
-// It returns nil for memory that Go code cannot reach.
-func view(memory any, off, n int64) []byte {
-	if m, ok := memory.(hostMemory); ok {
-		return image.View(m, off, n)
-	}
-	return nil
-}
-
 // hostMemory is the extents of memory of a host space.
 type hostMemory [][]byte
 

@@ -165,10 +165,9 @@ func (m *pageMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 // heapChunks is Staging of the heap.
 type heapChunks struct{}
 
-func (heapChunks) Borrow(context.Context) ([]byte, error) { return make([]byte, 64<<10), nil }
-func (heapChunks) TryBorrow() ([]byte, bool)              { return make([]byte, 64<<10), true }
-func (heapChunks) Return([]byte)                          {}
-func (heapChunks) Chunk() int64                           { return 64 << 10 }
+func (heapChunks) Borrow(context.Context, bool) ([]byte, error) { return make([]byte, 64<<10), nil }
+func (heapChunks) Return([]byte)                                {}
+func (heapChunks) Chunk() int64                                 { return 64 << 10 }
 
 // TestAnotherKindOfMemory: a Source and a Sink are all that a further tier needs. Bytes go from and to
 // host memory, between two such memories, and through a compressed form.

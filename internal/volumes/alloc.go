@@ -63,17 +63,14 @@ func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	return e.v.cfg.Dir, spillName, in.At + off - in.Off
 }
 
-// round returns n rounded up to a multiple of 4096.
-func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
-
 // Charge returns size rounded up to a multiple of 4096.
-func (v *Volume) Charge(size int64) int64 { return round(size) }
+func (v *Volume) Charge(size int64) int64 { return placement.RoundUp(size, tier.Page) }
 
 // source is the backed room, for package placement. Its caller has v.mu.
 type source struct{ v *Volume }
 
 func (s source) Alloc(n int64) (off int64, ok bool) {
-	n = round(n)
+	n = placement.RoundUp(n, tier.Page)
 	if off, ok = s.v.mu.backed.Alloc(n); ok {
 		s.v.mu.used += n
 	}
@@ -81,7 +78,7 @@ func (s source) Alloc(n int64) (off int64, ok bool) {
 }
 
 func (s source) Free(off, n int64) {
-	n = round(n)
+	n = placement.RoundUp(n, tier.Page)
 	s.v.mu.backed.Free(off, n)
 	s.v.mu.used -= n
 }
@@ -144,7 +141,7 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 		slices.Sort(cuts)
 		cuts = slices.Compact(cuts)
 	}
-	need, minPiece := round(e.size), v.cfg.Request
+	need, minPiece := placement.RoundUp(e.size, tier.Page), v.cfg.Request
 	for hasToken := false; ; {
 		v.mu.Lock()
 		closed, placed := v.mu.closed, false
@@ -278,7 +275,7 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 // it meanwhile.
 func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e := m.(*extents)
-	size = round(size)
+	size = placement.RoundUp(size, tier.Page)
 	if e.sealed != nil && size < e.size {
 		size = e.sealed.cut(size)
 	}
@@ -300,8 +297,8 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if e.kept != nil {
-		v.mu.used -= round(e.size) - size
-		v.given.Add(round(e.size) - size)
+		v.mu.used -= placement.RoundUp(e.size, tier.Page) - size
+		v.given.Add(placement.RoundUp(e.size, tier.Page) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {
