@@ -161,7 +161,7 @@ func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error
 		buf = p.Buffers[0]
 	}
 	m, err := memoryOf(buf)
-	_, file := m.(fileMemory)
+	_, file := m.(tier.FileMemory)
 	return &bytesFrom{
 		Source: m, space: p.Space, desc: p.Descriptor, size: p.Descriptor.Body, runs: p.Runs,
 		verify: file || p.Type == payload.CompressedImage,

@@ -61,7 +61,7 @@ type bytesTo struct {
 // locate returns where the byte at off of the body is stored; the volume is empty where that is not
 // a file.
 func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
-	m, ok := s.Source.(fileMemory)
+	m, ok := s.Source.(tier.FileMemory)
 	if !ok {
 		return "", "", off
 	}
@@ -142,8 +142,8 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	to, toDevice := dst.Sink.(*deviceMemory)
 	sourceHost, fromHost := src.Source.(hostMemory)
 	sinkHost, toHost := dst.Sink.(hostMemory)
-	_, fromFile := src.Source.(fileMemory)
-	_, toFile := dst.Sink.(fileMemory)
+	_, fromFile := src.Source.(tier.FileMemory)
+	_, toFile := dst.Sink.(tier.FileMemory)
 	layout := src.layout
 	c := &copying{
 		b: b, src: src, dst: dst, from: sourceHost, to: sinkHost, device: fromDevice || toDevice, with: codec.None,
@@ -430,7 +430,7 @@ func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) (
 // corrupt adds where the corrupt bytes are, at off of a run.
 func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) *image.CorruptError {
 	c.Offset = run.Offset + off
-	if m, ok := s.Source.(fileMemory); ok {
+	if m, ok := s.Source.(tier.FileMemory); ok {
 		volume, file, at := m.Locate(c.Offset)
 		c.Volume, c.Offset = volume+" "+file, at
 	}

@@ -41,7 +41,7 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	case tier.DeviceMemory:
 		return &deviceMemory{space: buf.Space(), parts: image.Parts{{N: m.Size(), Addr: m.Addr()}}, whole: m}, nil
 	case tier.FileMemory:
-		return fileMemory{FileMemory: m}, nil
+		return m, nil
 	default:
 		return nil, fmt.Errorf("convert: copying %T: %w", m, tier.ErrNotSupported)
 	}
@@ -56,18 +56,6 @@ func (m hostMemory) ReadAt(_ context.Context, p []byte, off int64) error {
 
 func (m hostMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 	return image.Across(m, off, int64(len(p)), func(to []byte) error { p = p[sumcopy.Spread(to, p):]; return nil })
-}
-
-// fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
-// CorruptError, like that of a wrong checksum.
-type fileMemory struct{ tier.FileMemory }
-
-func (m fileMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
-	err := m.FileMemory.ReadAt(ctx, p, off)
-	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
-		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
-	}
-	return err
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream
