@@ -56,9 +56,6 @@ func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 // Chunk returns the length of a chunk in bytes.
 func (s *Staging) Chunk() int64 { return s.chunk }
 
-// Count returns how many chunks there are, lent or not.
-func (s *Staging) Count() int { return s.count }
-
 // Borrow lends a chunk. If none is free it waits, or returns nil if wait is not set. The caller must Return
 // the chunk once, with nothing working on it any more. After Close it returns tier.ErrClosed.
 func (s *Staging) Borrow(ctx context.Context, wait bool) ([]byte, error) {

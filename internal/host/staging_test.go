@@ -57,8 +57,8 @@ func mustBorrow(t testing.TB, s *Staging) []byte {
 
 func TestStagingLendsEachChunkOnce(t *testing.T) {
 	s := NewStaging(hostBuffer(t, 5*tier.Page+100), 2*tier.Page)
-	if s.Count() != 2 || s.Chunk() != 2*tier.Page {
-		t.Fatalf("%d chunks of %d bytes", s.Count(), s.Chunk())
+	if s.count != 2 || s.Chunk() != 2*tier.Page {
+		t.Fatalf("%d chunks of %d bytes", s.count, s.Chunk())
 	}
 	a, b := mustBorrow(t, s), mustBorrow(t, s)
 	a[0], b[0] = 1, 2

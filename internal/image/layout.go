@@ -78,20 +78,22 @@ type Layout struct {
 	// is laid out by itself, into memory of its own; they are closed with the Layout.
 	Dictionaries []*Layout
 
+	// Uses are those of the record's Dictionaries that the nodes outside refer to, by their numbers there.
+	Uses []*Layout
+	// Of a dictionary's layout: the array that it is made of and its type there, and its place among the
+	// record's Dictionaries.
+	Source    *array.Data
+	ValueType arrow.DataType
+	Number    int
+
 	rec    arrow.RecordBatch
 	pieces []piece // the buffers, ascending by offset
 	bytes  int64   // in buffers
 	pos    int64   // how much of the body is laid out
 	next   int     // of pieces: those before it end before pos
 
-	uses []*Layout // the dictionaries by the numbers that nodes outside have
-	made *batch.Descriptor
-
-	// Of a dictionary's layout: what it is made of, for its identity.
-	source    *array.Data
-	valueType arrow.DataType
-	number    int     // its place in the record's list of all
-	whole     *Layout // of an extension: the layout that was planned without it
+	made  *batch.Descriptor
+	whole *Layout // of an extension: the layout that was planned without it
 
 	sum     sumcopy.Sum // of the chunk at pos
 	scratch []byte
@@ -161,7 +163,7 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	body := placement.RoundUp(p.at, tier.Page)
 	return &Layout{
-		pieces: p.pieces, bytes: p.bytes, uses: p.uses,
+		pieces: p.pieces, bytes: p.bytes, Uses: p.uses,
 		Desc: batch.Descriptor{
 			Schema: schema, Rows: rows, Nodes: p.nodes, Buffers: p.spans, Body: body,
 			Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk),
@@ -176,18 +178,6 @@ func (l *Layout) ByRows() {
 	l.Desc.Sums = make([]uint64, l.Desc.Body/payload.RowBlock)
 }
 
-// Dictionary returns the array that the layout of a dictionary was made of, and its type there.
-func (l *Layout) Dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
-
-// Used returns which of the record's Dictionaries the nodes outside refer to, in their order.
-func (l *Layout) Used() []int {
-	numbers := make([]int, len(l.uses))
-	for i, u := range l.uses {
-		numbers[i] = u.number
-	}
-	return numbers
-}
-
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
 // dictionary has already been written. Descriptor then returns d.
 func (l *Layout) Is(d *batch.Descriptor) {
@@ -196,9 +186,6 @@ func (l *Layout) Is(d *batch.Descriptor) {
 		l.whole.made = d
 	}
 }
-
-// Number returns the place of the layout among the record's Dictionaries.
-func (l *Layout) Number() int { return l.number }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.
@@ -209,7 +196,7 @@ func (l *Layout) Close() {
 	if l.rec != nil {
 		l.rec.Release()
 	}
-	l.rec, l.pieces, l.scratch, l.source = nil, nil, nil, nil
+	l.rec, l.pieces, l.scratch, l.Source = nil, nil, nil, nil
 }
 
 // Descriptor returns what the body means. All bytes must have been laid out,
@@ -223,7 +210,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
-	for _, u := range l.uses {
+	for _, u := range l.Uses {
 		dict, err := u.Descriptor()
 		if err != nil {
 			return nil, fmt.Errorf("convert: a dictionary: %w", err)

@@ -515,7 +515,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 		p.outside = &outside{of: make(map[*array.Data][]*Layout)}
 	}
 	for _, l := range p.outside.of[data] {
-		if equal.Types(l.valueType, dt) {
+		if equal.Types(l.ValueType, dt) {
 			return l, nil
 		}
 	}
@@ -528,7 +528,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(data.Len()))
-	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
+	l.Source, l.ValueType, l.Number = data, dt, len(p.outside.order)
 	p.outside.of[data] = append(p.outside.of[data], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil

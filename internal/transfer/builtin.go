@@ -137,8 +137,10 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 		return err
 	}
 	d.buf, parts.Buffers = buf, []*tier.Buffer{buf}
-	if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
-		m.SealBy(parts.Descriptor.SumBlock())
+	if n := parts.Descriptor.Block; n > 0 { // few bytes at a time are to be read
+		if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
+			m.SealBy(n)
+		}
 	}
 	d.Sink, err = memoryOf(buf)
 	m, ok := d.Sink.(*deviceMemory)
