@@ -47,12 +47,13 @@ func TestLookingIsNotPacking(t *testing.T) {
 		b := m.put(t, random(200_000), k)
 		c, disk := &m.mover.cfg.Builtin.Choose, tier.ID{Kind: tier.Disk}
 		_ = c.Timed(CodecAuto, disk, CodecNone, true, 8<<20, func() error { time.Sleep(time.Millisecond); return nil })
-		if !c.Due(c.Disk(disk)) {
+		if _, due := c.Disk(disk); !due {
 			t.Fatal("no sample is due")
 		}
 		m.move(t, b, tier.Disk)
-		if got := m.form(t, b); got != batch.PlainImage || c.Due(c.Disk(disk)) {
-			t.Errorf("from %s: it is a %s; a sample is due: %v", k, got, c.Due(c.Disk(disk)))
+		_, due := c.Disk(disk)
+		if got := m.form(t, b); got != batch.PlainImage || due {
+			t.Errorf("from %s: it is a %s; a sample is due: %v", k, got, due)
 		}
 		m.whole(t, b, tier.Disk)
 	}

@@ -485,7 +485,6 @@ func TestOneMakesTheCopy(t *testing.T) {
 				}
 				buf, err := r.Alloc(dict.Body)
 				sub := l.Dictionaries[0]
-				sub.Rewind()
 				desc := sub.Desc
 				parts.Buffers, parts.Descriptor = []*tier.Buffer{buf}, &desc
 				return errors.Join(err, r.Release())

@@ -50,6 +50,7 @@ type Disk struct {
 	moved       int64         // bytes since the last decision
 	interval    int64         // bytes until the next one
 	probed      int64         // bytes that were not compressed because the next one is near
+	near        bool          // the next decision is
 	sampled     bool          // since the last decision
 	sampling    bool          // a sample is being taken
 
@@ -85,24 +86,20 @@ const (
 	SampleRoom = 3 * samplePiece
 )
 
-// Disk returns what is known of a space.
-func (c *Chooser) Disk(id tier.ID) *Disk {
+// Disk returns what is known of a space, and whether samples are to be taken of what is written there next.
+func (c *Chooser) Disk(id tier.ID) (d *Disk, due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	d := c.disks[id]
-	if d == nil {
+	if d = c.disks[id]; d == nil {
 		if c.disks == nil {
 			c.disks = make(map[tier.ID]*Disk)
 		}
-		d = &Disk{id: id}
+		d = &Disk{id: id, near: true}
 		c.disks[id] = d
 		c.busyLocked(d)
 	}
-	return d
+	return d, d.near && !d.sampled && !d.sampling
 }
-
-// probing reports whether the next decision is near.
-func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-d.probe() }
 
 // probe returns how many bytes are not compressed before the next decision: a 64th of a short
 // interval.
@@ -122,7 +119,8 @@ func (c *Chooser) Next(d *Disk, bytes int64) Codec {
 		}
 	}
 	k, choice := d.choice, d.choice
-	if d.probing() && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
+	d.near = d.choice == Auto || d.moved >= d.interval-d.probe()
+	if d.near && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
 		k = None
 		d.probed += bytes
 	}
@@ -198,20 +196,17 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID, laid bool) boo
 	case body < payload.FrameSize: // too short to gain anything
 		return false
 	}
-	d := c.Disk(to)
+	d, _ := c.Disk(to)
 	c.mu.Lock()
 	unknown := d.choice == Auto && d.write.bytes < minProbe
 	runs := unknown || d.choice > None
 	c.mu.Unlock()
 	// Each run is counted at its call of Next, and a body that is not compressed here.
-	return runs || c.Next(d, body) != None || laid && c.Due(d)
-}
-
-// Due reports whether samples are to be taken of what is written to a disk next.
-func (c *Chooser) Due(d *Disk) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return d.probing() && !d.sampled && !d.sampling
+	if runs || c.Next(d, body) != None {
+		return true
+	}
+	_, due := c.Disk(to)
+	return laid && due
 }
 
 // Sample compresses pieces from all over a part of a body with each codec, if that is due: a share of
@@ -222,7 +217,7 @@ func (c *Chooser) Sample(
 	k *Coders, d *Disk, body, part int64, room []byte, read func(off, n int64) ([]byte, error),
 ) error {
 	c.mu.Lock()
-	due := d.probing() && !d.sampled && !d.sampling && part >= payload.FrameSize
+	due := d.near && !d.sampled && !d.sampling && part >= payload.FrameSize
 	d.sampling = d.sampling || due
 	n := max(1, min(samplePieces, body/samplePiece)*part/max(1, body))
 	c.mu.Unlock()
@@ -298,7 +293,7 @@ func (c *Chooser) Timed(
 	if configured != Auto || !space.Kind.IsStorage() || k >= codecs {
 		return f()
 	}
-	d := c.Disk(space)
+	d, _ := c.Disk(space)
 	m := new(meter) // how long uncompressing takes is known from samples
 	switch {
 	case k == None && writes:
@@ -310,12 +305,18 @@ func (c *Chooser) Timed(
 	}
 	whole := false
 	c.mu.Lock()
-	m.count(time.Now(), 1)
+	if m.active == 0 {
+		m.last = time.Now()
+	}
+	m.active++
 	c.mu.Unlock()
 	defer func() {
 		givenUp := false
 		c.mu.Lock()
-		m.count(time.Now(), -1)
+		now := time.Now()
+		m.time += now.Sub(m.last)
+		m.last = now
+		m.active--
 		if m.bytes += bytes; !whole {
 			m.reset()
 		} else if k != None {
@@ -327,7 +328,7 @@ func (c *Chooser) Timed(
 			givenUp = k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > slower*d.plain
 		}
 		if givenUp {
-			d.choice, d.moved = None, 0
+			d.choice, d.moved, d.near = None, 0, false
 		}
 		c.mu.Unlock()
 		if givenUp && c.Chosen != nil {
@@ -342,18 +343,9 @@ func (c *Chooser) Timed(
 // meter measures a rate while something is in progress.
 type meter struct {
 	active int
-	last   time.Time
+	last   time.Time // time counts up to here, while there are active ones
 	time   time.Duration
 	bytes  int64
-}
-
-// count adds to what is in progress.
-func (m *meter) count(now time.Time, n int) {
-	if m.active > 0 {
-		m.time += now.Sub(m.last)
-	}
-	m.active += n
-	m.last = now
 }
 
 func (m *meter) reset() { m.time, m.bytes = 0, 0 }

@@ -36,6 +36,12 @@ func ofText() [codecs]rates {
 	}
 }
 
+// due reports whether samples are to be taken.
+func due(c *Chooser, disk tier.ID) bool {
+	_, due := c.Disk(disk)
+	return due
+}
+
 // measure makes a disk's meters those of so many MiB a second.
 func measure(d *Disk, write, read float64) {
 	set := func(m *meter, rate float64) {
@@ -83,7 +89,7 @@ func TestDecide(t *testing.T) {
 			{"of two that cost the same, the one that needs the processors less", alike, 50, 50, S2},
 		} {
 			var ch Chooser
-			d := ch.Disk(diskID)
+			d, _ := ch.Disk(diskID)
 			d.rates, d.sampled = c.rates, true
 			measure(d, c.write, c.read)
 			ch.Next(d, 0)
@@ -111,7 +117,7 @@ func TestIntervals(t *testing.T) {
 				t.Errorf("%s for %s should cost %.2f", k, id, cost)
 			}
 		}
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		plain := 0
 		for ; at < 4096; at++ {
 			speed := 50.
@@ -119,7 +125,7 @@ func TestIntervals(t *testing.T) {
 				speed = 9500
 			}
 			if k := c.Next(d, mib); k == None {
-				if plain++; !d.sampled && d.probing() {
+				if plain++; !d.sampled && d.near {
 					d.rates = ofText()
 					d.sampled = true
 				}
@@ -146,7 +152,7 @@ func TestFirstRunIsAnException(t *testing.T) {
 		before, want Codec
 	}{{5, 9500, Zstd, None}, {9500, 50, None, Zstd}} {
 		var ch Chooser
-		d := ch.Disk(diskID)
+		d, _ := ch.Disk(diskID)
 		d.rates = ofText()
 		d.sampled = true
 		measure(d, c.first, 0)
@@ -156,7 +162,7 @@ func TestFirstRunIsAnException(t *testing.T) {
 		for range 4 * firstInterval / mib {
 			ch.Next(d, mib)
 			measure(d, c.later, 0)
-			d.sampled = d.probing()
+			d.sampled = d.near
 		}
 		if d.choice != c.want {
 			t.Errorf("with %v MiB/s, %s is chosen after 256 MiB, want %s", c.later, d.choice, c.want)
@@ -171,7 +177,7 @@ func TestSlower(t *testing.T) {
 		var c Chooser
 		var chosen []Codec
 		c.Chosen = func(_ tier.ID, k Codec, _ float64) { chosen = append(chosen, k) }
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		packed := 0
 		for range 4096 {
 			k := c.Next(d, mib)
@@ -181,7 +187,7 @@ func TestSlower(t *testing.T) {
 				took *= 3
 			}
 			_ = c.Timed(Auto, diskID, k, true, mib, func() error { time.Sleep(took); return nil })
-			if d.probing() {
+			if d.near {
 				d.rates = ofText()
 				d.sampled = true
 			}
@@ -202,7 +208,7 @@ func TestSlower(t *testing.T) {
 func TestIntervalsUncompressed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		var got []int64
 		for range 4 {
 			d.sampled = true // no codec saves anything
@@ -225,7 +231,7 @@ func TestIntervalsUncompressed(t *testing.T) {
 // checks that.
 func TestSampleDuringTransfers(t *testing.T) {
 	var c Chooser
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for _, writes := range []bool{true, false} {
@@ -268,7 +274,7 @@ func TestFirstDecision(t *testing.T) {
 		},
 	} {
 		var c Chooser
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		set(d)
 		if k := c.Next(d, mib); k != None || d.choice != Auto {
 			t.Errorf("%s: %s was chosen", name, k)
@@ -285,7 +291,7 @@ func TestFirstDecision(t *testing.T) {
 func TestMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		work := func(took time.Duration) { // 4 MiB in 4 times that
 			var wg sync.WaitGroup
 			for i := range 4 {
@@ -325,14 +331,14 @@ func TestMeter(t *testing.T) {
 // uncompressed until the disk is measured.
 func TestFailedProbes(t *testing.T) {
 	var c Chooser
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	measure(d, 50, 50)
 	d.rates = ofText()
 	d.sampled = true
 	failure := errors.New("the disk is full")
 	for range 2 * maxInterval / mib {
 		k := c.Next(d, mib)
-		d.sampled = d.sampled || d.probing()
+		d.sampled = d.sampled || d.near
 		_ = c.Timed(Auto, diskID, k, true, mib, func() error { return failure })
 	}
 	if d.choice != Zstd {
@@ -351,7 +357,7 @@ func TestFailedProbes(t *testing.T) {
 func TestMeterOfFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Chooser
-		d := c.Disk(diskID)
+		d, _ := c.Disk(diskID)
 		move := func(bytes int64, took time.Duration, fails func() error) {
 			func() {
 				defer func() { _ = recover() }()
@@ -387,18 +393,19 @@ func TestSamples(t *testing.T) {
 		return body[off : off+n], failure
 	}
 	sample := func() error {
-		return c.Sample(&k, c.Disk(diskID), int64(len(body)), int64(len(body)), make([]byte, SampleRoom), read)
+		d, _ := c.Disk(diskID)
+		return c.Sample(&k, d, int64(len(body)), int64(len(body)), make([]byte, SampleRoom), read)
 	}
-	if err := sample(); err != failure || !c.Due(c.Disk(diskID)) {
-		t.Errorf("%v; still due: %t", err, c.Due(c.Disk(diskID)))
+	if err := sample(); err != failure || !due(&c, diskID) {
+		t.Errorf("%v; still due: %t", err, due(&c, diskID))
 	}
 	failure, at = nil, nil
 	for range 2 {
-		if err := sample(); err != nil || c.Due(c.Disk(diskID)) {
-			t.Errorf("%v; still due: %t", err, c.Due(c.Disk(diskID)))
+		if err := sample(); err != nil || due(&c, diskID) {
+			t.Errorf("%v; still due: %t", err, due(&c, diskID))
 		}
 	}
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	for codec := S2; codec < codecs; codec++ {
 		if r := d.rates[codec]; r.ratio < 0.45 || r.ratio > 0.6 || r.encode <= 0 || r.decode <= 0 {
 			t.Errorf("%s: %+v", codec, r)
@@ -407,7 +414,7 @@ func TestSamples(t *testing.T) {
 	if len(at) != samplePieces || at[0] != 0 || at[7] != 7*payload.FrameSize {
 		t.Errorf("the pieces were at %d", at)
 	}
-	small := c.Disk(tier.ID{Kind: tier.Disk, Ordinal: 1})
+	small, _ := c.Disk(tier.ID{Kind: tier.Disk, Ordinal: 1})
 	const short = payload.FrameSize - 1
 	if err := c.Sample(&k, small, short, short, make([]byte, SampleRoom), read); err != nil || small.sampled {
 		t.Errorf("a small body was sampled: %v", err)
@@ -421,8 +428,9 @@ func TestSamplesOfParts(t *testing.T) {
 		var c Chooser
 		var k Coders
 		part := make([]byte, mib)
-		d, parts, pieces := c.Disk(diskID), 0, 0
-		for ; c.Due(d) && parts < 200; parts++ {
+		d, _ := c.Disk(diskID)
+		parts, pieces := 0, 0
+		for ; due(&c, d.id) && parts < 200; parts++ {
 			if parts == 2 { // the other parts are noise
 				_, _ = rand.NewChaCha8([32]byte{}).Read(part) // it never fails
 			}
@@ -446,7 +454,7 @@ func TestSamplesOfParts(t *testing.T) {
 func TestDecisionDuringSample(t *testing.T) {
 	var c Chooser
 	var k Coders
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	measure(d, 50, 50)
 	body := make([]byte, mib)
 	sample := func(read func()) {
@@ -457,13 +465,13 @@ func TestDecisionDuringSample(t *testing.T) {
 		})
 	}
 	sample(func() {
-		if got := c.Next(d, mib); got != None || d.choice != Auto || c.Due(d) {
-			t.Fatalf("%s was chosen for %s; another sample is due: %t", d.choice, got, c.Due(d))
+		if got := c.Next(d, mib); got != None || d.choice != Auto || due(&c, d.id) {
+			t.Fatalf("%s was chosen for %s; another sample is due: %t", d.choice, got, due(&c, d.id))
 		}
 	})
 	d.sampled = false
 	sample(func() { panic("the source is confused") })
-	if !c.Due(d) {
+	if !due(&c, d.id) {
 		t.Error("after a panic no sample is due")
 	}
 	sample(func() {})
@@ -478,7 +486,7 @@ func TestBusy(t *testing.T) {
 		t.Skip("needs a system that tells how long processors worked for a process")
 	}
 	var c Chooser
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	again := func(own time.Duration) float64 {
 		c.busyLocked(d)
 		begin, _ := thread.ProcessTime()
@@ -498,7 +506,8 @@ func TestBusy(t *testing.T) {
 // TestOwnTime: compressing for a disk counts as processor time of its own, by the samples.
 func TestOwnTime(t *testing.T) {
 	var c Chooser
-	c.Disk(diskID).rates[Zstd] = rates{0.5, 1e-9, 2e-9}
+	d, _ := c.Disk(diskID)
+	d.rates[Zstd] = rates{0.5, 1e-9, 2e-9}
 	well := func() error { return nil }
 	_ = c.Timed(Auto, tier.ID{Kind: tier.Host}, Zstd, true, 1<<30, well)
 	_ = c.Timed(S2, diskID, Zstd, true, 1<<30, well)
@@ -515,7 +524,7 @@ func TestOwnTime(t *testing.T) {
 // TestTimedDuringSamples: samples are taken while transfers go on. The race detector checks it.
 func TestTimedDuringSamples(t *testing.T) {
 	var c Chooser
-	d := c.Disk(diskID)
+	d, _ := c.Disk(diskID)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range 10_000 {

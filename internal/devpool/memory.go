@@ -98,7 +98,35 @@ func (p *Memory) endTurn() {
 // back.
 func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 	m := &allocation{dev: p.dev, size: size, charge: p.dev.Charge(size)}
-	ready, err := p.alloc(m)
+	var ready tier.Event // after which the memory may be used on every stream
+	var err error
+	<-p.turn
+	endTurn := sync.OnceFunc(p.endTurn)
+	defer endTurn() // if a stream panics
+	if p.closed {
+		err = tier.ErrClosed
+	} else if len(p.stuck) > 0 || p.stream.Err() != nil {
+		err = p.retry()
+	}
+	if err == nil {
+		m.addr, err = p.dev.Alloc(p.stream, size)
+	}
+	if errors.Is(err, tier.ErrNoSpace) {
+		if freed, refused := p.dev.Record(p.stream); refused == nil {
+			<-freed.Done() // frees only: what they wait for was done before
+			p.dev.Reap()
+			m.addr, err = p.dev.Alloc(p.stream, size)
+		}
+	}
+	if err == nil {
+		if ready, err = p.dev.Record(p.stream); err == nil {
+			p.live++
+		} else {
+			p.free(refusedFree{addr: m.addr, reclaimed: func() {}})
+			err = fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
+		}
+	}
+	endTurn()
 	if err != nil {
 		return nil, err
 	}
@@ -109,40 +137,6 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 		return nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 	}
 	return m, nil
-}
-
-// alloc sets m.addr, and returns the event after which the memory may be used on every stream. Its
-// turn ends also if the device panics.
-func (p *Memory) alloc(m *allocation) (ready tier.Event, err error) {
-	<-p.turn
-	defer p.endTurn()
-	if p.closed {
-		return nil, tier.ErrClosed
-	}
-	if len(p.stuck) > 0 || p.stream.Err() != nil {
-		if err := p.retry(); err != nil {
-			return nil, err
-		}
-	}
-	m.addr, err = p.dev.Alloc(p.stream, m.size)
-	if errors.Is(err, tier.ErrNoSpace) {
-		freed, refused := p.dev.Record(p.stream)
-		if refused != nil {
-			return nil, err
-		}
-		<-freed.Done() // frees only: what they wait for was done before
-		p.dev.Reap()
-		m.addr, err = p.dev.Alloc(p.stream, m.size)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if ready, err = p.dev.Record(p.stream); err != nil {
-		p.free(refusedFree{addr: m.addr, reclaimed: func() {}})
-		return nil, fmt.Errorf("devpool: allocating %d bytes on the device: %w", m.size, err)
-	}
-	p.live++
-	return ready, nil
 }
 
 // Free gives m back; reclaimed is called when the device is done with it. All work that uses m on

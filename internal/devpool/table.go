@@ -24,15 +24,14 @@ func (g Granule) Charge(size int64) int64 {
 	return (max(0, size) + n - 1) / n * n
 }
 
-// RegionSize returns how many bytes a region copies, or an error if the region is wrong. near means
-// that both sides of a copy between devices are on one device, and must not overlap.
-func RegionSize(r tier.Region, near bool) (int64, error) {
+// RegionSize returns how many bytes a region copies, or an error if the region is wrong.
+func RegionSize(r tier.Region) (int64, error) {
 	host := int64(max(len(r.HostSrc), len(r.HostDst)))
 	switch {
 	case r.HostSrc != nil && r.HostDst != nil:
 		return 0, errors.New("both sides are host memory")
 	case r.HostSrc == nil && r.HostDst == nil:
-		if near && r.Size > 0 && r.Dst < r.Src+tier.Addr(r.Size) && r.Src < r.Dst+tier.Addr(r.Size) {
+		if r.Size > 0 && r.Dst < r.Src+tier.Addr(r.Size) && r.Src < r.Dst+tier.Addr(r.Size) {
 			return 0, fmt.Errorf("%d bytes from address %#x to %#x overlap", r.Size, uint64(r.Src), uint64(r.Dst))
 		}
 		return r.Size, nil

@@ -24,20 +24,18 @@ func TestRegionSize(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		r    tier.Region
-		near bool
 		want int64 // -1: an error
 	}{
-		{"to the device", tier.Region{Dst: 100, HostSrc: b}, true, 10},
-		{"to the host, with its size", tier.Region{Src: 100, HostDst: b, Size: 10}, true, 10},
-		{"another size", tier.Region{Src: 100, HostDst: b, Size: 9}, true, -1},
-		{"nothing to the host", tier.Region{Src: 100, HostDst: b[:0]}, true, 0},
-		{"both on the host", tier.Region{HostSrc: b, HostDst: b}, true, -1},
-		{"on the device", tier.Region{Dst: 110, Src: 100, Size: 10}, true, 10},
-		{"by one byte too near", tier.Region{Dst: 109, Src: 100, Size: 10}, true, -1},
-		{"by one byte too near, backwards", tier.Region{Dst: 100, Src: 109, Size: 10}, true, -1},
-		{"the same addresses of two devices", tier.Region{Dst: 100, Src: 100, Size: 10}, false, 10},
+		{"to the device", tier.Region{Dst: 100, HostSrc: b}, 10},
+		{"to the host, with its size", tier.Region{Src: 100, HostDst: b, Size: 10}, 10},
+		{"another size", tier.Region{Src: 100, HostDst: b, Size: 9}, -1},
+		{"nothing to the host", tier.Region{Src: 100, HostDst: b[:0]}, 0},
+		{"both on the host", tier.Region{HostSrc: b, HostDst: b}, -1},
+		{"on the device", tier.Region{Dst: 110, Src: 100, Size: 10}, 10},
+		{"by one byte too near", tier.Region{Dst: 109, Src: 100, Size: 10}, -1},
+		{"by one byte too near, backwards", tier.Region{Dst: 100, Src: 109, Size: 10}, -1},
 	} {
-		got, err := devpool.RegionSize(c.r, c.near)
+		got, err := devpool.RegionSize(c.r)
 		if (err != nil) != (c.want < 0) || err == nil && got != c.want {
 			t.Errorf("%s: %d, %v, want %d", c.name, got, err, c.want)
 		}

@@ -263,9 +263,6 @@ func (m *memory) Size() int64 { return m.size }
 
 func (m *memory) Extents() [][]byte { return m.extents }
 
-// round returns n rounded up to a multiple of 4096.
-func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
-
 // Charge returns what size bytes take. Above 8 KiB that is size rounded up to a multiple of 4096.
 // Below, it is the next of the slabs' sizes, at most a quarter more. The rest of a slab's pages is
 // not charged. It is free for later small memory, and for everything once the slab is empty. So an
@@ -273,7 +270,7 @@ func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
 func (a *Arena) Charge(size int64) int64 {
 	switch {
 	case size > smallMost:
-		return round(size)
+		return placement.RoundUp(size, tier.Page)
 	case size <= 0:
 		return 0
 	}
@@ -305,7 +302,7 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		}
 		// The size is compared with what is free first: rounding it could overflow.
 		if m.slab == nil && size <= a.mu.free.FreeBytes() {
-			pages := round(size) // which is more than the charge for a place
+			pages := placement.RoundUp(size, tier.Page) // which is more than the charge for a place
 			m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
 			if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
 				m.pieces, scattered = a.scatteredLocked(pages), true
@@ -408,7 +405,7 @@ func (a *Arena) relocate(m *memory) error {
 	_, pinned := a.status()
 	err := errors.New("the arena was pinned meanwhile")
 	if !pinned {
-		m.own, err = a.reserve(round(m.size))
+		m.own, err = a.reserve(placement.RoundUp(m.size, tier.Page))
 	}
 	for i := 0; i < len(m.pieces) && err == nil; i++ {
 		a.mark(m.pieces[i].At, m.pieces[i].Len)
@@ -506,10 +503,10 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 // with a mapping of its own, stay as they are. Nothing may use the memory meanwhile.
 func (a *Arena) Shrink(mem tier.Memory, size int64) {
 	m := mem.(*memory)
-	if size = round(size); m.slab != nil || m.own != nil || size >= m.size {
+	if size = placement.RoundUp(size, tier.Page); m.slab != nil || m.own != nil || size >= m.size {
 		return
 	}
-	rest := &memory{size: round(m.size) - size}
+	rest := &memory{size: placement.RoundUp(m.size, tier.Page) - size}
 	before, pieces, extents := a.Charge(m.size), m.pieces, m.extents
 	m.size, m.pieces, m.extents = size, nil, nil
 	for i, p := range pieces {

@@ -56,15 +56,15 @@ func NewStaging(buf *tier.Buffer, chunk int64) *Staging {
 // Chunk returns the length of a chunk in bytes.
 func (s *Staging) Chunk() int64 { return s.chunk }
 
-// Count returns how many chunks there are, lent or not.
-func (s *Staging) Count() int { return s.count }
-
-// Borrow waits for a chunk. The caller must Return it once, with nothing working
-// on it any more. After Close it returns tier.ErrClosed.
-func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
+// Borrow lends a chunk. If none is free it waits, or returns nil if wait is not set. The caller must Return
+// the chunk once, with nothing working on it any more. After Close it returns tier.ErrClosed.
+func (s *Staging) Borrow(ctx context.Context, wait bool) ([]byte, error) {
 	select {
 	case <-s.here: // also if ctx has ended
 	default:
+		if !wait {
+			return nil, nil
+		}
 		select {
 		case <-s.here:
 		case <-ctx.Done():
@@ -82,19 +82,6 @@ func (s *Staging) Borrow(ctx context.Context) ([]byte, error) {
 	s.mu.lent[&c[0]] = true
 	return c, nil
 }
-
-// TryBorrow lends a chunk if one is here now, under the same terms.
-func (s *Staging) TryBorrow() ([]byte, bool) {
-	c, err := s.Borrow(ended)
-	return c, err == nil
-}
-
-// ended is the context of a borrower that does not wait.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
 
 // Return gives a borrowed chunk back: the slice that Borrow returned, or any that
 // starts where it does. Anything else is a panic. The oldest waiter gets the chunk.

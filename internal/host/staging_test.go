@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -16,7 +17,7 @@ import (
 // hostBuffer draws a buffer of size bytes from a space of its own.
 func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 	t.Helper()
-	a, err := NewArena(Config{Capacity: round(size), Node: -1})
+	a, err := NewArena(Config{Capacity: placement.RoundUp(size, tier.Page), Node: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 
 func mustBorrow(t testing.TB, s *Staging) []byte {
 	t.Helper()
-	c, err := s.Borrow(context.Background())
+	c, err := s.Borrow(context.Background(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,8 +57,8 @@ func mustBorrow(t testing.TB, s *Staging) []byte {
 
 func TestStagingLendsEachChunkOnce(t *testing.T) {
 	s := NewStaging(hostBuffer(t, 5*tier.Page+100), 2*tier.Page)
-	if s.Count() != 2 || s.Chunk() != 2*tier.Page {
-		t.Fatalf("%d chunks of %d bytes", s.Count(), s.Chunk())
+	if s.count != 2 || s.Chunk() != 2*tier.Page {
+		t.Fatalf("%d chunks of %d bytes", s.count, s.Chunk())
 	}
 	a, b := mustBorrow(t, s), mustBorrow(t, s)
 	a[0], b[0] = 1, 2
@@ -67,11 +68,11 @@ func TestStagingLendsEachChunkOnce(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	cancel(why)
-	if _, err := s.Borrow(ctx); !errors.Is(err, why) {
+	if _, err := s.Borrow(ctx, true); !errors.Is(err, why) {
 		t.Errorf("Borrow with an ended context: %v", err)
 	}
 	s.Return(a[:10])
-	if c, err := s.Borrow(ctx); err != nil || &c[0] != &a[0] || len(c) != 2*tier.Page {
+	if c, err := s.Borrow(ctx, true); err != nil || &c[0] != &a[0] || len(c) != 2*tier.Page {
 		t.Errorf("a chunk that is here is lent whatever the context says: %v", err)
 	}
 	s.Return(a)
@@ -92,7 +93,7 @@ func TestStagingServesWaitersAndWakesThemAtClose(t *testing.T) {
 		got := make(chan result, 2)
 		for range 2 {
 			go func() {
-				c, err := s.Borrow(context.Background())
+				c, err := s.Borrow(context.Background(), true)
 				got <- result{c, err}
 			}()
 		}
@@ -119,7 +120,7 @@ func TestStagingServesWaitersAndWakesThemAtClose(t *testing.T) {
 		if s.buf.Space().Used() != 0 {
 			t.Error("the last chunk did not release the buffer")
 		}
-		if _, err := s.Borrow(context.Background()); !errors.Is(err, tier.ErrClosed) {
+		if _, err := s.Borrow(context.Background(), true); !errors.Is(err, tier.ErrClosed) {
 			t.Errorf("Borrow after Close: %v", err)
 		}
 		if err := s.Close(); !errors.Is(err, tier.ErrClosed) {
@@ -141,7 +142,7 @@ func TestStagingAtTheSameMoment(t *testing.T) {
 			gone := make(chan error)
 			go func() {
 				var err error
-				got, err = s.Borrow(ctx)
+				got, err = s.Borrow(ctx, true)
 				gone <- err
 			}()
 			synctest.Wait()
@@ -183,7 +184,7 @@ func TestStagingConcurrent(t *testing.T) {
 				if (i+int(g))%3 == 0 {
 					go cancel()
 				}
-				c, err := s.Borrow(ctx)
+				c, err := s.Borrow(ctx, true)
 				cancel()
 				if err != nil {
 					if !errors.Is(err, context.Canceled) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -28,8 +29,8 @@ type Growing struct {
 // returns nil if the dictionary can extend no other one: it has children or views, or buffers that
 // are not copied as they are.
 func (l *Layout) Growing() []Growing {
-	sh, ok := shape.Of(l.valueType)
-	if !ok || sh.NumChildren > 0 || sh.Views || sh.Values != nil || len(sh.Buffers) == 0 || l.source.Offset() != 0 {
+	sh, ok := shape.Of(l.ValueType)
+	if !ok || sh.NumChildren > 0 || sh.Views || sh.Values != nil || len(sh.Buffers) == 0 || l.Source.Offset() != 0 {
 		return nil
 	}
 	if slices.ContainsFunc(l.pieces, func(p piece) bool { return p.from != nil }) {
@@ -39,7 +40,7 @@ func (l *Layout) Growing() []Growing {
 	for i, b := range sh.Buffers {
 		all[i].Bits = b.Role == shape.Validity || b.Role == shape.Bits
 		if s := l.Desc.Buffers[i]; s.Length > 0 {
-			all[i].Bytes = l.source.Buffers()[i].Bytes()[:s.Length]
+			all[i].Bytes = l.Source.Buffers()[i].Bytes()[:s.Length]
 		} else if s != payload.Absent {
 			all[i].Bytes = []byte{}
 		}
@@ -103,7 +104,7 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 	s := p.layout(l.Desc.Schema, plan.Rows)
 	s.rec, s.Desc.From = l.rec, plan.From
 	if base != nil {
-		s.uses = []*Layout{base}
+		s.Uses = []*Layout{base}
 	}
 	return s
 }
@@ -146,7 +147,7 @@ func Whole(d *batch.Descriptor) *batch.Descriptor {
 		Rows:    d.Rows,
 		Nodes:   d.Nodes,
 		Buffers: p.spans,
-		Body:    RoundUp(p.at, alignLarge),
+		Body:    placement.RoundUp(p.at, alignLarge),
 	}
 }
 

@@ -3,7 +3,6 @@ package image
 import (
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -13,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -78,20 +78,22 @@ type Layout struct {
 	// is laid out by itself, into memory of its own; they are closed with the Layout.
 	Dictionaries []*Layout
 
+	// Uses are those of the record's Dictionaries that the nodes outside refer to, by their numbers there.
+	Uses []*Layout
+	// Of a dictionary's layout: the array that it is made of and its type there, and its place among the
+	// record's Dictionaries.
+	Source    *array.Data
+	ValueType arrow.DataType
+	Number    int
+
 	rec    arrow.RecordBatch
 	pieces []piece // the buffers, ascending by offset
 	bytes  int64   // in buffers
 	pos    int64   // how much of the body is laid out
 	next   int     // of pieces: those before it end before pos
 
-	uses []*Layout // the dictionaries by the numbers that nodes outside have
-	made *batch.Descriptor
-
-	// Of a dictionary's layout: what it is made of, for its identity.
-	source    *array.Data
-	valueType arrow.DataType
-	number    int     // its place in the record's list of all
-	whole     *Layout // of an extension: the layout that was planned without it
+	made  *batch.Descriptor
+	whole *Layout // of an extension: the layout that was planned without it
 
 	sum     sumcopy.Sum // of the chunk at pos
 	scratch []byte
@@ -159,9 +161,9 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 
 // layout makes the layout of what p has planned, except for its record.
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
-	body := RoundUp(p.at, tier.Page)
+	body := placement.RoundUp(p.at, tier.Page)
 	return &Layout{
-		pieces: p.pieces, bytes: p.bytes, uses: p.uses,
+		pieces: p.pieces, bytes: p.bytes, Uses: p.uses,
 		Desc: batch.Descriptor{
 			Schema: schema, Rows: rows, Nodes: p.nodes, Buffers: p.spans, Body: body,
 			Sums: make([]uint64, (body+payload.SumChunk-1)/payload.SumChunk),
@@ -176,21 +178,6 @@ func (l *Layout) ByRows() {
 	l.Desc.Sums = make([]uint64, l.Desc.Body/payload.RowBlock)
 }
 
-// RoundUp returns the least multiple of to, a power of two, that is not below n.
-func RoundUp(n, to int64) int64 { return (n + to - 1) &^ (to - 1) }
-
-// Dictionary returns the array that the layout of a dictionary was made of, and its type there.
-func (l *Layout) Dictionary() (source *array.Data, dt arrow.DataType) { return l.source, l.valueType }
-
-// Used returns which of the record's Dictionaries the nodes outside refer to, in their order.
-func (l *Layout) Used() []int {
-	numbers := make([]int, len(l.uses))
-	for i, u := range l.uses {
-		numbers[i] = u.number
-	}
-	return numbers
-}
-
 // Is sets the descriptor of the dictionary that l has planned, if another layout of the same
 // dictionary has already been written. Descriptor then returns d.
 func (l *Layout) Is(d *batch.Descriptor) {
@@ -199,9 +186,6 @@ func (l *Layout) Is(d *batch.Descriptor) {
 		l.whole.made = d
 	}
 }
-
-// Number returns the place of the layout among the record's Dictionaries.
-func (l *Layout) Number() int { return l.number }
 
 // Close releases the record, and closes the layouts of the dictionaries. A
 // second call does nothing.
@@ -212,7 +196,7 @@ func (l *Layout) Close() {
 	if l.rec != nil {
 		l.rec.Release()
 	}
-	l.rec, l.pieces, l.scratch, l.source = nil, nil, nil, nil
+	l.rec, l.pieces, l.scratch, l.Source = nil, nil, nil, nil
 }
 
 // Descriptor returns what the body means. All bytes must have been laid out,
@@ -226,7 +210,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
-	for _, u := range l.uses {
+	for _, u := range l.Uses {
 		dict, err := u.Descriptor()
 		if err != nil {
 			return nil, fmt.Errorf("convert: a dictionary: %w", err)
@@ -237,53 +221,23 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	return l.made, nil
 }
 
-// Rewind lets the body be laid out again from its beginning, into other memory. A
-// descriptor that was made before stays as it is.
-func (l *Layout) Rewind() {
-	l.pos, l.made = 0, nil
-	l.Desc.Sums = make([]uint64, len(l.Desc.Sums))
-}
-
-// Next lays out the next len(dst) bytes of the body, rounded down to a multiple
-// of 4096, fewer at the end, and returns how many that are. At the end of the body
-// it returns io.EOF; io.ErrShortBuffer for a dst shorter than 4096. Pieces of a
-// multiple of 1 MiB at addresses that are multiples of 32 are fastest.
-func (l *Layout) Next(dst []byte) (n int, err error) {
-	switch {
-	case l.pos == l.Desc.Body:
-		return 0, io.EOF
-	case l.rec == nil:
-		return 0, fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
-	case len(dst) < tier.Page:
-		return 0, io.ErrShortBuffer
-	}
-	defer guard.Error(&err, "convert: laying out")
-	dst = dst[:min(int64(len(dst))&^(tier.Page-1), l.Desc.Body-l.pos)]
-	l.emit(dst)
-	return len(dst), nil
-}
-
 // WriteTo lays the whole body out in extents, as a tier.HostMemory of Size
 // bytes has them: each but the last a multiple of 4096 long. It starts from the
-// beginning, whatever Next has written.
-func (l *Layout) WriteTo(extents [][]byte) (err error) {
-	if l.rec == nil {
-		return fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
-	}
+// beginning, whatever Write has written.
+func (l *Layout) WriteTo(extents [][]byte) error {
 	total := int64(0)
-	for i, e := range extents {
-		if i < len(extents)-1 && len(e)%tier.Page != 0 {
-			return fmt.Errorf("convert: an extent of %d bytes is not a multiple of %d", len(e), tier.Page)
-		}
+	for _, e := range extents {
 		total += int64(len(e))
 	}
 	if total != l.Desc.Body {
 		return fmt.Errorf("convert: extents of %d bytes for a body of %d", total, l.Desc.Body)
 	}
-	defer guard.Error(&err, "convert: laying out")
-	l.pos = 0
+	off := int64(0)
 	for _, e := range extents {
-		l.emit(e)
+		if err := l.Write(e, off); err != nil {
+			return err
+		}
+		off += int64(len(e))
 	}
 	return nil
 }
@@ -292,20 +246,34 @@ func (l *Layout) WriteTo(extents [][]byte) (err error) {
 // made at once, to be copied from there; it should stay in the first-level cache.
 const scratchSize = 16 << 10
 
-// emit writes the bytes at pos to dst, whose length is a multiple of 4096, and makes the checksums.
-func (l *Layout) emit(dst []byte) {
+// Write lays out the bytes of the body at off in dst, whose length is a multiple of 4096, and makes the
+// checksums. off is where the call before ended, or 0, which begins again: a descriptor that was made
+// before stays as it is. Pieces of a multiple of 1 MiB at addresses that are multiples of 32 are fastest.
+func (l *Layout) Write(dst []byte, off int64) (err error) {
+	n := int64(len(dst))
+	switch {
+	case l.rec == nil:
+		return fmt.Errorf("convert: a layout that is %w", tier.ErrClosed)
+	case n%tier.Page != 0:
+		return fmt.Errorf("convert: laying out %d bytes, not a multiple of %d", n, tier.Page)
+	case off != 0 && off != l.pos || n > l.Desc.Body-off:
+		return fmt.Errorf("convert: laying out %d bytes at %d after the first %d of %d", n, off, l.pos, l.Desc.Body)
+	case n == 0:
+		return nil
+	case off == 0:
+		l.pos, l.next, l.made = 0, 0, nil
+		l.Desc.Sums = make([]uint64, len(l.Desc.Sums))
+	}
+	defer guard.Error(&err, "convert: laying out")
 	body, block := l.Desc.Body, l.Desc.SumBlock()
-	if n := int64(len(dst)); n > 0 && n == body && n < payload.SumChunk {
+	if n == body && n < payload.SumChunk {
 		// The body stays in the cache, so it is hashed where it was written.
 		fill(dst, 0, l.pieces)
 		for i := range l.Desc.Sums {
 			l.Desc.Sums[i] = xxh3.Hash(dst[int64(i)*block : min(n, int64(i+1)*block)])
 		}
 		l.pos = body
-		return
-	}
-	if l.pos == 0 {
-		l.next = 0
+		return nil
 	}
 	for len(dst) > 0 {
 		chunk := l.pos / block
@@ -319,6 +287,7 @@ func (l *Layout) emit(dst []byte) {
 		}
 		l.next = len(l.pieces) - len(rest)
 		n := min(int64(len(dst)), end-l.pos)
+		var sum uint64
 		straight := int64(0) // bytes in whole blocks that need no scratch
 		if len(rest) > 0 && rest[0].off <= l.pos && rest[0].raw != nil {
 			straight = (rest[0].off + rest[0].n - l.pos) &^ (sumcopy.Block - 1)
@@ -331,7 +300,7 @@ func (l *Layout) emit(dst []byte) {
 			if a, ok := p.from.(*adjusted); ok {
 				by = sumcopy.Lower{Width: a.adj.Width, Base: uint64(a.adj.Base)}
 			}
-			l.sum.Copy(dst[:n], src, by)
+			sum = l.sum.Copy(dst[:n], src, by)
 		} else { // up to the next long buffer that needs none
 			n = min(n, scratchSize)
 			for _, p := range rest {
@@ -339,22 +308,23 @@ func (l *Layout) emit(dst []byte) {
 					break
 				}
 				if p.off > l.pos && p.n >= scratchSize && p.raw != nil {
-					n = RoundUp(p.off-l.pos, sumcopy.Block)
+					n = placement.RoundUp(p.off-l.pos, sumcopy.Block)
 				}
 			}
 			if l.scratch == nil {
 				l.scratch = make([]byte, scratchSize)
 			}
 			fill(l.scratch[:n], l.pos, rest)
-			l.sum.Copy(dst[:n], l.scratch[:n], sumcopy.Lower{})
+			sum = l.sum.Copy(dst[:n], l.scratch[:n], sumcopy.Lower{})
 		}
 		l.pos += n
 		dst = dst[n:]
 		if l.pos == end {
-			l.Desc.Sums[chunk] = l.sum.Sum64()
+			l.Desc.Sums[chunk] = sum
 		}
 	}
 	sumcopy.Fence()
+	return nil
 }
 
 // fill writes the bytes of a body at pos, a multiple of 64, to dst. The pieces are those that end after

@@ -97,9 +97,9 @@ func BenchmarkLayout(b *testing.B) {
 						l.pos = l.Desc.Body
 					case "pieces":
 						for at := int64(0); at < size && err == nil; {
-							n := 0
-							n, err = l.Next(arena[at:min(size, at+8<<20)])
-							at += int64(n)
+							end := min(size, at+8<<20)
+							err = l.Write(arena[at:end], at)
+							at = end
 						}
 					}
 					if err != nil {

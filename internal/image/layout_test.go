@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
@@ -303,7 +303,7 @@ func TestPartsAreShort(t *testing.T) {
 		}
 		largest, bytes := int64(0), int64(0)
 		for _, s := range l.Desc.Buffers {
-			largest, bytes = max(largest, s.Length), bytes+RoundUp(s.Length, 64)
+			largest, bytes = max(largest, s.Length), bytes+placement.RoundUp(s.Length, 64)
 		}
 		last := int64(0)
 		for _, cut := range append(l.Desc.Cuts(), l.Desc.Body) {
@@ -334,7 +334,7 @@ func TestBitmapsTakeNoPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if want := tier.Page + columns*RoundUp(8*rows, tier.Page); l.Desc.Body > want {
+	if want := tier.Page + columns*placement.RoundUp(8*rows, tier.Page); l.Desc.Body > want {
 		t.Errorf("an image of %d bytes, want %d", l.Desc.Body, want)
 	}
 }
@@ -543,18 +543,14 @@ func TestNextIsWriteTo(t *testing.T) {
 				}
 				checkSame(t, fmt.Sprintf("%s, %d extents", name, len(extents)), d, body, l, slices.Concat(extents...))
 
-				l.pos = 0
 				var got []byte
-				for {
-					piece := bytes.Repeat([]byte{0x55}, 4096+rng.IntN(1+[]int{0, 9000, 300_000, 3 << 20}[round]))
-					n, err := l.Next(piece)
-					if errors.Is(err, io.EOF) {
-						break
+				for int64(len(got)) < l.Desc.Body {
+					most := 4096 * (1 + rng.IntN(1+[]int{0, 2, 70, 700}[round]))
+					piece := bytes.Repeat([]byte{0x55}, min(most, int(l.Desc.Body)-len(got)))
+					if err := l.Write(piece, int64(len(got))); err != nil {
+						t.Fatal(err)
 					}
-					if err != nil || n == 0 || n%4096 != 0 {
-						t.Fatal(n, err)
-					}
-					got = append(got, piece[:n]...)
+					got = append(got, piece...)
 				}
 				checkSame(t, name+", by pieces", d, body, l, got)
 			}
@@ -695,8 +691,11 @@ func TestLayoutMisuse(t *testing.T) {
 	if _, err := l.Descriptor(); err == nil {
 		t.Error("a descriptor before the body")
 	}
-	if _, err := l.Next(make([]byte, 100)); !errors.Is(err, io.ErrShortBuffer) {
-		t.Error(err)
+	if err := l.Write(make([]byte, 100), 0); err == nil {
+		t.Error("a part of a page")
+	}
+	if err := l.Write(make([]byte, 4096), 4096); err == nil {
+		t.Error("not in order")
 	}
 	if err := l.WriteTo([][]byte{make([]byte, l.Desc.Body-4096)}); err == nil {
 		t.Error("too short extents")
@@ -704,11 +703,11 @@ func TestLayoutMisuse(t *testing.T) {
 	if err := l.WriteTo([][]byte{make([]byte, 100), make([]byte, l.Desc.Body-100)}); err == nil {
 		t.Error("an odd extent")
 	}
-	if _, err := l.Next(make([]byte, l.Desc.Body)); err != nil {
+	if err := l.Write(make([]byte, l.Desc.Body), 0); err != nil {
 		t.Error(err)
 	}
-	if _, err := l.Next(make([]byte, l.Desc.Body)); !errors.Is(err, io.EOF) {
-		t.Error(err)
+	if err := l.Write(make([]byte, 4096), l.Desc.Body); err == nil {
+		t.Error("behind the end")
 	}
 	l.Close()
 	l.Close()
@@ -796,11 +795,11 @@ func TestLayoutByRows(t *testing.T) {
 			}
 			body := make([]byte, l.Desc.Body)
 			for at := 0; step == 2 && at < len(body); { // in pieces
-				n, err := l.Next(body[at:min(len(body), at+20<<10)])
-				if err != nil {
+				end := min(len(body), at+20<<10)
+				if err := l.Write(body[at:end], int64(at)); err != nil {
 					t.Fatal(err)
 				}
-				at += n
+				at = end
 			}
 			if step < 2 {
 				if err := l.WriteTo([][]byte{body}); err != nil {

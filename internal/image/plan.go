@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -317,12 +318,12 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 		p.spans = append(p.spans, payload.Span{})
 		return
 	}
-	off := RoundUp(p.at, AlignSmall)
+	off := placement.RoundUp(p.at, AlignSmall)
 	if n >= large {
-		off = RoundUp(p.at, alignLarge)
+		off = placement.RoundUp(p.at, alignLarge)
 		p.begun = off + n
 	} else if off+n-p.begun > smallTogether {
-		off = RoundUp(p.at, alignLarge)
+		off = placement.RoundUp(p.at, alignLarge)
 		p.begun = off
 	}
 	span := payload.Span{Offset: off, Length: n}
@@ -514,7 +515,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 		p.outside = &outside{of: make(map[*array.Data][]*Layout)}
 	}
 	for _, l := range p.outside.of[data] {
-		if equal.Types(l.valueType, dt) {
+		if equal.Types(l.ValueType, dt) {
 			return l, nil
 		}
 	}
@@ -527,7 +528,7 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 	}
 	schema := arrow.NewSchema([]arrow.Field{{Name: "dictionary", Type: dt, Nullable: true}}, nil)
 	l := sub.layout(schema, int64(data.Len()))
-	l.source, l.valueType, l.number = data, dt, len(p.outside.order)
+	l.Source, l.ValueType, l.Number = data, dt, len(p.outside.order)
 	p.outside.of[data] = append(p.outside.of[data], l)
 	p.outside.order = append(p.outside.order, l)
 	return l, nil

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -84,7 +85,7 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 			p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
 			return &TablePlan{Ranges: p.ranges, Adjust: p.adjust, Descriptor: &batch.Descriptor{
 				Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
-				Body: RoundUp(p.at, tier.Page), Metadata: t.Metadata,
+				Body: placement.RoundUp(p.at, tier.Page), Metadata: t.Metadata,
 			}}, nil
 		}
 		if err := fetch(reads); err != nil {

@@ -110,3 +110,6 @@ func undo[P any](src Source[P], pieces []Piece[P]) {
 		src.Free(p.At, p.Len)
 	}
 }
+
+// RoundUp returns the least multiple of unit, a power of two, that is not below n.
+func RoundUp(n, unit int64) int64 { return (n + unit - 1) &^ (unit - 1) }

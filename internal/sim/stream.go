@@ -94,56 +94,55 @@ var errFreed = errors.New("memory that it uses was freed on another stream and i
 // wrap one and have a method Unwrap() tier.Device.
 func (d *gpu) CopyPeer(s tier.Stream, dst tier.Addr, dstDevice tier.Device, src tier.Addr, size int64) error {
 	peer, ok := tier.As[*gpu](dstDevice)
-	if !ok {
+	switch {
+	case !ok:
 		return fmt.Errorf("sim: a copy to a device of type %T: %w", dstDevice, tier.ErrNotSupported)
+	case peer == d:
+		return d.CopyRegions(s, []tier.Region{{Dst: dst, Src: src, Size: size}})
 	}
-	kind := OpCopyPeer
-	if peer == d {
-		kind = OpCopyRegions
+	w := work{kind: OpCopyPeer, bytes: size, outward: size, peer: peer}
+	to, err := peer.find(&w, dst, size)
+	if err != nil {
+		return fmt.Errorf("sim: %s: %w", w.kind, err)
 	}
-	return d.copy(s, kind, peer, []tier.Region{{Dst: dst, Src: src, Size: size}})
+	from, err := d.find(&w, src, size)
+	if err != nil {
+		return fmt.Errorf("sim: %s: %w", w.kind, err)
+	}
+	w.copies = []sumcopy.Copy{{Dst: to, Src: from}}
+	return d.put(s, w)
 }
 
 // CopyRegions implements tier.Device.
 func (d *gpu) CopyRegions(s tier.Stream, regions []tier.Region) error {
-	kind := OpCopyRegions
+	w := work{kind: OpCopyRegions, copies: make([]sumcopy.Copy, 0, len(regions))}
 	if len(regions) == 1 && regions[0].HostSrc != nil {
-		kind = OpCopyToDevice
+		w.kind = OpCopyToDevice
 	} else if len(regions) == 1 && regions[0].HostDst != nil {
-		kind = OpCopyToHost
-	}
-	return d.copy(s, kind, d, regions)
-}
-
-// copy puts all copies between devices and host memory on a stream, as one piece of work. The
-// addresses of destinations are those of peer, which may be d.
-func (d *gpu) copy(ts tier.Stream, kind OpKind, peer *gpu, regions []tier.Region) error {
-	w := work{kind: kind, copies: make([]sumcopy.Copy, 0, len(regions))}
-	if peer != d {
-		w.peer = peer
+		w.kind = OpCopyToHost
 	}
 	for i, r := range regions {
-		n, err := devpool.RegionSize(r, peer == d)
+		n, err := devpool.RegionSize(r)
 		c := sumcopy.Copy{Dst: r.HostDst, Src: r.HostSrc}
 		if err == nil && c.Dst == nil {
-			c.Dst, err = peer.find(&w, r.Dst, n)
+			c.Dst, err = d.find(&w, r.Dst, n)
 		}
 		if err == nil && c.Src == nil {
 			c.Src, err = d.find(&w, r.Src, n)
 		}
 		if err != nil {
-			return fmt.Errorf("sim: %s: copy %d of %d: %w", kind, i, len(regions), err)
+			return fmt.Errorf("sim: %s: copy %d of %d: %w", w.kind, i, len(regions), err)
 		}
 		if r.HostSrc != nil {
 			w.inward += n
 		}
-		if r.HostDst != nil || peer != d {
+		if r.HostDst != nil {
 			w.outward += n
 		}
 		w.bytes += n
 		w.copies = append(w.copies, c)
 	}
-	return d.put(ts, w)
+	return d.put(s, w)
 }
 
 // Fill implements tier.Device.

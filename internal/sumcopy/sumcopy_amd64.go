@@ -21,5 +21,8 @@ func copyBlocksSub32(acc *[8]uint64, dst, src *byte, blocks, last uint64, base u
 //go:noescape
 func copyBlocksSub64(acc *[8]uint64, dst, src *byte, blocks, last uint64, base uint64)
 
-// fence orders the stores so far before those that follow.
-func fence()
+// Fence ends what was copied past the cache: what the calling goroutine does afterwards is
+// seen by others only after it. It waits for the stores, so it is not done for each run:
+// runs of 64 KiB, each with a fence and its last block outside of the loop, came to 0.75 of
+// memmove, and to 0.93 to 1.0 without.
+func Fence()

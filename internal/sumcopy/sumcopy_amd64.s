@@ -167,7 +167,7 @@ TEXT ·copyBlocksSub64(SB), NOSPLIT, $0-48
 	VPBROADCASTQ X3, Y3
 	LOOPS(SUB64)
 
-// func fence()
-TEXT ·fence(SB), NOSPLIT, $0-0
+// func Fence()
+TEXT ·Fence(SB), NOSPLIT, $0-0
 	SFENCE
 	RET

@@ -32,15 +32,19 @@ func TestSumIsXXH3(t *testing.T) {
 				dst := all[64-shift : 64-shift+n]
 				var s Sum
 				s.Reset(int64(n))
+				var got uint64
 				for off := 0; off < n; {
 					m := n - off
 					if !whole {
 						m = (1 + rng.IntN(m/Block)) * Block
 					}
-					s.Copy(dst[off:off+m], src[off:off+m], Lower{})
+					if got != 0 {
+						t.Error("a sum before the end of the run")
+					}
+					got = s.Copy(dst[off:off+m], src[off:off+m], Lower{})
 					off += m
 				}
-				if got := s.Sum64(); got != want {
+				if got != want {
 					t.Errorf("%d blocks, shift %d, whole %v: sum %x, want %x", blocks, shift, whole, got, want)
 				}
 				if !bytes.Equal(dst, src) {
@@ -80,10 +84,11 @@ func TestSub(t *testing.T) {
 				s.Reset(n)
 				s.fused = fusedOn
 				s.hash.Reset()
+				var got uint64
 				for _, p := range [][2]int{{0, Block}, {Block, 30 * Block}, {30 * Block, n}} {
-					s.Copy(dst[p[0]:p[1]], src[p[0]:p[1]], Lower{int64(width), base})
+					got = s.Copy(dst[p[0]:p[1]], src[p[0]:p[1]], Lower{int64(width), base})
 				}
-				if !bytes.Equal(dst, want) || s.Sum64() != xxh3.Hash(want) {
+				if !bytes.Equal(dst, want) || got != xxh3.Hash(want) {
 					t.Errorf("fused %v, shift %d, %d-byte words: wrong", fusedOn, shift, width)
 				}
 			}
@@ -102,8 +107,7 @@ func TestBothWays(t *testing.T) {
 	s.Reset(64 * Block)
 	s.fused = false
 	s.hash.Reset()
-	s.Copy(dst, src, Lower{})
-	if got, want := s.Sum64(), xxh3.Hash(src); got != want {
+	if got, want := s.Copy(dst, src, Lower{}), xxh3.Hash(src); got != want {
 		t.Errorf("sum %x, want %x", got, want)
 	}
 }
@@ -115,12 +119,6 @@ func TestMisusePanics(t *testing.T) {
 		"too much":       func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 2*Block), make([]byte, 2*Block), Lower{}) },
 		"odd piece":      func() { var s Sum; s.Reset(Block); s.Copy(make([]byte, 8), make([]byte, 8), Lower{}) },
 		"unlike lengths": func() { var s Sum; s.Reset(2 * Block); s.Copy(make([]byte, Block), make([]byte, 2*Block), Lower{}) },
-		"early sum": func() {
-			var s Sum
-			s.Reset(2 * Block)
-			s.Copy(make([]byte, Block), make([]byte, Block), Lower{})
-			s.Sum64()
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -148,11 +146,12 @@ func FuzzSum(f *testing.F) {
 		dst := make([]byte, n)
 		var s Sum
 		s.Reset(int64(n))
+		var got uint64
 		for off := 0; off < n; off += step {
 			end := min(n, off+step)
-			s.Copy(dst[off:end], src[off:end], Lower{})
+			got = s.Copy(dst[off:end], src[off:end], Lower{})
 		}
-		if s.Sum64() != xxh3.Hash(src) || !bytes.Equal(dst, src) {
+		if got != xxh3.Hash(src) || !bytes.Equal(dst, src) {
 			t.Fatalf("%d bytes by %d", n, step)
 		}
 	})
@@ -178,7 +177,6 @@ func BenchmarkCopy(b *testing.B) {
 					} else {
 						s.Copy(dst[off:off+1<<20], src[off:off+1<<20], Lower{4, 77})
 					}
-					s.Sum64()
 				}
 			}
 		})

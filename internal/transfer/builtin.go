@@ -137,8 +137,10 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 		return err
 	}
 	d.buf, parts.Buffers = buf, []*tier.Buffer{buf}
-	if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
-		m.SealBy(parts.Descriptor.SumBlock())
+	if n := parts.Descriptor.Block; n > 0 { // few bytes at a time are to be read
+		if m, ok := buf.Memory().(interface{ SealBy(bytes int64) }); ok {
+			m.SealBy(n)
+		}
 	}
 	d.Sink, err = memoryOf(buf)
 	m, ok := d.Sink.(*deviceMemory)
@@ -161,7 +163,7 @@ func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error
 		buf = p.Buffers[0]
 	}
 	m, err := memoryOf(buf)
-	_, file := m.(fileMemory)
+	_, file := m.(tier.FileMemory)
 	return &bytesFrom{
 		Source: m, space: p.Space, desc: p.Descriptor, size: p.Descriptor.Body, runs: p.Runs,
 		verify: file || p.Type == payload.CompressedImage,
@@ -243,7 +245,6 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	if err := out.alloc(parts, r); err != nil || len(parts.Buffers) == 0 {
 		return err
 	}
-	l.Rewind() // an attempt in another space may have written a part
 	return b.copy(ctx, out, &bytesFrom{layout: l, size: l.Desc.Body})
 }
 

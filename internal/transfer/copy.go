@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -60,7 +61,7 @@ type bytesTo struct {
 // locate returns where the byte at off of the body is stored; the volume is empty where that is not
 // a file.
 func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
-	m, ok := s.Source.(fileMemory)
+	m, ok := s.Source.(tier.FileMemory)
 	if !ok {
 		return "", "", off
 	}
@@ -117,14 +118,16 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //	any other                      a chunk               8      the lane's pinned chunk
 //	one is compressed, or both     a run of 1 MiB        8      the lane's block (and its chunk, for a device)
 //
-// move picks the loop for a piece: plain, compress, uncompress or recopy.
+// move picks the loop for a piece: plain, storeRun or uncompress.
 type copying struct {
 	b      *Builtin
 	src    *bytesFrom
 	dst    *bytesTo
-	piece  int64 // bytes; a multiple of payload.SumChunk if anything is checked
-	device bool  // the source or the sink is a device, which blocks cannot be copied to or from
-	sample bool  // the first piece is sampled for the choice of a codec
+	from   hostMemory // of the source, where Go code can reach it; else nil
+	to     hostMemory // of the sink
+	piece  int64      // bytes; a multiple of payload.SumChunk if anything is checked
+	device bool       // the source or the sink is a device, which blocks cannot be copied to or from
+	sample bool       // the first piece is sampled for the choice of a codec
 
 	with codec.Codec // what runs are compressed with; Auto: what Builtin.Choose returns for disk
 	disk *codec.Disk // nil unless bytes go to a disk
@@ -137,18 +140,20 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	}
 	from, fromDevice := src.Source.(*deviceMemory)
 	to, toDevice := dst.Sink.(*deviceMemory)
-	_, fromHost := src.Source.(hostMemory)
-	host, toHost := dst.Sink.(hostMemory)
-	_, fromFile := src.Source.(fileMemory)
-	_, toFile := dst.Sink.(fileMemory)
+	sourceHost, fromHost := src.Source.(hostMemory)
+	sinkHost, toHost := dst.Sink.(hostMemory)
+	_, fromFile := src.Source.(tier.FileMemory)
+	_, toFile := dst.Sink.(tier.FileMemory)
 	layout := src.layout
-	c := &copying{b: b, src: src, dst: dst, device: fromDevice || toDevice, with: codec.None}
+	c := &copying{
+		b: b, src: src, dst: dst, from: sourceHost, to: sinkHost, device: fromDevice || toDevice, with: codec.None,
+	}
 	coded, staged, most := src.runs != nil || dst.runs != nil, false, StagedUnderWay
 	switch {
 	case coded:
 		c.piece = payload.RunSize
 	case layout != nil && toHost:
-		return layout.WriteTo(host)
+		return layout.WriteTo(sinkHost)
 	case fromHost && toFile:
 		c.piece, most = src.size, 1
 	case fromFile && toHost:
@@ -185,18 +190,15 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			if coded {
 				room = l.raw
 			}
-			room = room[:min(c.piece, src.size-int64(i)*c.piece)]
-			n, err := layout.Next(room)
-			if err == nil && n != len(room) {
-				err = fmt.Errorf("convert: a layout ended after %d of %d bytes", n, len(room))
-			}
-			return err
+			off := int64(i) * c.piece
+			return layout.Write(room[:min(c.piece, src.size-off)], off)
 		}
 	}
 	alone := false // the first piece goes alone, so that no other one competes with its sample
 	if toFile {
-		c.disk = b.Choose.Disk(dst.space.ID())
-		alone = b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize && b.Choose.Due(c.disk)
+		var due bool
+		c.disk, due = b.Choose.Disk(dst.space.ID())
+		alone = due && b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize
 		c.sample = alone && layout == nil // that of a layout is sampled when it is compressed
 	}
 	if dst.runs != nil && src.runs == nil {
@@ -249,7 +251,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 	var loop func() error
 	switch compressed, compresses := c.src.runs != nil, c.dst.runs != nil; {
 	case compressed && compresses:
-		return c.recopy(ctx, l, &c.src.runs[i], &c.dst.runs[i])
+		return c.storeRun(ctx, l, i, off, n, with)
 	case compressed:
 		with = codec.Codec(c.src.runs[i].Codec)
 		loop = func() error { return c.uncompress(ctx, l, &c.src.runs[i], off, n) }
@@ -257,7 +259,7 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 		if with == codec.Auto {
 			with = c.b.Choose.Next(c.disk, payload.RunSize)
 		}
-		loop = func() error { return c.compress(ctx, l, &c.dst.runs[i], off, n, with) }
+		loop = func() error { return c.storeRun(ctx, l, i, off, n, with) }
 	case c.src.layout != nil: // the disk also waits for the layout
 		return c.plain(ctx, l, off, n)
 	default:
@@ -275,10 +277,10 @@ func (c *copying) move(ctx context.Context, l *lane, i int) error {
 func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	check := c.src.checker()
 	for end := off + n; off < end; {
-		p := view(c.src.Source, off, end-off)
+		p := image.View(c.from, off, end-off)
 		fetched, stored := p != nil || c.src.layout != nil, c.dst.Sink == nil
 		if p == nil && !stored {
-			p = view(c.dst.Sink, off, end-off)
+			p = image.View(c.to, off, end-off)
 			stored = p != nil
 		}
 		if p == nil {
@@ -302,31 +304,47 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	return nil
 }
 
-// compress makes a run of n bytes, a multiple of a page, and stores it.
-func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, n int64, with codec.Codec) (err error) {
-	p := view(c.src.Source, off, n)
-	if int64(len(p)) < n {
-		if p = l.raw[:n]; c.src.layout == nil {
-			if err := c.fetch(ctx, l, p, off); err != nil {
-				return err
-			}
-		}
-	}
-	if err := c.src.checker()(p, off); err != nil {
-		return err
-	}
-	run.Codec, run.Frames = uint8(with), nil
-	stored := l.stored[:0]
-	for frame := range slices.Chunk(p, int(c.dst.frame)) {
-		before := len(stored)
-		if with == codec.None {
-			stored = p[:before+len(frame)]
-		} else if stored, err = c.b.coders.Encode(with, stored, frame); err != nil {
+// storeRun compresses the n bytes of a run, a multiple of a page, and stores them. If the source is
+// compressed, too, it copies the run as it is stored there.
+func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, with codec.Codec) (err error) {
+	run, stored := &c.dst.runs[i], l.stored[:0]
+	var p []byte
+	if c.src.runs != nil {
+		from := &c.src.runs[i]
+		same, err := c.src.stored(ctx, from, l.stored)
+		if err != nil {
 			return err
 		}
-		run.Frames = append(run.Frames, uint32(len(stored)-before))
+		run.Codec, run.Frames = from.Codec, from.Frames
+		stored = l.stored[:copy(l.stored, same)]
+	} else {
+		if p = image.View(c.from, off, n); int64(len(p)) < n {
+			if p = l.raw[:n]; c.src.layout == nil {
+				if err := c.fetch(ctx, l, p, off); err != nil {
+					return err
+				}
+			}
+		}
+		if err := c.src.checker()(p, off); err != nil {
+			return err
+		}
+		run.Codec, run.Frames = uint8(with), nil
+		for frame := range slices.Chunk(p, int(c.dst.frame)) {
+			before := len(stored)
+			if with == codec.None {
+				stored = p[:before+len(frame)]
+			} else if stored, err = c.b.coders.Encode(with, stored, frame); err != nil {
+				return err
+			}
+			run.Frames = append(run.Frames, uint32(len(stored)-before))
+		}
 	}
-	if err := c.storeRun(ctx, run, stored); err != nil || c.src.layout == nil || c.with != codec.Auto {
+	run.Sum = xxh3.Hash(stored)
+	length := int64(len(stored))
+	stored = stored[:placement.RoundUp(length, tier.Page)]
+	clear(stored[length:])
+	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
+	if err := c.dst.WriteAt(ctx, stored, run.Offset); err != nil || c.src.layout == nil || c.with != codec.Auto {
 		return err
 	}
 	return c.b.Choose.Sample(&c.b.coders, c.disk, c.src.size, n, l.stored, func(off, n int64) ([]byte, error) {
@@ -334,31 +352,11 @@ func (c *copying) compress(ctx context.Context, l *lane, run *payload.Run, off, 
 	})
 }
 
-// storeRun stores a run's bytes, which have room for the last page behind them.
-func (c *copying) storeRun(ctx context.Context, run *payload.Run, stored []byte) error {
-	n := int64(len(stored))
-	run.Sum = xxh3.Hash(stored)
-	stored = stored[:image.RoundUp(n, tier.Page)]
-	clear(stored[n:])
-	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
-	return c.dst.WriteAt(ctx, stored, run.Offset)
-}
-
-// recopy copies a run as it is stored.
-func (c *copying) recopy(ctx context.Context, l *lane, from, to *payload.Run) error {
-	stored, err := c.src.stored(ctx, from, l.stored)
-	if err != nil {
-		return err
-	}
-	to.Codec, to.Frames = from.Codec, from.Frames
-	return c.storeRun(ctx, to, l.stored[:copy(l.stored, stored)])
-}
-
 // uncompress brings the n bytes of a run to the sink: straight, if they are in one piece there. A run
 // that nothing was gained by compressing is read as it is, and compared with the checksums of the
 // body alone.
 func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off, n int64) error {
-	p := view(c.dst.Sink, off, n)
+	p := image.View(c.to, off, n)
 	placed := int64(len(p)) == n
 	if !placed {
 		p = l.raw[:n]
@@ -414,9 +412,10 @@ func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error
 // stored returns a run's bytes, verified: where they are, or in room.
 func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
-	p := view(s.Source, run.Offset, n)
+	host, _ := s.Source.(hostMemory)
+	p := image.View(host, run.Offset, n)
 	if int64(len(p)) < n {
-		p = room[:image.RoundUp(n, tier.Page)]
+		p = room[:placement.RoundUp(n, tier.Page)]
 		if err := s.ReadAt(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}
@@ -431,7 +430,7 @@ func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) (
 // corrupt adds where the corrupt bytes are, at off of a run.
 func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) *image.CorruptError {
 	c.Offset = run.Offset + off
-	if m, ok := s.Source.(fileMemory); ok {
+	if m, ok := s.Source.(tier.FileMemory); ok {
 		volume, file, at := m.Locate(c.Offset)
 		c.Volume, c.Offset = volume+" "+file, at
 	}

@@ -155,8 +155,8 @@ func (s *Dictionaries) Resolve(
 	seen := make(map[*Dictionary]int)
 	for i, l := range layouts {
 		var parts []*Dictionary
-		for _, number := range l.Used() {
-			parts = append(parts, numbered[number])
+		for _, used := range l.Uses {
+			parts = append(parts, numbered[used.Number])
 		}
 		d := s.hold(l, parts, renew)
 		numbered[i] = d
@@ -182,7 +182,7 @@ func (s *Dictionaries) Resolve(
 
 // hold returns the dictionary of l, which the caller holds then.
 func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
-	source, valueType := l.Dictionary()
+	source, valueType := l.Source, l.ValueType
 	key, print := weak.Make(source), fingerprints(source, nil)
 	var made *Dictionary
 	for {

@@ -71,7 +71,7 @@ func (s *Dictionaries) extend(d *Dictionary, l *image.Layout) {
 	tail := bufs[len(bufs)-1].Bytes
 	_, _ = head.WriteString(d.valueType.Fingerprint())
 	_, _ = head.Write(tail[:min(len(tail), headSize)])
-	d.family = family{l.Number() + 1, head.Sum128()}
+	d.family = family{l.Number + 1, head.Sum128()}
 	last := s.Mu.Last[d.family]
 	if last != nil {
 		last.Held++

@@ -34,8 +34,8 @@ const (
 
 // Staging is a pool of equal pinned chunks.
 type Staging interface {
-	Borrow(ctx context.Context) ([]byte, error)
-	TryBorrow() ([]byte, bool) // does not wait, and does not bypass waiters
+	// Borrow returns nil if no chunk is free and wait is not set. It does not bypass waiters.
+	Borrow(ctx context.Context, wait bool) ([]byte, error)
 	Return([]byte)
 	Chunk() int64
 }
@@ -217,20 +217,14 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	if w.chunks == nil {
 		return l, nil
 	}
-	var err error
-	ok := true
-	if wait {
-		l.chunk, err = w.chunks.Borrow(ctx)
-	} else {
-		l.chunk, ok = w.chunks.TryBorrow()
-	}
+	chunk, err := w.chunks.Borrow(ctx, wait)
 	freeBlock := l.free
-	if err != nil || !ok {
+	if chunk == nil {
 		freeBlock()
 		return nil, err
 	}
-	l.free = func() {
-		w.chunks.Return(l.chunk)
+	l.chunk, l.free = chunk, func() {
+		w.chunks.Return(chunk)
 		freeBlock()
 	}
 	return l, nil

@@ -50,21 +50,20 @@ func (p *fewChunks) take(c []byte) []byte {
 	return c
 }
 
-func (p *fewChunks) Borrow(ctx context.Context) ([]byte, error) {
+func (p *fewChunks) Borrow(ctx context.Context, wait bool) ([]byte, error) {
+	if !wait {
+		select {
+		case c := <-p.idle:
+			return p.take(c), nil
+		default:
+			return nil, nil
+		}
+	}
 	select {
 	case c := <-p.idle:
 		return p.take(c), nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	}
-}
-
-func (p *fewChunks) TryBorrow() ([]byte, bool) {
-	select {
-	case c := <-p.idle:
-		return p.take(c), true
-	default:
-		return nil, false
 	}
 }
 

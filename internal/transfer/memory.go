@@ -41,19 +41,10 @@ func memoryOf(buf *tier.Buffer) (sourceAndSink, error) {
 	case tier.DeviceMemory:
 		return &deviceMemory{space: buf.Space(), parts: image.Parts{{N: m.Size(), Addr: m.Addr()}}, whole: m}, nil
 	case tier.FileMemory:
-		return fileMemory{FileMemory: m}, nil
+		return m, nil
 	default:
 		return nil, fmt.Errorf("convert: copying %T: %w", m, tier.ErrNotSupported)
 	}
-}
-
-// view returns the bytes at off of a Source or a Sink in place: n, or fewer if they are not contiguous.
-// It returns nil for memory that Go code cannot reach.
-func view(memory any, off, n int64) []byte {
-	if m, ok := memory.(hostMemory); ok {
-		return image.View(m, off, n)
-	}
-	return nil
 }
 
 // hostMemory is the extents of memory of a host space.
@@ -65,18 +56,6 @@ func (m hostMemory) ReadAt(_ context.Context, p []byte, off int64) error {
 
 func (m hostMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 	return image.Across(m, off, int64(len(p)), func(to []byte) error { p = p[sumcopy.Spread(to, p):]; return nil })
-}
-
-// fileMemory is memory of a volume. It turns the AlteredError of an encrypted volume into a
-// CorruptError, like that of a wrong checksum.
-type fileMemory struct{ tier.FileMemory }
-
-func (m fileMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
-	err := m.FileMemory.ReadAt(ctx, p, off)
-	if a, ok := errors.AsType[*tier.AlteredError](err); ok {
-		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
-	}
-	return err
 }
 
 // deviceMemory is parts of a device's memory, which stand for a body. A transfer borrows a stream

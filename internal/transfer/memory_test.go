@@ -17,12 +17,13 @@ import (
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
+	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
 )
 
-// TestAlteredIsCorruptWhoeverReads: of the memory of a volume by itself.
+// TestAlteredIsCorruptWhoeverReads: a transfer of anybody's with the memory of a volume returns a CorruptError.
 func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 	fsys := faultfs.New(disk.OS(), 1)
 	v, err := volumes.Open(volumes.Config{Dir: t.TempDir(), Capacity: 1 << 20, FS: fsys, Encrypt: true})
@@ -39,14 +40,22 @@ func TestAlteredIsCorruptWhoeverReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer v.Free(m, func() {})
-	file := fileMemory{FileMemory: m.(tier.FileMemory)}
+	file := m.(tier.FileMemory)
 	if err := file.WriteAt(t.Context(), make([]byte, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
 	defer fsys.Add(faultfs.Rule{Ops: []string{"read"}, Effect: faultfs.BitFlip()})()
 	var c *image.CorruptError
 	_, _, at := file.Locate(64 << 10)
-	if err := file.ReadAt(t.Context(), make([]byte, 100), 70_000); !errors.As(err, &c) || c.Offset != at {
+	permits, err := permit.New(permit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Builtin{Permits: permits}
+	err = b.OnDisk(t.Context(), 100, false, func(ctx context.Context) error {
+		return file.ReadAt(ctx, make([]byte, 100), 70_000)
+	})
+	if !errors.As(err, &c) || c.Offset != at {
 		t.Errorf("reading: %v", err)
 	}
 }
@@ -93,7 +102,7 @@ func TestChunksThatExtentsSplitAreVerified(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func(into hostMemory) error {
-		src := &bytesFrom{Source: fileMemory{FileMemory: file}, space: anyHost, desc: desc, size: desc.Body, verify: true}
+		src := &bytesFrom{Source: file, space: anyHost, desc: desc, size: desc.Body, verify: true}
 		return new(Builtin).copy(t.Context(), &bytesTo{Sink: into, space: anyHost}, src)
 	}
 	first, step := testseed.Share(t, 3)
@@ -165,10 +174,9 @@ func (m *pageMemory) WriteAt(_ context.Context, p []byte, off int64) error {
 // heapChunks is Staging of the heap.
 type heapChunks struct{}
 
-func (heapChunks) Borrow(context.Context) ([]byte, error) { return make([]byte, 64<<10), nil }
-func (heapChunks) TryBorrow() ([]byte, bool)              { return make([]byte, 64<<10), true }
-func (heapChunks) Return([]byte)                          {}
-func (heapChunks) Chunk() int64                           { return 64 << 10 }
+func (heapChunks) Borrow(context.Context, bool) ([]byte, error) { return make([]byte, 64<<10), nil }
+func (heapChunks) Return([]byte)                                {}
+func (heapChunks) Chunk() int64                                 { return 64 << 10 }
 
 // TestAnotherKindOfMemory: a Source and a Sink are all that a further tier needs. Bytes go from and to
 // host memory, between two such memories, and through a compressed form.

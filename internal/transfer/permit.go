@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/fairqueue"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -69,7 +70,8 @@ func (b *Builtin) Spare(ctx context.Context, quiet time.Duration) (_ context.Con
 // bytes to one. Every transfer of the built-in converters with a disk goes through it, and those of
 // a user's converter must. pinned is how many bytes of pinned memory f uses at a time. f must use
 // the context that it gets: it records the permit, so that OnDisk within OnDisk asks for no second
-// one. f must not wait for room in any memory.
+// one. f must not wait for room in any memory. The AlteredError of an encrypted volume becomes a
+// *image.CorruptError, like that of a wrong checksum.
 //
 // A user's transfer waits for its bytes of the budget permit.Host, at most the whole budget, and to
 // write for a slot. A move of the monitor needs no bytes, because it uses few chunks. To write, it
@@ -122,7 +124,11 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		return err
 	}
 	defer func() { err = cmp.Or(err, got.Release()) }() // nil if it is the reserve
-	return f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
+	err = f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
+	if a, ok := errors.AsType[*tier.AlteredError](err); ok && !errors.Is(err, image.ErrCorrupt) {
+		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
+	}
+	return err
 }
 
 // Permitted runs f, which transfers bytes from src to dst and has so many of them, but at most

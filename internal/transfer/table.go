@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -60,7 +61,7 @@ func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Pee
 			defer end()
 		}
 		m.parts = append(m.parts, image.Part{Off: src.size, N: r.N, Addr: r.Addr})
-		src.size += image.RoundUp(r.N, 8) // so that no value is cut
+		src.size += placement.RoundUp(r.N, 8) // so that no value is cut
 	}
 	var mu sync.Mutex
 	src.see = func(p []byte, off int64) {

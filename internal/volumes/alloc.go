@@ -40,7 +40,7 @@ type extents struct {
 	freed bool
 }
 
-// piece is a part of a memory. At is where it begins in the file.
+// piece is a part of a memory, of whole pages. At is where it begins in the file.
 type piece = placement.Piece[int64]
 
 var _ tier.FileMemory = (*extents)(nil)
@@ -63,30 +63,8 @@ func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 	return e.v.cfg.Dir, spillName, in.At + off - in.Off
 }
 
-// round returns n rounded up to a multiple of 4096.
-func round(n int64) int64 { return (n + tier.Page - 1) &^ (tier.Page - 1) }
-
 // Charge returns size rounded up to a multiple of 4096.
-func (v *Volume) Charge(size int64) int64 { return round(size) }
-
-// source is the backed room, for package placement. Its caller has v.mu.
-type source struct{ v *Volume }
-
-func (s source) Alloc(n int64) (off int64, ok bool) {
-	n = round(n)
-	if off, ok = s.v.mu.backed.Alloc(n); ok {
-		s.v.mu.used += n
-	}
-	return off, ok
-}
-
-func (s source) Free(off, n int64) {
-	n = round(n)
-	s.v.mu.backed.Free(off, n)
-	s.v.mu.used -= n
-}
-
-func (s source) Largest() int64 { return s.v.mu.backed.Largest() }
+func (v *Volume) Charge(size int64) int64 { return placement.RoundUp(size, tier.Page) }
 
 // Alloc returns a memory of size > 0 bytes with any contents. Room that was written and freed before
 // comes first, because it is written again at twice the speed of fresh room. Then the volume takes room
@@ -105,8 +83,10 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	var refusal, err error
 	v.mu.Lock()
 	if !v.mu.closed {
-		if at, ok := (source{v}).Alloc(size); ok { // as a rule
-			e.pieces = []piece{{Len: size, At: at}}
+		need := placement.RoundUp(size, tier.Page)
+		if at, ok := v.mu.backed.Alloc(need); ok { // as a rule
+			e.pieces = []piece{{Len: need, At: at}}
+			v.mu.used += need
 			v.mu.idle = min(v.mu.idle, v.mu.backed.FreeBytes())
 		}
 	}
@@ -144,12 +124,14 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 		slices.Sort(cuts)
 		cuts = slices.Compact(cuts)
 	}
-	need, minPiece := round(e.size), v.cfg.Request
+	need, minPiece := placement.RoundUp(e.size, tier.Page), v.cfg.Request
 	for hasToken := false; ; {
 		v.mu.Lock()
 		closed, placed := v.mu.closed, false
 		if !closed && v.mu.backed.FreeBytes() >= need {
-			e.pieces, placed = placement.Place(source{v}, e.size, cuts, minPiece)
+			if e.pieces, placed = placement.Place(v.mu.backed, need, cuts, minPiece); placed {
+				v.mu.used += need
+			}
 			v.mu.idle = min(v.mu.idle, v.mu.backed.FreeBytes())
 		}
 		v.mu.Unlock()
@@ -278,7 +260,7 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 // it meanwhile.
 func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e := m.(*extents)
-	size = round(size)
+	size = placement.RoundUp(size, tier.Page)
 	if e.sealed != nil && size < e.size {
 		size = e.sealed.cut(size)
 	}
@@ -300,14 +282,15 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if e.kept != nil {
-		v.mu.used -= round(e.size) - size
-		v.given.Add(round(e.size) - size)
+		v.mu.used -= placement.RoundUp(e.size, tier.Page) - size
+		v.given.Add(placement.RoundUp(e.size, tier.Page) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {
 		keep := min(p.Len, max(0, size-p.Off))
 		if keep < p.Len && e.kept == nil {
-			source{v}.Free(p.At+keep, p.Len-keep)
+			v.mu.backed.Free(p.At+keep, p.Len-keep)
+			v.mu.used -= p.Len - keep
 		}
 		if p.Len = keep; keep > 0 {
 			left = append(left, p)
@@ -340,7 +323,8 @@ func (e *extents) unref() {
 	v.mu.Lock()
 	for _, p := range e.pieces {
 		if k == nil {
-			source{v}.Free(p.At, p.Len)
+			v.mu.backed.Free(p.At, p.Len)
+			v.mu.used -= p.Len
 		}
 	}
 	closed := v.mu.closed
@@ -368,11 +352,8 @@ func (v *Volume) Together() int64 {
 	if v.sealer != nil || v.cfg.Persist {
 		return 0
 	}
-	pace := v.speed.stats()
-	n := v.cfg.Request
-	if pace.Bandwidth > 0 {
-		n = min(n, max(pace.Bandwidth/togetherPerSecond, minTogether))
-	}
+	pace := v.Pace()
+	n := min(v.cfg.Request, max(pace.Bandwidth/togetherPerSecond, minTogether))
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.mu.closed {

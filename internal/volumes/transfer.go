@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
+	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -179,7 +180,7 @@ func (e *extents) do(
 	} else {
 		borrowed := v.buffers.borrow()
 		buf, start := borrowed.bytes, at-at%tier.Page // at, if p is written
-		pages := buf[:round(at+n)-start]
+		pages := buf[:placement.RoundUp(at+n, tier.Page)-start]
 		switch {
 		case e.sealed != nil && what == writing:
 			err = e.sealed.Write(f, at, p, off, buf)

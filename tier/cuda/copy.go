@@ -89,7 +89,7 @@ func (d *gpu) CopyRegions(ts tier.Stream, regions []tier.Region) error {
 // region checks a region, and returns it as the driver wants it. Host memory that is not pinned is
 // replaced with a chunk of the device's own, which work then has.
 func (d *gpu) region(r tier.Region, work *due) (p cuda.Copy, err error) {
-	if p.Size, err = devpool.RegionSize(r, true); err != nil {
+	if p.Size, err = devpool.RegionSize(r); err != nil {
 		return p, err
 	}
 	if r.HostDst == nil {

@@ -183,16 +183,14 @@ func digest(rec arrow.RecordBatch, piece []byte) (sum tier.Digest, err error) {
 	defer l.Close()
 	at := int64(0)
 	for _, part := range append([]*convert.Layout{l}, l.Dictionaries...) {
-		for {
-			n, err := part.Next(piece)
-			if err == io.EOF {
-				break
-			}
-			if err != nil {
+		for off := int64(0); off < part.Desc.Body; {
+			p := piece[:min(int64(len(piece)), part.Desc.Body-off)]
+			if err := part.Write(p, off); err != nil {
 				return tier.Digest{}, err
 			}
-			sum = sum.Add(tier.DigestBytes(piece[:n], at/8))
-			at += int64(n)
+			sum = sum.Add(tier.DigestBytes(p, at/8))
+			off += int64(len(p))
+			at += int64(len(p))
 		}
 	}
 	return sum, nil
