@@ -151,7 +151,10 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 	var report events.Event
 	m.mu.Lock()
 	stats, way := &m.mu.stats, &from.edges[to.place]
-	e := m.entryLocked(v.Batch) // nil if it was dropped meanwhile
+	e := m.mu.entries[v.ID]
+	if e != nil && e.b != v.Batch {
+		e = nil // it was dropped meanwhile
+	}
 	f := m.mu.faults[e]
 	if f == nil {
 		f = &fault{}

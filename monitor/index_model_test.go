@@ -54,10 +54,10 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 			if e.moving {
 				sum.moving += e.bytes
 			}
-			all = append(all, listed{Key{uint64(e.size)}, e.id, e})
+			all = append(all, listed{Key{e.size}, e.id, e})
 			if e.victim && e.not&s.lower != s.lower {
 				victims = append(victims, listed{e.key, e.id, e})
-				small = append(small, listed{Key{uint64(e.bytes)}, e.id, e})
+				small = append(small, listed{Key{e.bytes}, e.id, e})
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {

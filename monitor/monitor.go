@@ -324,7 +324,7 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 		if other == s || other.Lost() != nil {
 			continue
 		}
-		other.sizes.DescendLessOrEqual(listed{key: Key{uint64(now.Ceiling / 2), 1}}, func(l listed) bool {
+		other.sizes.DescendLessOrEqual(listed{key: Key{now.Ceiling / 2, 1}}, func(l listed) bool {
 			largest = max(largest, l.e.size)
 			return false
 		})

@@ -212,6 +212,14 @@ func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *
 
 func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
 
+// entryLocked returns the entry of b, nil if it has none.
+func (m *Monitor) entryLocked(b *batch.Batch) *entry {
+	if e := m.mu.entries[b.ID()]; e != nil && e.b == b {
+		return e
+	}
+	return nil
+}
+
 // worldOf makes the spaces of a world.
 func worldOf(t testing.TB, s sizes) *world {
 	t.Helper()
