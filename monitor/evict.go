@@ -365,7 +365,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			ID: t.ID(), Place: t.place, Room: is.Ceiling - used, BelowTrigger: math.MaxInt64,
 			Pace: t.Pace(), Charge: t.Charge,
 		}
-		sp.Headroom, sp.Spare = m.headroom(t)
+		sp.Headroom, sp.Spare = m.Headroom(t.ID())
 		if t.lower != 0 {
 			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + is.Retired - is.Unsure
 		}

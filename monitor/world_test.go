@@ -210,7 +210,10 @@ func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *
 	return w
 }
 
-func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
+func (w *world) headroom(id tier.ID, need int64) int64 {
+	n, spare := w.mon.Headroom(id)
+	return max(0, min(n, spare-need))
+}
 
 // entryLocked returns the entry of b, nil if it has none.
 func (m *Monitor) entryLocked(b *batch.Batch) *entry {
