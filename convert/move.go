@@ -283,9 +283,9 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 var errViaHost = errors.New("convert: the batch moves by way of an image in host memory")
 
 // route returns the form that src gets in a space, its converter, nil if there is none, and whether src
-// must become an image in host memory first. as is the type; "" means the best one: that of the program's payload which src is, or was made
-// of, if there is a converter to it, or else an image: of the type that Builtin.TypeIn chooses, if
-// there is a converter to that.
+// must become an image in host memory first. as is the type; "" means the best one: that of the
+// program's payload which src is, or was made of, if there is a converter to it, or else an image: of
+// the type that Builtin.TypeIn chooses, if there is a converter to that.
 func (m *Mover) route(
 	src batch.Payload, to *tier.Space, as batch.PayloadType,
 ) (form Form, e *entry, viaHost bool) {

@@ -117,7 +117,8 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 		}
 		x := one{i: i, transit: transit, place: b.Cut().Place}
 		x.moved = events.Event{
-			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID()), From: from.ID(), To: to, Bytes: n, Reason: reason,
+			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID()),
+			From: from.ID(), To: to, Bytes: n, Reason: reason,
 		}
 		if m.cfg.Events != nil {
 			x.moved.Origin = originOf(ctx, x.place)

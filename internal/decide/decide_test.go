@@ -196,7 +196,10 @@ func randomState(r *rand.Rand) Snapshot {
 	ids := slices.DeleteFunc(all, func(id tier.ID) bool { return id != gpu0 && r.IntN(3) == 0 })
 	var shapes []shape
 	for range ids {
-		sh := shape{limit: 60 + r.Int64N(41), first: r.Int64N(20), used: r.Int64N(30), blocked: r.IntN(5) == 0, more: r.IntN(3) == 0}
+		sh := shape{
+			limit: 60 + r.Int64N(41), first: r.Int64N(20), used: r.Int64N(30),
+			blocked: r.IntN(5) == 0, more: r.IntN(3) == 0,
+		}
 		for sh.used < sh.limit && r.IntN(12) > 0 {
 			n := 1 + r.Int64N(min(sh.limit-sh.used, 30))
 			sh.victims = append(sh.victims, n)
