@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
@@ -623,20 +625,31 @@ func (j *job) work(ctx context.Context) {
 			if err != nil && ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", errEnding, err)
 			}
-			isTogether := err != nil && len(errs) > 1
+			kind, isTogether := kindOf(err, j.to.ID()), err != nil && len(errs) > 1
 			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
-			// has failed.
+			// has failed. The mover emits the events.
 			if !isTogether || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
 				isLogged = isLogged || isTogether
-				j.m.logMove(v, j.from, j.to, j.reason, took, err)
+				level, text := slog.LevelDebug, "a move failed; the batch stays where it is"
+				switch {
+				case kind == moved:
+					text = "a move has ended"
+				case kind == cancelled:
+					text = "a move was broken off; the batch stays where it is"
+				case kind == failed && !errors.Is(err, tier.ErrLost):
+					level = slog.LevelWarn
+				}
+				j.m.report(level, text, events.Event{
+					Batch: uint64(v.ID), From: j.from.ID(), To: j.to.ID(), Bytes: v.Bytes,
+					Reason: j.reason, Took: took, Err: err,
+				})
 			}
 			if isTogether {
 				v.alone = true
 				again = append(again, v)
 				continue
 			}
-			kind, retry := j.m.noteMove(v, j.from, j.to, err)
-			isRetry = isRetry || retry
+			isRetry = j.m.noteMove(v, j.from, j.to, kind, err) || isRetry
 			if kind == moved {
 				freed += v.Bytes
 			}

@@ -223,6 +223,12 @@ func (m *Monitor) entryLocked(b *batch.Batch) *entry {
 	return nil
 }
 
+// noted notes the end of a move that returned err.
+func (m *Monitor) noted(v Victim, from, to *space, err error) (kind outcome, retry bool) {
+	kind = kindOf(err, to.ID())
+	return kind, m.noteMove(v, from, to, kind, err)
+}
+
 // worldOf makes the spaces of a world.
 func worldOf(t testing.TB, s sizes) *world {
 	t.Helper()
