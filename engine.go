@@ -136,7 +136,10 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 		Evict: func(ctx context.Context, id tier.ID, bytes int64) reservation.Eviction {
 			return e.monitor.Evict(ctx, id, bytes)
 		},
-		Headroom:     func(id tier.ID, need int64) int64 { return e.monitor.Headroom(id, need) },
+		Headroom: func(id tier.ID, need int64) int64 {
+			n, spare := e.monitor.Headroom(id)
+			return max(0, min(n, spare-need))
+		},
 		StallTimeout: e.cfg.StallTimeout,
 		Clear: func(id tier.ID, enough func() bool) {
 			if e.monitor != nil { // there are no batches before
@@ -276,7 +279,7 @@ type observer struct {
 }
 
 func (o observer) BatchChanged(b *batch.Batch, now batch.Info) {
-	o.e.monitor.BatchChanged(b, now)
+	_ = o.e.monitor.Register(b, now)
 	o.e.recorder.BatchChanged(b)
 	if now.State == batch.Released {
 		o.e.mover.BatchChanged(b, now)

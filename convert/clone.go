@@ -53,10 +53,15 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		return nil, err
 	}
 	moved := func(then batch.Info) bool { return then.Space != now.Space || then.Form != now.Form }
-	form, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
-	if from := form; m.cfg.Registry.lookup(from, form) == nil {
-		if form = ImageIn(now.Space.Kind); m.cfg.Registry.lookup(from, form) == nil {
-			form, to = ImageIn(tier.Host), reservation.AnyInTier(tier.Host)
+	from, to := Form{now.Form, now.Space.Kind}, reservation.Specific(now.Space)
+	convert, err := m.cfg.Registry.Lookup(from, from)
+	if err != nil {
+		convert, err = m.cfg.Registry.Lookup(from, ImageIn(now.Space.Kind))
+	}
+	if err != nil {
+		to = reservation.AnyInTier(tier.Host)
+		if convert, err = m.cfg.Registry.Lookup(from, ImageIn(tier.Host)); err != nil {
+			return nil, err
 		}
 	}
 	q := &request{
@@ -72,7 +77,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		if moved(b.Cut()) {
 			return errors.Join(errStale, h.Close())
 		}
-		out, err = m.convert(ctx, h.Payload(), form, r)
+		out, err = convert(ctx, h.Payload(), r)
 		if err = errors.Join(err, h.Close()); err != nil && out != nil {
 			err = errors.Join(err, release(out))
 		}

@@ -36,17 +36,6 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 	return o
 }
 
-// emitMove emits MoveBegun or MoveEnded for a batch that is in transit. bytes are those to move, or
-// those that were moved. The context has the origin of the move. Each MoveBegun needs one MoveEnded
-// before the transit ends, so that the events of a batch alternate.
-func (m *Mover) emitMove(ctx context.Context, kind events.Kind, moved *Moved, bytes int64) {
-	m.emit(events.Event{
-		Kind: kind, Context: ctx, Origin: events.From(ctx), Batch: uint64(moved.Batch),
-		From: moved.From, To: moved.To, Bytes: bytes, Took: moved.Took,
-		Reason: moved.Reason, Copy: moved.Copy, Err: moved.Err,
-	})
-}
-
 // ofBatch adds the id of b to an error about a batch or about corrupt bytes. For corrupt bytes it
 // also counts them and emits Corrupt.
 func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {

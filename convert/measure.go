@@ -13,6 +13,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
+// Moved is what Measure returns of two spaces.
+type Moved struct {
+	From, To tier.ID
+	Bytes    int64 // of the body
+	Took     time.Duration
+	Err      error
+}
+
 // Measure moves a batch of rec's data from each space to each other one: once without measuring,
 // and then times times. It returns an entry for each pair of spaces, in their order: Bytes is the
 // size of a move, Took the median. If a batch cannot go there, Err is the reason: a
@@ -39,7 +47,7 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 			if from == to {
 				continue
 			}
-			e := Moved{From: from.ID(), To: to.ID(), Reason: ReasonWork}
+			e := Moved{From: from.ID(), To: to.ID()}
 			var all []time.Duration
 			for len(all) <= times && e.Err == nil {
 				var took time.Duration

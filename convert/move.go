@@ -23,7 +23,7 @@ type move struct {
 	b      *batch.Batch
 	to     reservation.Strategy
 	as     batch.PayloadType // the type to make; "" means the best one for the space, see Mover.route
-	reason string            // for Moved
+	reason string            // for events and Stats
 
 	evicts       bool                     // for the monitor: waits neither for room nor for the batch
 	prefetches   bool                     // waits for nothing, and takes no room that others need
@@ -193,7 +193,7 @@ func (m *Mover) attempt(
 	if mv.arrived(b.Cut()) || mv.prefetches && from.Kind() < to.Kind() {
 		return nil, errStale // another caller brought it while this one waited
 	}
-	form, viaHost := m.route(src, to, mv.as)
+	form, e, viaHost := m.route(src, to, mv.as)
 	switch {
 	case viaHost && to.Kind().IsMemory():
 		mv.as = form.Type // the image there is not the end of the way
@@ -205,8 +205,12 @@ func (m *Mover) attempt(
 		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}
 
-	moved := &Moved{Batch: now.ID, From: from.ID(), To: to.ID(), Reason: mv.reason}
-	m.emitMove(ctx, events.MoveBegun, moved, body)
+	// Each MoveBegun needs one MoveEnded before the transit ends, so that the events of a batch alternate.
+	moved := events.Event{
+		Kind: events.MoveBegun, Context: ctx, Origin: events.From(ctx), Batch: uint64(now.ID),
+		From: from.ID(), To: to.ID(), Bytes: body, Reason: mv.reason,
+	}
+	m.emit(moved)
 	start := time.Now()
 	clean := form.Type
 	if mv.as == "" && to.Kind().IsStorage() {
@@ -215,11 +219,13 @@ func (m *Mover) attempt(
 	out := b.Promote(clean, r)
 	switch moved.Copy = out != nil; {
 	case moved.Copy:
+		moved.Bytes = 0
 	case viaHost: // the clean image is gone
 		err = errViaHost
+	case e == nil:
+		err = missing(Form{src.Type(), from.Kind()}, form)
 	default:
-		moved.Bytes = body
-		out, err = m.convert(ctx, src, form, r)
+		out, err = e.convert(ctx, src, r)
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
@@ -228,10 +234,10 @@ func (m *Mover) attempt(
 	} else if err = b.Fits(transit, out); err != nil {
 		err = unfit(mv.b, out, err)
 	}
-	if moved.Took, moved.Err = time.Since(start), err; err != nil {
+	if moved.Kind, moved.Took, moved.Err = events.MoveEnded, time.Since(start), err; err != nil {
 		moved.Bytes = 0
 	}
-	m.emitMove(ctx, events.MoveEnded, moved, moved.Bytes)
+	m.emit(moved)
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +255,7 @@ func (m *Mover) attempt(
 	if h, err = b.Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return nil, unfit(mv.b, out, err)
 	}
-	m.stats.add(moved, body, now.Place)
+	m.stats.add(&moved, body, now.Place)
 	return h, nil
 }
 
@@ -276,11 +282,13 @@ func distrust(ctx context.Context, err error, between ...*tier.Space) {
 // program needs converters to and from such images only.
 var errViaHost = errors.New("convert: the batch moves by way of an image in host memory")
 
-// route returns the form that src gets in a space, and whether it must become an image in host memory
-// first. as is the type; "" means the best one: that of the program's payload which src is, or was made
-// of, if there is a converter to it, or else an image: of the type that Builtin.TypeIn chooses, if
-// there is a converter to that.
-func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (form Form, viaHost bool) {
+// route returns the form that src gets in a space, its converter, nil if there is none, and whether src
+// must become an image in host memory first. as is the type; "" means the best one: that of the
+// program's payload which src is, or was made of, if there is a converter to it, or else an image: of
+// the type that Builtin.TypeIn chooses, if there is a converter to that.
+func (m *Mover) route(
+	src batch.Payload, to *tier.Space, as batch.PayloadType,
+) (form Form, e *entry, viaHost bool) {
 	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
 	host := Form{batch.PlainImage, tier.Host}
 	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
@@ -298,29 +306,9 @@ func (m *Mover) route(src batch.Payload, to *tier.Space, as batch.PayloadType) (
 		}
 	}
 	form = Form{as, to.Kind()}
-	viaHost = form != host && !has(from, form) && has(from, host) && (!isImage || form == own && has(host, own))
-	return form, viaHost
-}
-
-// convert makes a payload of a form out of src, drawn from r. An image remembers the type of the
-// program's payload that it was made of.
-func (m *Mover) convert(
-	ctx context.Context, src batch.Payload, form Form, r *reservation.Reservation,
-) (batch.Payload, error) {
-	from := Form{src.Type(), src.Space().Kind()}
-	e := m.cfg.Registry.lookup(from, form)
-	if e == nil {
-		return nil, missing(from, form)
-	}
-	out, err := e.convert(ctx, src, r)
-	if made, ok := out.(*batch.Image); ok {
-		if img, ok := src.(*batch.Image); ok {
-			made.Parts.Program = img.Parts.Program
-		} else {
-			made.Parts.Program = src.Type()
-		}
-	}
-	return out, err
+	e = m.cfg.Registry.lookup(from, form)
+	viaHost = form != host && e == nil && has(from, host) && (!isImage || form == own && has(host, own))
+	return form, e, viaHost
 }
 
 // quiet is for how long nothing is prefetched to a space after the monitor has evicted a batch from

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
@@ -19,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Why a batch is moved: the Reason of Moved.
+// Why a batch is moved: the Reason of events, and of the Mover's statistics.
 const (
 	ReasonTrigger = "trigger" // the monitor: the space is at its trigger or above
 	ReasonDemand  = "demand"  // the monitor: requests wait for room
@@ -43,17 +42,6 @@ type MoverConfig struct {
 	Persists     func(tier.ID) bool
 	PersistAhead bool         // pre-clean to such spaces too, which records batches that are still in faster tiers
 	Logger       *slog.Logger // logs panics of Events and oversized batches; nil means slog.Default
-}
-
-// Moved describes a move that has ended.
-type Moved struct {
-	Batch    batch.ID
-	From, To tier.ID
-	Bytes    int64 // of the body; 0 if the move failed, or used a clean image
-	Copy     bool  // the target had a clean image of the batch: see batch.Batch.Copies
-	Took     time.Duration
-	Reason   string
-	Err      error
 }
 
 // Mover moves batches between spaces. An engine has one, and all code that needs a batch in another

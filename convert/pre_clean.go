@@ -74,8 +74,11 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	}
 	disk := r.Space()
 	before := disk.Evicted()
-	form, _ := m.route(img, disk, "")
-	out, err := m.convert(ctx, img, form, r)
+	_, e, _ := m.route(img, disk, "")
+	if e == nil { // the program has unregistered it
+		return 0, r.Release()
+	}
+	out, err := e.convert(ctx, img, r)
 	released := r.Release() // now, because an open reservation would have the bytes of a clean image back
 	switch {
 	case err == nil:

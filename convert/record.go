@@ -107,13 +107,17 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
+	convert, err := m.cfg.Registry.Lookup(Form{src.Type(), src.Space().Kind()}, ImageIn(tier.Host))
+	if err != nil {
+		return nil, err
+	}
 	q := &request{
 		m: m, to: reservation.AnyInTier(tier.Host), what: m.footprint(descriptorOf(src), src.Bytes()),
 		room: reservation.Options{Purpose: reservation.Consuming}, waits: true, source: src.Space(),
 	}
 	var out batch.Payload
-	err := q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
-		out, err = m.convert(ctx, src, ImageIn(tier.Host), r)
+	err = q.inRoom(ctx, func(r *reservation.Reservation) (err error) {
+		out, err = convert(ctx, src, r)
 		return err
 	})
 	if errors.Is(err, errStale) {

@@ -166,10 +166,10 @@ func (g *Registry) lookup(from, to Form) *entry {
 // missing returns the error of a batch for which there is no converter.
 func missing(from, to Form) error { return &batch.UnmovableError{Err: &NoConverterError{from, to}} }
 
-// guarded returns f with what all converters have in common. A panic of f, or of a payload, is an
-// error, and so is a payload that is none, is src itself, or is in another space than r; it is
-// released. An error whose cause is the batch, and not memory, a volume or a device, is a
-// *batch.UnmovableError.
+// guarded returns f with what all converters have in common. An image remembers the type of the
+// program's payload that it was made of. A panic of f, or of a payload, is an error, and so is a payload
+// that is none, is src itself, or is in another space than r; it is released. An error whose cause is
+// the batch, and not memory, a volume or a device, is a *batch.UnmovableError.
 func (e Edge) guarded(f Func, builtin bool) Func {
 	what := fmt.Sprintf("convert: the converter from %s to %s", e.From, e.To)
 	return func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (out batch.Payload, err error) {
@@ -199,6 +199,13 @@ func (e Edge) guarded(f Func, builtin bool) Func {
 			err = errors.New(what + " has made no copy")
 		case out.Space() != r.Space():
 			err = fmt.Errorf("%s made a payload that is not in %s", what, r.Space().ID())
+		}
+		if made, ok := out.(*batch.Image); ok && err == nil {
+			if img, ok := src.(*batch.Image); ok {
+				made.Parts.Program = img.Parts.Program
+			} else {
+				made.Parts.Program = src.Type()
+			}
 		}
 		return out, err
 	}

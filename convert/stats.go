@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/histogram"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -101,7 +102,7 @@ type work struct {
 const latest = time.Second
 
 // add counts a move of a body, which is that of a batch in a place.
-func (s *stats) add(m *Moved, body int64, at batch.Place) {
+func (s *stats) add(m *events.Event, body int64, at batch.Place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.workLocked(at)

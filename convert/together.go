@@ -21,7 +21,7 @@ var errLone = fmt.Errorf("convert: the batch is not moved together with others: 
 // Evict is Move of the first of these batches to one space, for the monitor. It does not wait for room
 // or for the batch: no room now is a *tier.NoSpaceError, and a batch in use a *batch.StateError. To write
 // to disk it waits only for other moves of the monitor, even if programs have all spill slots. reason
-// goes into Moved.
+// is for events and Stats.
 //
 // To a disk, Evict moves as many of the following batches as it can together with the first, which takes
 // much less time for each. It returns the errors of the batches that it has tried to move, which are the
@@ -83,10 +83,9 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	ctx = transfer.ForMonitor(ctx)
 	type one struct { // a batch in transit
 		i       int // which of all
-		ctx     context.Context
 		transit *batch.Transit
 		place   batch.Place
-		moved   Moved
+		moved   events.Event // with the context of the move
 	}
 	list := make([]one, 0, len(all))
 	images, sizes := make([]*batch.Image, 0, len(all)), make([]int64, 0, len(all))
@@ -116,10 +115,14 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 			_ = transit.Abort() // it goes with the next ones
 			break
 		}
-		x := one{i: i, ctx: ctx, transit: transit, place: b.Cut().Place}
-		x.moved = Moved{Batch: b.ID(), From: from.ID(), To: to, Reason: reason}
+		x := one{i: i, transit: transit, place: b.Cut().Place}
+		x.moved = events.Event{
+			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID()),
+			From: from.ID(), To: to, Bytes: n, Reason: reason,
+		}
 		if m.cfg.Events != nil {
-			x.ctx = events.With(ctx, originOf(ctx, x.place))
+			x.moved.Origin = originOf(ctx, x.place)
+			x.moved.Context = events.With(ctx, x.moved.Origin)
 		}
 		list, images, sizes, bytes = append(list, x), append(images, img), append(sizes, n), bytes+n
 		errs = append(errs, nil)
@@ -140,7 +143,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	}
 	defer func() { _ = r.Release() }() // nobody else has it
 	for k := range list {
-		m.emitMove(list[k].ctx, events.MoveBegun, &list[k].moved, sizes[k])
+		m.emit(list[k].moved)
 	}
 	var out []*tier.Buffer
 	buf, err := r.Alloc(bytes)
@@ -161,10 +164,10 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	}
 	for k := range list {
 		x := &list[k]
-		if x.moved.Took, x.moved.Err = took, err; err == nil {
-			x.moved.Bytes = sizes[k]
+		if x.moved.Kind, x.moved.Took, x.moved.Err = events.MoveEnded, took, err; err != nil {
+			x.moved.Bytes = 0
 		}
-		m.emitMove(x.ctx, events.MoveEnded, &x.moved, x.moved.Bytes)
+		m.emit(x.moved)
 		if err != nil {
 			errs[x.i] = err
 			continue
@@ -172,7 +175,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 		b, img := all[x.i], batch.NewImage(images[k].Descriptor(), out[k], disk)
 		img.Parts.Program = images[k].Parts.Program
 		commit := batch.CommitOptions{Reason: reason, Slower: true}
-		if _, err := b.Commit(x.ctx, x.transit, img, commit); err != nil {
+		if _, err := b.Commit(x.moved.Context, x.transit, img, commit); err != nil {
 			errs[x.i] = unfit(b, img, err)
 			continue
 		}

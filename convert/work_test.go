@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -23,8 +24,9 @@ func TestWorkIsBounded(t *testing.T) {
 		}
 		return of
 	}
-	down := &Moved{From: tier.ID{Kind: tier.GPU}, To: tier.ID{Kind: tier.Disk}, Bytes: 3, Took: time.Millisecond, Reason: ReasonTrigger}
-	up := &Moved{From: tier.ID{Kind: tier.Disk}, To: tier.ID{Kind: tier.GPU}, Bytes: 2, Took: time.Millisecond, Reason: ReasonWork}
+	gpu, disk := tier.ID{Kind: tier.GPU}, tier.ID{Kind: tier.Disk}
+	down := &events.Event{From: gpu, To: disk, Bytes: 3, Took: time.Millisecond, Reason: ReasonTrigger}
+	up := &events.Event{From: disk, To: gpu, Bytes: 2, Took: time.Millisecond, Reason: ReasonWork}
 	const operators = 3 * maxOperators
 	first := batch.Place{Plan: 1, Name: "kept"}
 	again := batch.Place{Name: "again", Operator: "scan"} // of many plans with one name

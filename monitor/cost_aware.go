@@ -43,15 +43,15 @@ const (
 func (costAware) Key(info batch.Info) Key {
 	switch {
 	case info.NextUse == batch.Stay:
-		return Key{kept, signed(info.LastUse)}
+		return Key{kept, info.LastUse}
 	case info.Pending > 0:
-		return Key{queued, ^info.Task}
+		return Key{queued, -int64(info.Task)}
 	case info.NextUse == batch.Never:
-		return Key{unneeded, signed(info.LastUse)}
+		return Key{unneeded, info.LastUse}
 	case info.NextUse != 0:
-		return Key{used, ^signed(info.NextUse), signed(info.LastUse)}
+		return Key{used, -info.NextUse, info.LastUse}
 	case info.Uses > 0:
-		return Key{once, ^signed(info.LastUse)}
+		return Key{once, -info.LastUse}
 	}
 	k := planKey(info, false)
 	if k[0] += unused; info.Place.Operator == "" {
@@ -69,8 +69,8 @@ func (costAware) Order(now int64, list []Victim) {
 		if k[0] != used {
 			continue
 		}
-		next := unsigned(^k[1])
-		list[i].Key = Key{used, ^uint64(max(1, next-now, now-next))}
+		next := -k[1]
+		list[i].Key = Key{used, -max(1, next-now, now-next)}
 		if k.stale(now) {
 			list[i].Key[0] = stale
 		}
@@ -79,7 +79,7 @@ func (costAware) Order(now int64, list []Victim) {
 		if v.Key[0] != used && v.Key[0] != stale {
 			return 0
 		}
-		return float64(^v.Key[1]) * float64(v.Bytes) / float64(max(1, v.Down+v.Up))
+		return float64(-v.Key[1]) * float64(v.Bytes) / float64(max(1, v.Down+v.Up))
 	}
 	slices.SortStableFunc(list, func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.Key[0], b.Key[0]), cmp.Compare(worth(b), worth(a)))
@@ -95,6 +95,6 @@ const (
 
 // stale reports whether a batch that was used more than once seems to be unneeded by now.
 func (k Key) stale(now int64) bool {
-	next, last := unsigned(^k[1]), unsigned(k[2])
+	next, last := -k[1], k[2]
 	return k[0] == used && next > last && now-last > staleAfter && (now-last)/patience > next-last
 }

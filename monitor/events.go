@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // Normal events are logged at debug level: moves, moves that find no room or a batch in use, crossed
@@ -27,22 +25,6 @@ func (m *Monitor) report(level slog.Level, text string, e events.Event, more ...
 	if e.Kind != 0 && m.cfg.Events != nil {
 		m.cfg.Events(e)
 	}
-}
-
-// logMove logs the end of a move. The mover emits the event.
-func (m *Monitor) logMove(v Victim, from, to *space, reason string, took time.Duration, err error) {
-	level, text := slog.LevelDebug, "a move failed; the batch stays where it is"
-	switch kind := kindOf(err, to.ID()); {
-	case kind == moved:
-		text = "a move has ended"
-	case kind == cancelled:
-		text = "a move was broken off; the batch stays where it is"
-	case kind == failed && !errors.Is(err, tier.ErrLost):
-		level = slog.LevelWarn
-	}
-	m.report(level, text, events.Event{
-		Batch: uint64(v.ID), From: from.ID(), To: to.ID(), Bytes: v.Bytes, Reason: reason, Took: took, Err: err,
-	})
 }
 
 // reportPressure reports that a space's pressure rose to the trigger, or fell to the stop mark. When

@@ -83,30 +83,75 @@ func TestEdgeRefuses(t *testing.T) {
 	}
 }
 
-// TestLog: what is logged of moves and of spaces, and at which level.
+// textLogger returns a logger that writes all lines to out, without their times.
+func textLogger(out *bytes.Buffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{
+		Level: slog.LevelDebug,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+// TestLogOfMoves: what is logged of the end of a move, and at which level.
+func TestLogOfMoves(t *testing.T) {
+	const stays = "a move failed; the batch stays where it is"
+	for _, tt := range []struct {
+		err              error
+		cancels          bool
+		level, text, end string
+	}{
+		{level: "DEBUG", text: "a move has ended"},
+		{&tier.NoSpaceError{Space: host0}, false, "DEBUG", stays, ` error="host:0 has no space for 0 bytes: 0 available"`},
+		{errors.New("broken"), false, "WARN", stays, " error=broken"},
+		{tier.ErrClosed, true, "DEBUG", "a move was broken off; the batch stays where it is",
+			` error="monitor: the move is not needed any more: closed"`},
+		{&batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}, false, "DEBUG", stays,
+			` error="batch 7 cannot be converted: no converter"`},
+		{fmt.Errorf("moving: %w", tier.ErrLost), false, "DEBUG", stays, ` error="moving: lost"`},
+	} {
+		bubble(t, fmt.Sprint(tt.err), func(t *testing.T) {
+			var out bytes.Buffer
+			w := newWorld(t, sizes{gpu0: 10 * kib, host0: 10 * kib}, func(c *Config, w *world) {
+				c.Logger = textLogger(&out)
+				w.mover.bytesA = time.Second / 4
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			w.mover.fault = func(*batch.Batch, tier.ID, tier.ID) error {
+				if tt.cancels {
+					cancel()
+				}
+				return tt.err
+			}
+			b := w.put(gpu0, 4*kib, seq(1))
+			j := &job{
+				m: w.mon, from: w.mon.byID[gpu0], to: w.mon.byID[host0], reason: decide.Demand, goal: -1,
+				until: time.Now().Add(time.Hour), left: []Victim{{Batch: b, ID: b.ID(), Bytes: 4 * kib}},
+			}
+			j.work(ctx)
+			want := fmt.Sprintf("level=%s msg=%q batch=%d from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand%s",
+				tt.level, "spillway: "+tt.text, b.ID(), tt.end)
+			if got, _, _ := bytes.Cut(out.Bytes(), []byte("\n")); string(got) != want {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+			w.end(b)
+		})
+	}
+}
+
+// TestLog: what is logged of spaces, and of batches that cannot be moved, and at which level.
 func TestLog(t *testing.T) {
 	bubble(t, "all kinds", func(t *testing.T) {
 		var out bytes.Buffer
 		w := newWorld(t, sizes{gpu0: 10 * kib, host0: 4 * kib}, func(c *Config, w *world) {
-			c.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
-				Level: slog.LevelDebug,
-				ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-					if a.Key == slog.TimeKey {
-						return slog.Attr{}
-					}
-					return a
-				},
-			}))
+			c.Logger = textLogger(&out)
 		})
 		gpu, host := w.mon.spaces[0], w.mon.spaces[1]
-		v := Victim{ID: 7, Bytes: 4096}
 		cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
-		for _, err := range []error{
-			nil, &tier.NoSpaceError{Space: host0}, errors.New("broken"), fmt.Errorf("%w: %w", errEnding, tier.ErrClosed),
-			cannot, fmt.Errorf("moving: %w", tier.ErrLost),
-		} {
-			w.mon.logMove(v, gpu, host, decide.Demand, time.Second, err)
-		}
 		w.mon.reportPressure(gpu, 9*kib, true)
 		w.mon.reportPressure(host, 4*kib, true)
 		w.mon.reportPressure(gpu, 6*kib, false)
@@ -130,16 +175,10 @@ func TestLog(t *testing.T) {
 		for range 2 {
 			step(9 * kib)
 		}
-		w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
+		w.mon.noted(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
 		w.pools[gpu0].Lose(errors.New("gone"))
 		w.mon.step(t.Context())
-		want := `level=DEBUG msg="spillway: a move has ended" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand
-level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="host:0 has no space for 0 bytes: 0 available"
-level=WARN msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error=broken
-level=DEBUG msg="spillway: a move was broken off; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="monitor: the move is not needed any more: closed"
-level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="batch 7 cannot be converted: no converter"
-level=DEBUG msg="spillway: a move failed; the batch stays where it is" batch=7 from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand error="moving: lost"
-level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
+		want := `level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
 level=WARN msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457
 level=DEBUG msg="spillway: pressure fell to the stop mark" to=gpu:0 bytes=6144 capacity=10240 trigger=8192 stop=6144
 level=DEBUG msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457

@@ -1,9 +1,11 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/reservation"
@@ -282,7 +285,6 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		return max(0, freed), retry
 	}
 	jobs := make([]*job, len(below))
-	var all []*job
 	for _, move := range moves {
 		i := move.To - 1
 		if jobs[i] == nil {
@@ -290,24 +292,47 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
 				left: make([]Victim, 0, len(moves)),
 			}
-			all = append(all, jobs[i])
 		}
 		jobs[i].left = append(jobs[i].left, victims[move.Victim.N])
 		jobs[i].make += move.Make
 	}
-	var others sync.WaitGroup
-	for i, j := range all {
-		if i == len(all)-1 {
-			j.run(ctx)
-			break
+	// Jobs whose targets have room begin first, and go on while room is made for the others.
+	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return j == nil })
+	slices.SortStableFunc(jobs, func(a, b *job) int { return cmp.Compare(a.make, b.make) })
+	var moving sync.WaitGroup
+	for _, j := range jobs {
+		if j.make > 0 {
+			before := j.to.Available()
+			if !j.to.take(ctx) {
+				break
+			}
+			if need := j.make - (j.to.Available() - before); need > 0 { // else room was made meanwhile
+				n, again := m.evict(ctx, j.to, need, reason)
+				retry = retry || again || n > 0
+			}
+			m.give(j.to)
+			if j.to.Charge(j.left[0].Bytes) > j.to.Available() {
+				continue
+			}
 		}
-		others.Go(func() {
-			labels.Move.Set()
-			j.run(ctx)
-		})
+		// After a failure one move shows whether the others would fail, too.
+		atOnce := min(m.cfg.MovesPerEdge, len(j.left))
+		m.mu.Lock()
+		if way := s.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
+			atOnce = 1
+		} else {
+			j.joins = j.to.Kind().IsStorage()
+		}
+		m.mu.Unlock()
+		for range atOnce {
+			moving.Go(func() {
+				labels.Move.Set()
+				j.work(ctx)
+			})
+		}
 	}
-	others.Wait()
-	for _, j := range all {
+	moving.Wait()
+	for _, j := range jobs {
 		freed += j.freed
 		retry = retry || j.retry
 	}
@@ -342,7 +367,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			ID: t.ID(), Place: t.place, Room: is.Ceiling - used, BelowTrigger: math.MaxInt64,
 			Pace: t.Pace(), Charge: t.Charge,
 		}
-		sp.Headroom, sp.Spare = m.headroom(t)
+		sp.Headroom, sp.Spare = m.Headroom(t.ID())
 		if t.lower != 0 {
 			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + is.Retired - is.Unsure
 		}
@@ -416,6 +441,9 @@ const (
 func (m *Monitor) victims(
 	s *space, below []*space, room byKind, limit int, now time.Time,
 ) (list []Victim, more bool) {
+	if more = limit < shortlistMax; !more { // it ends there all the same
+		limit = shortlistMax - smallMax - staleMax
+	}
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
@@ -423,16 +451,15 @@ func (m *Monitor) victims(
 			open = append(open, t)
 		}
 	}
-	m.mu.Unlock()
-	if more = limit < shortlistMax; !more { // it ends there all the same
-		limit = shortlistMax - smallMax - staleMax
-	}
-	if len(open) > 0 {
-		list = m.from(Victim{}, s, limit)
-	}
-	if len(list) == 0 {
+	if len(open) == 0 || s.victims.Len() == 0 {
+		m.mu.Unlock()
 		return nil, false
 	}
+	list = make([]Victim, 0, min(limit, s.victims.Len()))
+	s.victims.Ascend(func(l listed) bool {
+		list = append(list, l.e.asVictim())
+		return len(list) < limit
+	})
 	fits := func(v Victim) bool {
 		for k, n := range room {
 			if s.lower.Has(tier.Kind(k)) && !v.not.Has(tier.Kind(k)) && v.Bytes <= n {
@@ -442,11 +469,10 @@ func (m *Monitor) victims(
 		return false
 	}
 	end := listed{key: list[len(list)-1].Key, id: list[len(list)-1].ID}
-	m.mu.Lock()
 	if _, aware := m.cfg.Policy.(costAware); aware {
 		// Stale ones are among the last that were used more than once.
 		looked := 0
-		s.victims.DescendLessOrEqual(listed{key: Key{used + 1}}, func(l listed) bool {
+		s.victims.DescendLessOrEqual(listed{key: Key{used + 1, math.MinInt64}}, func(l listed) bool {
 			if looked++; looked > staleMax || !isLess(end, l) {
 				return false
 			}
@@ -465,7 +491,7 @@ func (m *Monitor) victims(
 			}
 		}
 		looked := 0 // it ends soon also if many are excluded from the tier that has the room
-		s.small.DescendLessOrEqual(listed{key: Key{uint64(most), 1}}, func(l listed) bool {
+		s.small.DescendLessOrEqual(listed{key: Key{most, 1}}, func(l listed) bool {
 			if v := l.e.asVictim(); fits(v) {
 				small = append(small, v)
 			}
@@ -541,42 +567,6 @@ type job struct {
 // than the size from which batches are compressed (payload.FrameSize).
 const small = 192 << 10
 
-// run moves the batches of a job. If they need room in the target, batches leave that first.
-func (j *job) run(ctx context.Context) {
-	if j.make > 0 {
-		before := j.to.Available()
-		if !j.to.take(ctx) {
-			return
-		}
-		if need := j.make - (j.to.Available() - before); need > 0 { // else room was made meanwhile
-			freed, retry := j.m.evict(ctx, j.to, need, j.reason)
-			j.retry = retry || freed > 0
-		}
-		j.m.give(j.to)
-		if j.to.Charge(j.left[0].Bytes) > j.to.Available() {
-			return
-		}
-	}
-	// After a failure one move shows whether the others would fail, too.
-	atOnce := min(j.m.cfg.MovesPerEdge, len(j.left))
-	j.m.mu.Lock()
-	if way := j.from.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
-		atOnce = 1
-	} else {
-		j.joins = j.to.Kind().IsStorage()
-	}
-	j.m.mu.Unlock()
-	var others sync.WaitGroup
-	for range atOnce - 1 {
-		others.Go(func() {
-			labels.Move.Set()
-			j.work(ctx)
-		})
-	}
-	j.work(ctx)
-	others.Wait()
-}
-
 // work moves batches of the job until there are none left, one has failed, or enough has left the
 // space. It takes small batches for a disk as a list, and moves as many of them together as the mover can.
 // If that fails, each that was not moved is moved alone, so that each error concerns its batch.
@@ -635,20 +625,31 @@ func (j *job) work(ctx context.Context) {
 			if err != nil && ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", errEnding, err)
 			}
-			isTogether := err != nil && len(errs) > 1
+			kind, isTogether := kindOf(err, j.to.ID()), err != nil && len(errs) > 1
 			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
-			// has failed.
+			// has failed. The mover emits the events.
 			if !isTogether || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
 				isLogged = isLogged || isTogether
-				j.m.logMove(v, j.from, j.to, j.reason, took, err)
+				level, text := slog.LevelDebug, "a move failed; the batch stays where it is"
+				switch {
+				case kind == moved:
+					text = "a move has ended"
+				case kind == cancelled:
+					text = "a move was broken off; the batch stays where it is"
+				case kind == failed && !errors.Is(err, tier.ErrLost):
+					level = slog.LevelWarn
+				}
+				j.m.report(level, text, events.Event{
+					Batch: uint64(v.ID), From: j.from.ID(), To: j.to.ID(), Bytes: v.Bytes,
+					Reason: j.reason, Took: took, Err: err,
+				})
 			}
 			if isTogether {
 				v.alone = true
 				again = append(again, v)
 				continue
 			}
-			kind, retry := j.m.noteMove(v, j.from, j.to, err)
-			isRetry = isRetry || retry
+			isRetry = j.m.noteMove(v, j.from, j.to, kind, err) || isRetry
 			if kind == moved {
 				freed += v.Bytes
 			}

@@ -135,9 +135,9 @@ func kindOf(err error, to tier.ID) outcome {
 	return failed
 }
 
-// noteMove notes the end of a move, with the pauses that follow an error. It returns what the end
-// means, and whether another list of moves will have other ones because of it: without a record of
-// the failure the same move would be chosen again and again.
+// noteMove notes the end of a move, with the pauses that follow an error. It returns whether another
+// list of moves will have other ones because of it: without a record of the failure the same move would
+// be chosen again and again.
 //
 //	moved      the failures of the batch and the edge are forgotten
 //	noRoom     the edge refuses such sizes, if the books had room; else another request took it
@@ -145,13 +145,15 @@ func kindOf(err error, to tier.ID) outcome {
 //	unmovable  the batch is not moved to the tier for a while
 //	failed     the same, and the edge is not used from the second time on
 //	cancelled  nothing
-func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, retry bool) {
-	kind = kindOf(err, to.ID())
+func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (retry bool) {
 	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
 	var report events.Event
 	m.mu.Lock()
 	stats, way := &m.mu.stats, &from.edges[to.place]
-	e := m.entryLocked(v.Batch) // nil if it was dropped meanwhile
+	e := m.mu.entries[v.ID]
+	if e != nil && e.b != v.Batch {
+		e = nil // it was dropped meanwhile
+	}
 	f := m.mu.faults[e]
 	if f == nil {
 		f = &fault{}
@@ -207,7 +209,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, err error) (kind outcome, 
 		report.Origin = v.Batch.Cut().Place.Origin()
 		m.report(slog.LevelWarn, "a batch cannot be converted and stays where it is; others are moved instead", report)
 	}
-	return kind, retry
+	return retry
 }
 
 // causeOf returns err if something else than the size of a space is the cause of a

@@ -20,7 +20,7 @@ func TestRefusalEnds(t *testing.T) {
 	from, to := w.mon.spaces[0], w.mon.spaces[1]
 	full := w.put(host0, 98*kib, seq(2))
 	v := Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}
-	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
+	w.mon.noted(v, from, to, &tier.NoSpaceError{Space: host0})
 	way := &from.edges[to.place]
 	if way.refuses != 0 {
 		t.Error("a full space counts as one that refuses what it has")
@@ -28,9 +28,9 @@ func TestRefusalEnds(t *testing.T) {
 	if err := full.Drop(); err != nil {
 		t.Fatal(err)
 	}
-	w.mon.noteMove(v, from, to, &tier.NoSpaceError{Space: host0})
+	w.mon.noted(v, from, to, &tier.NoSpaceError{Space: host0})
 	for _, size := range []int64{7 * kib, 8 * kib} {
-		w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
+		w.mon.noted(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
 		if refused := way.refused(time.Now(), to.Used()) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes, refused is %t", size, refused)
 		}

@@ -17,7 +17,7 @@ func TestMonitorHeadroom(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
 		want := func(id tier.ID, need, n int64) {
 			t.Helper()
-			if got := w.mon.Headroom(id, need); got != n {
+			if got := w.headroom(id, need); got != n {
 				t.Errorf("a request for %d bytes in %s leaves %d free, want %d", need, id, got, n)
 			}
 		}
@@ -68,7 +68,7 @@ func TestHeadroomForTheLost(t *testing.T) {
 			t.Fatal("not lost")
 		}
 		for _, id := range []tier.ID{gpu0, host0} {
-			if n := w.mon.Headroom(id, kib); n != 0 {
+			if n := w.headroom(id, kib); n != 0 {
 				t.Errorf("%d bytes of %s are left free for a batch that is lost", n, id)
 			}
 		}
@@ -83,11 +83,11 @@ func TestHeadroomBesideAHugeBatch(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 640 * kib, disk0: 640 * kib}, nil)
 		small := w.put(disk0, 10*kib, seq(0))
 		huge := w.put(disk0, 33*kib, seq(1))
-		if n := w.mon.Headroom(gpu0, kib); n != 10*kib {
+		if n := w.headroom(gpu0, kib); n != 10*kib {
 			t.Errorf("%d bytes are left free for a batch of 10 KiB, beside one of 33", n)
 		}
 		half := w.put(disk0, 32*kib, seq(2))
-		if n := w.mon.Headroom(gpu0, kib); n != 32*kib {
+		if n := w.headroom(gpu0, kib); n != 32*kib {
 			t.Errorf("%d bytes are left free for a batch of 32 KiB, beside one of 33", n)
 		}
 		w.start()
@@ -103,7 +103,7 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 		all := []*batch.Batch{w.put(disk0, 10*kib, seq(0))}
 		var puts []*reservation.Reservation
 		for i := range 8 {
-			n := w.mon.Headroom(host0, 7*kib)
+			n := w.headroom(host0, 7*kib)
 			if n != 10*kib {
 				t.Errorf("%d bytes are left free beside %d puts, want 10 KiB", n, i)
 			}

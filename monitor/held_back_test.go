@@ -79,7 +79,7 @@ func TestHeadroomUnderQuota(t *testing.T) {
 		w.build(w.headroom, nil)
 		b := w.put(disk0, 10*kib, seq(0))
 		w.start()
-		if n := w.mon.Headroom(host0, 15*kib); n > 5*kib {
+		if n := w.headroom(host0, 15*kib); n > 5*kib {
 			t.Errorf("a request for 15 KiB of the 20 that are left is to leave %d", n)
 		}
 		r, err := w.res.Reserve(t.Context(), specific(host0), 15*kib, &reservation.Options{Purpose: reservation.Incoming})

@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"math"
+
 	"github.com/google/btree"
 
 	"github.com/spillway-db/spillway/batch"
@@ -42,6 +44,7 @@ type standing struct {
 	idle   bool         // and has no subscribers
 	victim bool         // it could be evicted unless failures exclude it
 	moving bool         // it is in transit
+	listed bool         // it is a victim that failures do not exclude from all tiers: become sets it
 	not    decide.Kinds // the tiers that the batch is not to be moved to in this form, after failures
 }
 
@@ -76,35 +79,29 @@ func isLess(a, b listed) bool {
 	return a.id < b.id
 }
 
-// item is a batch in one of a space's trees; the zero item is in none.
-type item struct {
-	tree *btree.BTreeG[listed]
-	listed
-}
-
-// items returns where an entry of this standing is listed.
-func (st *standing) items(e *entry) (all [3]item) {
-	if s := st.in; s != nil {
-		all[0] = item{s.sizes, listed{Key{uint64(st.size)}, e.id, e}}
-		if st.victim && st.not&s.lower != s.lower {
-			all[1] = item{s.victims, listed{st.key, e.id, e}}
-			all[2] = item{s.small, listed{Key{uint64(st.bytes)}, e.id, e}}
-		}
-	}
-	return all
-}
-
-// become makes next the standing of e. Trees that list the batch in the same place before and after
-// are left alone.
+// become makes next the standing of e.
 func (e *entry) become(next standing) {
 	was := e.standing
+	next.listed = next.victim && next.not&next.in.lower != next.in.lower
 	if was == next {
 		return
 	}
+	isSameSize := was.in == next.in && was.size == next.size // so most changes leave that tree alone
 	for i, of := range []*standing{&was, &next} {
-		s, sign := of.in, int64(2*i-1) // the old standing leaves the sums of its space, the new one joins them
+		s, sign := of.in, int64(2*i-1) // the old standing leaves its space's sums and trees, the new one joins them
 		if s == nil {
 			continue
+		}
+		put := (*btree.BTreeG[listed]).ReplaceOrInsert
+		if of == &was {
+			put = (*btree.BTreeG[listed]).Delete
+		}
+		if !isSameSize {
+			put(s.sizes, listed{Key{of.size}, e.id, e})
+		}
+		if of.listed {
+			put(s.victims, listed{of.key, e.id, e})
+			put(s.small, listed{Key{of.bytes}, e.id, e})
 		}
 		s.changes++
 		s.count += int(sign)
@@ -119,16 +116,6 @@ func (e *entry) become(next standing) {
 			s.moving += sign * of.bytes
 		}
 	}
-	after := next.items(e)
-	for i, at := range was.items(e) {
-		to := after[i]
-		if at != to && at.tree != nil {
-			at.tree.Delete(at.listed)
-		}
-		if at != to && to.tree != nil {
-			to.tree.ReplaceOrInsert(to.listed)
-		}
-	}
 	e.standing = next
 }
 
@@ -140,20 +127,13 @@ func (e *entry) excludeLocked(not decide.Kinds) {
 	e.become(next)
 }
 
-// entryLocked returns the entry of b, nil if it has none.
-func (m *Monitor) entryLocked(b *batch.Batch) *entry {
-	if e := m.mu.entries[b.ID()]; e != nil && e.b == b {
-		return e
-	}
-	return nil
-}
-
 // Knows reports whether b was announced to the Monitor, and not dropped. It implements
 // batch.Registrar.
 func (m *Monitor) Knows(b *batch.Batch) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.entryLocked(b) != nil
+	e := m.mu.entries[b.ID()]
+	return e != nil && e.b == b
 }
 
 // movable reports whether a batch could be moved as far as its own state goes. Leases of its memory
@@ -194,12 +174,12 @@ func (m *Monitor) note(b *batch.Batch, now batch.Info) (gained *space, _ error) 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := m.entryLocked(b)
+	e := m.mu.entries[now.ID]
 	switch {
+	case e != nil && e.b != b:
+		return nil, batch.ErrDuplicateID
 	case e != nil && now.Version < e.version:
 		return nil, nil
-	case e == nil && m.mu.entries[now.ID] != nil:
-		return nil, batch.ErrDuplicateID
 	case e == nil && now.Version != b.Cut().Version:
 		return nil, nil // a newer one was announced, or is about to be
 	}
@@ -251,7 +231,11 @@ func (m *Monitor) from(after Victim, s *space, limit int) []Victim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := make([]Victim, 0, min(limit, s.victims.Len()))
-	s.victims.AscendGreaterOrEqual(listed{key: after.Key, id: after.ID + 1}, func(l listed) bool {
+	begin := listed{key: after.Key, id: after.ID + 1}
+	if after.Batch == nil {
+		begin = listed{key: Key{math.MinInt64}}
+	}
+	s.victims.AscendGreaterOrEqual(begin, func(l listed) bool {
 		list = append(list, l.e.asVictim())
 		return len(list) < limit
 	})

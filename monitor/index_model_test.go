@@ -54,10 +54,10 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 			if e.moving {
 				sum.moving += e.bytes
 			}
-			all = append(all, listed{Key{uint64(e.size)}, e.id, e})
+			all = append(all, listed{Key{e.size}, e.id, e})
 			if e.victim && e.not&s.lower != s.lower {
 				victims = append(victims, listed{e.key, e.id, e})
-				small = append(small, listed{Key{uint64(e.bytes)}, e.id, e})
+				small = append(small, listed{Key{e.bytes}, e.id, e})
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
@@ -318,7 +318,7 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	end := func(err error, want outcome) {
 		t.Helper()
 		v := Victim{Batch: b, ID: b.ID(), Bytes: kib}
-		if got, _ := m.noteMove(v, m.byID[host0], m.byID[disk0], err); got != want {
+		if got, _ := m.noted(v, m.byID[host0], m.byID[disk0], err); got != want {
 			t.Errorf("%v means %d, want %d", err, got, want)
 		}
 	}
@@ -378,7 +378,7 @@ func TestVictimsGoToSlowerTiers(t *testing.T) {
 		t.Errorf("the victims are %v", list)
 	}
 	for range 2 {
-		w.mon.noteMove(Victim{Batch: other, ID: other.ID(), Bytes: kib}, host, disk, errors.New("broken"))
+		w.mon.noted(Victim{Batch: other, ID: other.ID(), Bytes: kib}, host, disk, errors.New("broken"))
 	}
 	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 0 {
 		t.Errorf("the victims are %v, though all moves to the disk fail", list)
@@ -393,7 +393,7 @@ func TestUseEndsNoPause(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
 		b, other := w.put(gpu0, kib, seq(1)), w.put(gpu0, kib, seq(2))
 		fail := func(b *batch.Batch, to tier.ID, err error) {
-			w.mon.noteMove(Victim{Batch: b, ID: b.ID(), Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
+			w.mon.noted(Victim{Batch: b, ID: b.ID(), Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
 		}
 		want := func(what string, not decide.Kinds) {
 			t.Helper()

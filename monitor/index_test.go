@@ -159,7 +159,7 @@ func TestPayloadIsAskedWithoutTheLock(t *testing.T) {
 	b.SetPlace(seq(1))
 	now := time.Now()
 	from, to := w.mon.byID[gpu0], w.mon.byID[disk0]
-	w.mon.noteMove(Victim{Batch: b, ID: 1}, from, to, batch.ErrUnmovable)
+	w.mon.noted(Victim{Batch: b, ID: 1}, from, to, batch.ErrUnmovable)
 	if len(w.victims(gpu0, 0)) != 0 {
 		t.Error("a batch that cannot be converted is still a victim")
 	}

@@ -298,23 +298,15 @@ func (m *Monitor) Stats() Stats {
 	return s
 }
 
-// Headroom returns how many bytes of a space a request for need bytes leaves free, so that
-// consumers can fetch batches when all tiers are full of batches at rest: see headroom. A
+// Headroom returns how many bytes of a space requests leave free, so that consumers can fetch batches
+// when all tiers are full of batches at rest: what the largest batch of the other spaces would take
+// there, of those that have at most half of the space's bytes. It is 0 for a disk, where consumers fetch
+// nothing. But a request leaves no more than what it does not need of spare, which is how many bytes
+// would be free without the batches at rest, and without those that are being put. A
 // reservation.Config needs it.
-func (m *Monitor) Headroom(id tier.ID, need int64) int64 {
+func (m *Monitor) Headroom(id tier.ID) (n, spare int64) {
 	s := m.byID[id]
-	if s == nil {
-		return 0
-	}
-	n, spare := m.headroom(s)
-	return max(0, min(n, spare-need))
-}
-
-// headroom returns what the largest batch of the other spaces would take in s, of those that have at
-// most half of its bytes: 0 for a disk, where consumers fetch nothing. spare is how many bytes would be
-// free in s without the batches at rest, and without those that are being put.
-func (m *Monitor) headroom(s *space) (n, spare int64) {
-	if s.Kind().IsStorage() {
+	if s == nil || s.Kind().IsStorage() {
 		return 0, 0
 	}
 	var largest int64
@@ -324,7 +316,7 @@ func (m *Monitor) headroom(s *space) (n, spare int64) {
 		if other == s || other.Lost() != nil {
 			continue
 		}
-		other.sizes.DescendLessOrEqual(listed{key: Key{uint64(now.Ceiling / 2), 1}}, func(l listed) bool {
+		other.sizes.DescendLessOrEqual(listed{key: Key{now.Ceiling / 2, 1}}, func(l listed) bool {
 			largest = max(largest, l.e.size)
 			return false
 		})

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 
 // Key places a batch in the order of victims. Keys are compared word by word;
 // the smallest goes down first.
-type Key [4]uint64
+type Key [4]int64
 
 // Victim is a batch that could be moved down.
 type Victim struct {
@@ -72,12 +73,6 @@ func (p guarded) Order(now int64, list []Victim) {
 	p.Policy.Order(now, list)
 }
 
-// signed maps int64 to uint64 so that the order stays. A complement (^) turns an order around.
-func signed(v int64) uint64 { return uint64(v) ^ 1<<63 }
-
-// unsigned is the int64 that signed was given.
-func unsigned(v uint64) int64 { return int64(v ^ 1<<63) }
-
 // PlanOrder moves first what a plan needs last. Three classes follow each other: batches that no task
 // asked for; of those, the ones in a plan's output repository; the inputs of tasks that are queued.
 // Within each the youngest plan gives first, so that the oldest can finish. Within a plan the batches
@@ -98,27 +93,27 @@ func PlanOrderFromScans() Policy {
 
 func planKey(info batch.Info, fromScans bool) Key {
 	p := info.Place
-	plan, rank, seq := ^p.Plan, signed(int64(p.Rank)), ^p.Seq
+	plan, rank, seq := -int64(p.Plan), int64(p.Rank), -int64(p.Seq)
 	if !fromScans {
-		rank = ^rank
+		rank = -rank
 	}
 	switch {
 	case info.Pending > 0:
-		return Key{2, ^info.Task}
+		return Key{2, -int64(info.Task)}
 	case p.Last:
-		return Key{1, plan, seq}
+		return Key{1, plan, math.MaxInt64, seq} // behind all ranks
 	}
 	return Key{0, plan, rank, seq}
 }
 
 // LRU moves first what was used least recently, by batch.Info.LastUse.
 func LRU() Policy {
-	return ordered{"lru", func(info batch.Info) Key { return Key{signed(info.LastUse)} }}
+	return ordered{"lru", func(info batch.Info) Key { return Key{info.LastUse} }}
 }
 
 // LargestFirst moves the largest batches first: the fewest moves for the bytes.
 func LargestFirst() Policy {
-	return ordered{"largest-first", func(info batch.Info) Key { return Key{^uint64(max(0, info.Bytes))} }}
+	return ordered{"largest-first", func(info batch.Info) Key { return Key{-info.Bytes} }}
 }
 
 // policies lists the policies of ByName, the default first.

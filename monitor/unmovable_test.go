@@ -165,7 +165,7 @@ func TestUnmovable(t *testing.T) {
 		for _, dropped := range []bool{false, true} {
 			b := w.put(host0, 4*kib, seq(1))
 			fail := func() {
-				w.mon.noteMove(Victim{Batch: b, ID: b.ID()}, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
+				w.mon.noted(Victim{Batch: b, ID: b.ID()}, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
 			}
 			if dropped {
 				if err := b.Drop(); err != nil {
@@ -372,7 +372,7 @@ func TestUnmovableToATier(t *testing.T) {
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
 		v := Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}
-		w.mon.noteMove(v, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
+		w.mon.noted(v, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
 		if list := w.shortlist(0, inEach(0)); len(list) != 1 || list[0].not != decide.Kinds(0).With(tier.Host) {
 			t.Errorf("the victims are %+v", list)
 		}

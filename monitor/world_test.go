@@ -214,7 +214,24 @@ func newWorldWithHeadroom(t testing.TB, s sizes, change func(*Config, *world)) *
 	return w
 }
 
-func (w *world) headroom(id tier.ID, need int64) int64 { return w.mon.Headroom(id, need) }
+func (w *world) headroom(id tier.ID, need int64) int64 {
+	n, spare := w.mon.Headroom(id)
+	return max(0, min(n, spare-need))
+}
+
+// entryLocked returns the entry of b, nil if it has none.
+func (m *Monitor) entryLocked(b *batch.Batch) *entry {
+	if e := m.mu.entries[b.ID()]; e != nil && e.b == b {
+		return e
+	}
+	return nil
+}
+
+// noted notes the end of a move that returned err.
+func (m *Monitor) noted(v Victim, from, to *space, err error) (kind outcome, retry bool) {
+	kind = kindOf(err, to.ID())
+	return kind, m.noteMove(v, from, to, kind, err)
+}
 
 // worldOf makes the spaces of a world.
 func worldOf(t testing.TB, s sizes) *world {

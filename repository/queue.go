@@ -365,7 +365,8 @@ func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
 	}
 }
 
-// remove ends the claim of a taker that owns the batch from now on: the entry leaves.
+// remove ends the claim of a taker that owns the batch from now on: the entry leaves. If the batch was
+// not dropped, the caller calls Unstore.
 func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	if e.at != nil {
@@ -374,5 +375,4 @@ func (r *Repository) remove(e *entry) {
 		e.part.serveLocked()
 	}
 	r.mu.Unlock()
-	e.b.Unstore(e)
 }

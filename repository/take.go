@@ -127,6 +127,7 @@ func (r *Repository) take(ctx context.Context, partition int, to batch.State, t 
 		}
 		if err == nil {
 			r.remove(e)
+			e.b.Unstore(e)
 			return e.b, nil
 		}
 		c.restore()

@@ -48,11 +48,11 @@ type Space struct {
 
 // Victim is a batch that could be evicted.
 type Victim struct {
-	N      int       // the caller's number for it
-	Bytes  int64     // its charge where it is, so what a move frees there
-	Key    [4]uint64 // the smallest goes first; compared word by word
-	Not    Kinds     // the tiers that it cannot go to now
-	Copied Places    // the spaces that have a clean image of it
+	N      int      // the caller's number for it
+	Bytes  int64    // its charge where it is, so what a move frees there
+	Key    [4]int64 // the smallest goes first; compared word by word
+	Not    Kinds    // the tiers that it cannot go to now
+	Copied Places   // the spaces that have a clean image of it
 }
 
 // Set is a set of small numbers; those from 64 on are in none.

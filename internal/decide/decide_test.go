@@ -32,7 +32,7 @@ type shape struct {
 	headroom    int64
 	refused     int64
 	victims     []int64 // sizes; the key of the n-th is n, plus first
-	first       uint64
+	first       int64
 	copied      Places // of all victims
 	not         Kinds  // of all victims
 	blocked     bool
@@ -62,7 +62,7 @@ func build(ids []tier.ID, shapes ...shape) (s Snapshot) {
 		for n, bytes := range sh.victims {
 			next++
 			sp.Victims = append(sp.Victims, Victim{
-				N: next, Bytes: bytes, Key: [4]uint64{sh.first + uint64(n)}, Copied: sh.copied, Not: sh.not,
+				N: next, Bytes: bytes, Key: [4]int64{sh.first + int64(n)}, Copied: sh.copied, Not: sh.not,
 			})
 		}
 		s = append(s, sp)
@@ -164,7 +164,7 @@ func TestCopyFurtherDown(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		copied Places
-		first  uint64 // key of the GPU's victim
+		first  int64 // key of the GPU's victim
 		host   shape
 		disk   shape
 		want   string
@@ -198,7 +198,10 @@ func randomState(r *rand.Rand) Snapshot {
 	ids := slices.DeleteFunc(all, func(id tier.ID) bool { return id != gpu0 && r.IntN(3) == 0 })
 	var shapes []shape
 	for range ids {
-		sh := shape{limit: 60 + r.Int64N(41), first: r.Uint64N(20), used: r.Int64N(30), blocked: r.IntN(5) == 0, more: r.IntN(3) == 0}
+		sh := shape{
+			limit: 60 + r.Int64N(41), first: r.Int64N(20), used: r.Int64N(30),
+			blocked: r.IntN(5) == 0, more: r.IntN(3) == 0,
+		}
 		for sh.used < sh.limit && r.IntN(12) > 0 {
 			n := 1 + r.Int64N(min(sh.limit-sh.used, 30))
 			sh.victims = append(sh.victims, n)
