@@ -148,7 +148,7 @@ func TestHeadroomOfCompressedBatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := w.mon.Headroom(host0, kib); n != 40*kib {
+	if n, _ := w.mon.Headroom(host0); n != 40*kib {
 		t.Errorf("%d bytes are left free for a batch of %d", n, 40*kib)
 	}
 	w.end(b)
