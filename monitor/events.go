@@ -27,26 +27,6 @@ func (m *Monitor) report(level slog.Level, text string, e events.Event, more ...
 	}
 }
 
-// reportPressure reports that a space's pressure rose to the trigger, or fell to the stop mark. When
-// a space without a tier below reaches its trigger, that is at warning level once, and then at debug
-// level.
-func (m *Monitor) reportPressure(s *space, pressure int64, rose bool) {
-	e := events.Event{Kind: events.PressureFell, To: s.ID(), Bytes: pressure}
-	level, text := slog.LevelDebug, "pressure fell to the stop mark"
-	if rose {
-		e.Kind, text = events.PressureRose, "pressure rose to the trigger"
-	}
-	if rose && s.lower == 0 {
-		e.Text = "there is no slower tier"
-		if !s.warned {
-			s.warned, level = true, slog.LevelWarn
-		}
-	}
-	marks := s.State()
-	m.report(level, text, e, slog.Int64("capacity", s.Capacity),
-		slog.Int64("trigger", marks.Trigger), slog.Int64("stop", marks.Stop))
-}
-
 // These bits describe the last report of a stuck space.
 const (
 	stuckAtAll   = 1 << iota

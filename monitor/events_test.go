@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
@@ -152,10 +153,19 @@ func TestLog(t *testing.T) {
 		})
 		gpu, host := w.mon.spaces[0], w.mon.spaces[1]
 		cannot := &batch.UnmovableError{Batch: 7, Err: errors.New("no converter")}
-		w.mon.reportPressure(gpu, 9*kib, true)
-		w.mon.reportPressure(host, 4*kib, true)
-		w.mon.reportPressure(gpu, 6*kib, false)
-		w.mon.reportPressure(host, 4*kib, true)
+		for _, full := range []sizes{{gpu0: 9 * kib, host0: 4 * kib}, {gpu0: 6 * kib}, {host0: 4 * kib}} {
+			var all []*batch.Batch
+			for id, n := range full {
+				all = append(all, w.put(id, n, seq(0)))
+			}
+			w.mon.step(t.Context())
+			synctest.Wait() // nothing has room below
+			for _, b := range all {
+				if err := b.Drop(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
 		b := w.put(gpu0, 9*kib, seq(1))
 		now := time.Now()
 		step := func(resting int64) {
@@ -181,12 +191,15 @@ func TestLog(t *testing.T) {
 		want := `level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144
 level=WARN msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457
 level=DEBUG msg="spillway: pressure fell to the stop mark" to=gpu:0 bytes=6144 capacity=10240 trigger=8192 stop=6144
+level=DEBUG msg="spillway: pressure fell to the stop mark" to=host:0 capacity=4096 trigger=3276 stop=2457
 level=DEBUG msg="spillway: pressure rose to the trigger" to=host:0 bytes=4096 text="there is no slower tier" capacity=4096 trigger=3276 stop=2457
 level=DEBUG msg="spillway: room is needed that only work in progress can free" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 0 of them in batches at rest, host:0 has 4096" capacity=10240
 level=WARN msg="spillway: room is needed and no batch can be moved down" to=gpu:0 bytes=1025 reason=trigger text="0 wait, 9216 bytes are used of 10240, 9216 of them in batches at rest, host:0 has 4096" capacity=10240
-level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=1 from=gpu:0 to=host:0 bytes=9216 text=image error="batch 7 cannot be converted: no converter"
+level=WARN msg="spillway: a batch cannot be converted and stays where it is; others are moved instead" batch=5 from=gpu:0 to=host:0 bytes=9216 text=image error="batch 7 cannot be converted: no converter"
 `
 		want += fmt.Sprintf("level=DEBUG msg=\"spillway: a space is lost\" to=gpu:0 error=%q\n", gpu.Lost())
+		want += "level=DEBUG msg=\"spillway: pressure fell to the stop mark\" to=host:0 " +
+			"capacity=4096 trigger=3276 stop=2457\n"
 		if out.String() != want {
 			t.Errorf("got\n%s\nwant\n%s", &out, want)
 		}

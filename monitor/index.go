@@ -79,14 +79,16 @@ func isLess(a, b listed) bool {
 	return a.id < b.id
 }
 
-// become makes next the standing of e.
+// become makes next the standing of e. Trees that list the batch in the same place before and after
+// are left alone.
 func (e *entry) become(next standing) {
 	was := e.standing
 	next.listed = next.victim && next.not&next.in.lower != next.in.lower
 	if was == next {
 		return
 	}
-	isSameSize := was.in == next.in && was.size == next.size // so most changes leave that tree alone
+	isHere := was.in == next.in
+	staysListed := isHere && was.listed && next.listed
 	for i, of := range []*standing{&was, &next} {
 		s, sign := of.in, int64(2*i-1) // the old standing leaves its space's sums and trees, the new one joins them
 		if s == nil {
@@ -96,11 +98,13 @@ func (e *entry) become(next standing) {
 		if of == &was {
 			put = (*btree.BTreeG[listed]).Delete
 		}
-		if !isSameSize {
+		if !isHere || was.size != next.size {
 			put(s.sizes, listed{Key{of.size}, e.id, e})
 		}
-		if of.listed {
+		if of.listed && !(staysListed && was.key == next.key) {
 			put(s.victims, listed{of.key, e.id, e})
+		}
+		if of.listed && !(staysListed && was.bytes == next.bytes) {
 			put(s.small, listed{Key{of.bytes}, e.id, e})
 		}
 		s.changes++

@@ -241,7 +241,19 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		pressure := is.Pressure
 		isHigh := pressure >= is.Trigger || s.high.Load() && pressure > is.Stop
 		if s.high.Swap(isHigh) != isHigh {
-			m.reportPressure(s, pressure, isHigh)
+			e := events.Event{Kind: events.PressureFell, To: s.ID(), Bytes: pressure}
+			level, text := slog.LevelDebug, "pressure fell to the stop mark"
+			if isHigh {
+				e.Kind, text = events.PressureRose, "pressure rose to the trigger"
+			}
+			if isHigh && s.lower == 0 { // a warning, once
+				e.Text = "there is no slower tier"
+				if !s.warned {
+					s.warned, level = true, slog.LevelWarn
+				}
+			}
+			m.report(level, text, e, slog.Int64("capacity", s.Capacity),
+				slog.Int64("trigger", is.Trigger), slog.Int64("stop", is.Stop))
 		}
 		needed = needed || pressure >= is.Trigger || is.Used() > is.Ceiling
 		dry := s.dry.Load()
