@@ -165,7 +165,7 @@ var (
 type StateError struct {
 	Batch  ID
 	State  State  // at that moment
-	Op     string // "create task", "lock", "cancel task", "transit", "commit", "drop"
+	Op     string // what was refused, such as "create task" or "drop"
 	Status Status
 
 	Space, Want tier.ID // with SpaceMismatch: where the data is, and where it was wanted

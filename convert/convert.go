@@ -44,7 +44,7 @@
 // freed, and tries again.
 //
 // A program may bring payloads of its own. They need a converter to a plain image in host memory, and
-// one from it to each form that its batches shall have again. Other moves go by way of such an image
+// one from it to each form that its batches should have again. Other moves go by way of such an image
 // (see route), and in a tier without a converter the batch is an ordinary image that remembers its
 // type. So it is evicted and fetched like any other. Record, Columns and a repository's Reader use the
 // converter to the image, too. For a payload with a method Descriptor the Mover reserves the

@@ -265,7 +265,7 @@ func (m *Mover) Verify(ctx context.Context, p batch.Payload) error {
 }
 
 // The methods below, and Evict, IngestAs, ReadRows, WriteAhead, Speed and BatchChanged, are for this module's
-// packages: engines, repositories, and the monitor. Programs have no use for them.
+// packages: engines, repositories, and the monitor. Programs do not need them.
 
 // Ahead prefetches b: it is Move for a batch that a consumer will need soon. It waits for nothing
 // but the transfer, and takes only room that nobody needs: the space must stay below its stop mark,

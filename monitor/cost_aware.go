@@ -13,7 +13,7 @@ type costAware struct{}
 
 // CostAware moves first what takes the least time for the most bytes and the longest rest: the time
 // until the next use is multiplied by the bytes that are freed, and divided by the time for going
-// and coming back. A batch that has a copy goes for nothing. The next use of a batch is expected
+// and coming back. A batch that has a copy costs nothing to evict. The next use of a batch is expected
 // after as long as between the last ones, see batch.Info.NextUse. Batches that were used fewer than
 // twice go before these: first those never used that are in no repository; then those used once,
 // the latest first, because operators use most batches once; then those that wait in a repository

@@ -29,8 +29,8 @@ func (p *pause) fail(now time.Time, unit time.Duration, most int) {
 const (
 	// backoffMax bounds pauses to 64 units, which is about three seconds for units of defaultPeriod.
 	backoffMax = 6
-	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by default. A failed
-	// conversion costs processor time each, and there may be many.
+	// unmovableMax is backoffMax for a batch that cannot be converted: 51 seconds by default. Each
+	// failed conversion costs processor time, and there may be many.
 	unmovableMax = 10
 	// giveUp is after how many failures in a row an edge is broken. It is still tried now and then.
 	giveUp = 3

@@ -191,7 +191,7 @@ func (s *stream) bring(b *batch.Batch, to reservation.Strategy) (err error) {
 
 // Reader returns the partition as a stream of Arrow records, which consumes it: each batch leaves
 // the repository when its record is returned. The order is that of Drain. The stream ends when the
-// input is closed and nothing is left, also not in open claims. It ends early, with the reason in
+// input is closed and nothing is left, not even in open claims. It ends early, with the reason in
 // Err, when ctx ends, the repository is closed, or a batch cannot be opened, which then stays in
 // the repository. A payload whose release fails does not end the stream: Err returns the first such
 // error after the end. Records may be in pinned host memory, which they keep until they are

@@ -371,7 +371,7 @@ func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	if e.at != nil {
 		e.claim = nil
-		e.noteLocked(batch.Info{State: batch.Released})
+		e.noteLocked(batch.Info{State: batch.Released}) // it is gone from here, dropped or not
 		e.part.serveLocked()
 	}
 	r.mu.Unlock()

@@ -202,7 +202,7 @@ func (r *Repository) Put(ctx context.Context, partition int, rec arrow.RecordBat
 // ingest makes a batch of rec for the partition, with its order of arrival, without inserting it
 // there. A caller that cannot insert it calls Discard with m.ended: the monitor may be moving the
 // batch. It waits for the end of that move, also if its context has ended, because no other code
-// would drop the batch. The wait is short: the monitor's moves wait for nothing.
+// would drop the batch. The wait is short: the monitor's moves wait for no memory and no taker.
 func (r *Repository) ingest(
 	ctx context.Context, partition int, rec arrow.RecordBatch, opts ...PutOption,
 ) (*batch.Batch, error) {

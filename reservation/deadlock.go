@@ -178,7 +178,7 @@ func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[
 		c := &one.candidates[i]
 		now := c.line.space.State()
 		m.mu.Lock() // the need of a request with a size of its own changes
-		need, spared, fits := c.need, c.spared(&now), one.fits(c, now.Room)
+		need, free, fits := c.need, c.leavesFree(&now), one.fits(c, now.Room)
 		m.mu.Unlock()
 		if !fits { // it can never be served there
 			continue
@@ -219,7 +219,7 @@ func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[
 		default:
 			least := need // before long it leaves no headroom
 			if at.eviction.Broken && after > grace {
-				after, least = grace, need+spared
+				after, least = grace, need+free
 			}
 			if least <= now.Available {
 				return false

@@ -49,7 +49,7 @@ func (l *line) demandLocked(first bool) Demand {
 		}
 		d.Waiters++
 		d.Bytes += min(c.need, math.MaxInt64-d.Bytes)
-		headroom = max(headroom, c.spared(&now))
+		headroom = max(headroom, c.leavesFree(&now))
 	}
 	d.Bytes += min(headroom, math.MaxInt64-d.Bytes)
 	return d
@@ -112,7 +112,7 @@ const (
 )
 
 // makeRoom works for a waiter that heads lines: it has batches evicted in the first of its spaces
-// where that helps, and where it helps in none it asks for memory that is not in batches. It reports
+// in which that helps, and where it helps in none it asks for memory that is not in batches. It reports
 // whether w should look for room and call it again at once, because batches have left or others may,
 // and whether w heads a line.
 func (m *Manager) makeRoom(ctx context.Context, w *request) (again, isHead bool) {
@@ -128,7 +128,7 @@ func (m *Manager) makeRoom(ctx context.Context, w *request) (again, isHead bool)
 		}
 		isHead = true
 		now := l.space.State()
-		own := c.need + c.spared(&now) - now.Available
+		own := c.need + c.leavesFree(&now) - now.Available
 		lack := max(own, min(l.demandLocked(true).Bytes, now.Room)-now.Available)
 		m.mu.Unlock()
 		if own <= 0 {

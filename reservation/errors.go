@@ -228,7 +228,7 @@ func (c *candidate) refusal(cause error) *tier.NoSpaceError {
 	sp, now := c.line.space, c.line.space.State()
 	switch {
 	case cause != nil:
-	case now.Available >= c.need+c.spared(&now):
+	case now.Available >= c.need+c.leavesFree(&now):
 		cause = errKept
 	case now.Available >= c.need:
 		cause = errHeadroom

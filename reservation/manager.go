@@ -160,8 +160,8 @@ func NewManager(cfg Config) (*Manager, error) {
 // Spaces returns the manager's spaces.
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 
-// Reserve promises bytes in the first of the strategy's candidates that stays below its trigger, or
-// else in the first that has room, and waits for any of them if none has. A space charges what a
+// Reserve promises bytes in the first of the strategy's candidates that stays below its trigger (the
+// slowest tier needs only room), or else in the first that has room, and waits for any of them if none has. A space charges what a
 // buffer of that size takes; with Options.Sized a request takes another size in each candidate.
 // The caller must Release the reservation.
 //
@@ -199,7 +199,7 @@ func (m *Manager) ReserveUpTo(
 		return nil, err
 	}
 	space, has := r.Space(), r.Bytes()
-	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-r.spared)); all > has {
+	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-r.headroom)); all > has {
 		_ = r.TryGrow(all - has) // others may have been faster
 	}
 	if r.arriving > 0 {
@@ -378,29 +378,29 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 		}
 	}
 	if early := r != nil && r.purpose == Early; c.keeps || early {
-		keeps, spare := c.keeps, int64(0)
+		keeps, headroom := c.keeps, int64(0)
 		if after := m.config.StallTimeout; after >= 0 && !w.begun.IsZero() && time.Since(w.begun) >= after {
 			keeps = false // consumers have had their time
 		}
 		if keeps && m.config.Headroom != nil && c.need < neverFits {
-			m.panics.Do("Config.Headroom", func() { spare = max(0, m.config.Headroom(space.ID(), c.need)) })
+			m.panics.Do("Config.Headroom", func() { headroom = max(0, m.config.Headroom(space.ID(), c.need)) })
 		}
 		if early { // it also leaves free what is above the stop mark
 			now := space.State()
-			spare = max(spare, now.Limit-now.Stop+now.External)
+			headroom = max(headroom, now.Limit-now.Stop+now.External)
 		}
 		m.mu.Lock()
-		c.keeps, c.spare = keeps, spare
+		c.keeps, c.headroom = keeps, headroom
 		m.mu.Unlock()
 	}
 	if c.need == 0 {
 		quota = nil // which is charged for more; and nobody is bypassed
 	}
 	for c.need < neverFits {
-		// A waiter joins the line first and looks for room then. So a request that finds nobody in line
-		// takes what there was before.
-		inLine := c.need > 0 && (quota != nil || m.waiting.Load() > 0)
-		if inLine {
+		// Where others may wait for the space, the line decides, under the lock. A waiter joins the line first
+		// and looks for room then. So a request that finds nobody in line takes what there was before.
+		queues := c.need > 0 && (quota != nil || m.waiting.Load() > 0)
+		if queues {
 			m.mu.Lock()
 		}
 		may := true
@@ -409,7 +409,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			may, err = false, closedError()
 		case w.grows != nil && !w.grows.IsOpen():
 			may, err = false, errReleased("grow")
-		case !inLine:
+		case !queues:
 		case c.inLine:
 			may = l.nextLocked() == c
 		default:
@@ -417,13 +417,13 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			if quota != nil { // what it has left is known when it is charged
 				now.Available = now.Limit - now.Used()
 			}
-			may = c.need+c.spared(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && l.queue.Head().keeps)
+			may = c.need+c.leavesFree(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && l.queue.Head().keeps)
 		}
 		if may && quota != nil {
 			m.mu.Unlock()
 			if err := quota.Charge(c.need); errors.Is(err, tier.ErrOutOfBudget) {
 				now := space.State()
-				w.refused = w.refused || c.need+c.spared(&now) <= now.Available
+				w.refused = w.refused || c.need+c.leavesFree(&now) <= now.Available
 				return false, nil
 			} else if err != nil {
 				return false, c.refusal(err)
@@ -431,22 +431,22 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			m.mu.Lock()
 		}
 		var now books.State
-		var drop, spare int64
+		var drop, free int64
 		if may {
 			var opens *books.Promise
 			if r != nil {
 				r.line, opens = l, &r.promise
 			}
-			if spare = c.spare; spare > 0 {
+			if free = c.headroom; free > 0 {
 				state := space.State()
-				spare = c.spared(&state)
+				free = c.leavesFree(&state)
 			}
-			if ok, drop, now = space.Books.Reserve(opens, c.need, spare); ok && inLine {
+			if ok, drop, now = space.Books.Reserve(opens, c.need, free); ok && queues {
 				l.queue.Served(nil) // if w is the head itself, its count ends here
 				m.leaveLocked(w)
 			}
 		}
-		if inLine {
+		if queues {
 			m.mu.Unlock()
 		}
 		switch {
@@ -456,7 +456,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 				l.arriving.Add(c.need)
 			}
 			if r != nil {
-				r.spared = spare
+				r.headroom = free
 			}
 			space.Reserved(now)
 			return true, nil
@@ -478,7 +478,7 @@ func (l *line) nextLocked() *candidate {
 	if head == nil {
 		return nil
 	}
-	next := l.queue.Next(func(c *candidate) bool { return c.need+c.spared(&now) <= now.Available })
+	next := l.queue.Next(func(c *candidate) bool { return c.need+c.leavesFree(&now) <= now.Available })
 	if next == nil && head.keeps {
 		for _, c := range l.queue.Waiters {
 			if c.upward && c.need <= now.Available {

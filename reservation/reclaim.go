@@ -99,7 +99,7 @@ func (m *Manager) reclaimFor(ctx context.Context, w *request) {
 			r.busy <- struct{}{}
 			r.began = time.Now()
 			now := c.line.space.State()
-			lack := c.need + c.spared(&now) - now.Available
+			lack := c.need + c.leavesFree(&now) - now.Available
 			m.calls.Go(func() {
 				labels.Reclaim.Set()
 				m.reclaim(context.WithoutCancel(ctx), w, r, lack)

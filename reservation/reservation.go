@@ -37,7 +37,7 @@ type Reservation struct {
 	noClearing atomic.Bool // Options.NoClearing, or after StopClearing
 	memory     *memoryHook // nil without Options.OutOfMemory
 	arriving   int64       // its part of line.arriving
-	spared     int64       // how many bytes of headroom it has left free
+	headroom   int64       // how many bytes it has left free
 	sized      func(s *tier.Space) (bytes int64, release func())
 	resign     func() // ends what Options.Sized was based on; may be nil
 }

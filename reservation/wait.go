@@ -53,22 +53,22 @@ type candidate struct {
 	upward  bool // it may use headroom, and goes ahead of those that leave it free
 
 	// Guarded by Manager.mu while the request waits. Only its goroutine changes need, asked, keeps and
-	// spare.
-	need   int64 // bytes that the space charges; they change if the request is Sized
-	asked  int64 // bytes asked for here
-	keeps  bool  // it leaves headroom free
-	spare  int64 // bytes of headroom that it leaves free
-	woken  bool  // the line has woken it, and it must wake the next one if it is not served
-	inLine bool  // it is in the line's queue
+	// headroom.
+	need     int64 // bytes that the space charges; they change if the request is Sized
+	asked    int64 // bytes asked for here
+	keeps    bool  // it leaves headroom free
+	headroom int64 // bytes that it leaves free
+	woken    bool  // the line has woken it, and it must wake the next one if it is not served
+	inLine   bool  // it is in the line's queue
 }
 
-// spared returns how much stays free when the request is served: its headroom, but no more than the
+// leavesFree returns how much stays free when the request is served: its headroom, but no more than the
 // space can have. now is the space's state.
-func (c *candidate) spared(now *tier.State) int64 {
-	if c.spare == 0 || c.need == neverFits {
+func (c *candidate) leavesFree(now *tier.State) int64 {
+	if c.headroom == 0 || c.need == neverFits {
 		return 0
 	}
-	return max(0, min(c.spare, now.Room-c.need, now.Ceiling-now.Held-c.need))
+	return max(0, min(c.headroom, now.Room-c.need, now.Ceiling-now.Held-c.need))
 }
 
 // fits reports whether the request could ever be served from its candidate c, with room bytes in the

@@ -34,7 +34,8 @@ type SpaceConfig struct {
 // A space is open from NewSpace on: promises are made and buffers are drawn up to the limit.
 //
 // A space is pressed while used and foreign bytes reach the trigger. Nothing is refused for that,
-// but subscribers are called, so that the monitor evicts until the pressure is below Stop.
+// but subscribers are called, so that the monitor evicts until the pressure
+// is as far below the trigger as it was above, and at most down to Stop.
 //
 // A space is lost when its pool, a Losable, has reported the loss of the device. Its limit is 0
 // from then on, for good. Promises and draws fail with the LostError; bytes are still given back.
@@ -265,7 +266,7 @@ func (s *Space) Reserved(now books.State) {
 }
 
 // Freed credits the quota with n bytes and calls the subscribers. It must be called with no lock
-// held after n reserved bytes became free in Books. If n is 0, it does nothing.
+// held after n bytes became free in Books. If n is 0, it does nothing.
 func (s *Space) Freed(n int64) {
 	switch {
 	case n == 0:

@@ -41,6 +41,7 @@ func rules(t *testing.T) map[string]func(Page) []string {
 	}
 	return map[string]func(Page) []string{
 		"links":     func(p Page) []string { return Links(root, p) },
+		"functions": func(p Page) []string { return Functions(root, p) },
 		"style":     Style,
 		"fragments": func(p Page) []string { return Fragments(examples, p) },
 		"languages": func(p Page) (wrong []string) {
@@ -118,6 +119,9 @@ func TestRulesCanFail(t *testing.T) {
 		{"a reference to a missing file", "links", "[a]: ../gone.go\n", "no such file"},
 		{"file names", "links", "`internal/docstest/rules.go`, `embedding.md`, `x.go`\n", ""},
 		{"a missing file name", "links", "`internal/gone.go`\n", "no such file"},
+		{"a function", "functions", "| parse it | `docstest.Parse`, `Page.Text` | `internal/docstest/page.go` |\n", ""},
+		{"no files", "functions", "| gone | `docstest.Gone` | nothing |\n", ""},
+		{"a missing function", "functions", "| gone | `Parse`, `Gone` | `internal/docstest/page.go` |\n", "function Gone"},
 		{"a fragment", "fragments", "```go\n\tb.Hint(batch.Never) // it leaves first\n```\n", ""},
 		{"another comment", "fragments", "```go\nb.Hint(batch.Never)   // evicted first\n```\n", ""},
 		{"a whole program", "fragments", "```go\npackage main\n```\n", ""},

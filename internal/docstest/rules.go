@@ -69,6 +69,32 @@ func Links(root string, p Page) (wrong []string) {
 	return wrong
 }
 
+// Functions returns the functions in the second of three columns of a table that no Go file in the third
+// declares.
+func Functions(root string, p Page) (wrong []string) {
+	for _, l := range p.Prose {
+		cells := strings.Split(l.Text, "|")
+		if len(cells) != 5 { // of them the first and the last are empty
+			continue
+		}
+		var source []byte
+		for _, m := range inlineCode.FindAllStringSubmatch(cells[3], -1) {
+			if path.Ext(m[1]) == ".go" {
+				text, _ := os.ReadFile(filepath.Join(root, m[1])) // Links reports a missing file
+				source = append(source, text...)
+			}
+		}
+		for _, m := range inlineCode.FindAllStringSubmatch(cells[2], -1) {
+			name := m[1][strings.LastIndex(m[1], ".")+1:]
+			declared := regexp.MustCompile(`(?m)^func (\([^)]*\) )?` + regexp.QuoteMeta(name) + `\b`)
+			if source != nil && !declared.Match(source) {
+				wrong = append(wrong, fmt.Sprintf("%s:%d: no file of the row declares the function %s", p.Name, l.Number, m[1]))
+			}
+		}
+	}
+	return wrong
+}
+
 // slug returns the anchor of a heading, or "" if text is not a heading.
 func slug(text string) string {
 	m := heading.FindStringSubmatch(text)
