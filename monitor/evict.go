@@ -324,7 +324,11 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 			j.joins = j.to.Kind().IsStorage()
 		}
 		m.mu.Unlock()
-		for range atOnce {
+		for n := range atOnce {
+			if n == atOnce-1 && j == jobs[len(jobs)-1] {
+				j.work(ctx) // the caller works, too
+				break
+			}
 			moving.Go(func() {
 				labels.Move.Set()
 				j.work(ctx)
