@@ -202,11 +202,11 @@ func (c *Chooser) Packs(configured Codec, body int64, to tier.ID, laid bool) boo
 	runs := unknown || d.choice > None
 	c.mu.Unlock()
 	// Each run is counted at its call of Next, and a body that is not compressed here.
-	if runs || c.Next(d, body) != None {
-		return true
+	if packs := runs || c.Next(d, body) != None; packs || !laid {
+		return packs
 	}
 	_, due := c.Disk(to)
-	return laid && due
+	return due
 }
 
 // Sample compresses pieces from all over a part of a body with each codec, if that is due: a share of

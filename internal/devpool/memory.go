@@ -101,8 +101,12 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 	var ready tier.Event // after which the memory may be used on every stream
 	var err error
 	<-p.turn
-	endTurn := sync.OnceFunc(p.endTurn)
-	defer endTurn() // if a stream panics
+	inTurn := true
+	defer func() {
+		if inTurn { // a stream panicked
+			p.endTurn()
+		}
+	}()
 	if p.closed {
 		err = tier.ErrClosed
 	} else if len(p.stuck) > 0 || p.stream.Err() != nil {
@@ -126,7 +130,8 @@ func (p *Memory) Alloc(size int64, _ []int64) (tier.Memory, error) {
 			err = fmt.Errorf("devpool: allocating %d bytes on the device: %w", size, err)
 		}
 	}
-	endTurn()
+	inTurn = false
+	p.endTurn()
 	if err != nil {
 		return nil, err
 	}
