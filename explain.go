@@ -50,7 +50,7 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		size = now.Descriptor.Body
 	}
 	way := func(s *tier.Space) Way {
-		w := Way{To: s.ID(), Copy: slices.Contains(x.Copies, s.ID()), Room: s.Available() >= s.Charge(size)}
+		w := Way{To: s.ID(), Copy: slices.Contains(x.Copies, s.ID()), Room: s.State().Available >= s.Charge(size)}
 		if speed := e.mover.Speed(now.Space, s.ID()); speed > 0 {
 			w.Took = time.Duration(float64(size) / float64(speed) * float64(time.Second))
 		}

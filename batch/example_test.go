@@ -51,7 +51,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(b.Info().Payload.Type(), b.Info().State, "gpu bytes:", gpu.Used(), "host bytes:", host.Used())
+	fmt.Println(b.Info().Payload.Type(), b.Info().State, "gpu bytes:", gpu.State().Used(), "host bytes:", host.State().Used())
 
 	if _, err := b.Lock(ctx, gpu.ID()); err != nil {
 		fmt.Println(err)
@@ -60,7 +60,7 @@ func Example() {
 	fmt.Println(b.Info().State, "in", h.Space().ID())
 	_ = b.Drop() // its memory stays until the handle is closed
 	_ = h.Close()
-	fmt.Println(b.Info().State, "host bytes:", host.Used())
+	fmt.Println(b.Info().State, "host bytes:", host.State().Used())
 	// Output:
 	// image task-created gpu bytes: 0 host bytes: 4096
 	// batch 1, task-created: lock failed: space-mismatch: it is in host:0, not in gpu:0

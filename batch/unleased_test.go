@@ -63,8 +63,8 @@ func TestEndOfLeaseIsAnnounced(t *testing.T) {
 	move(second)
 	seen = seen[:0]
 	stale()
-	if len(seen) != 0 || host.Used() != 0 {
-		t.Errorf("a lease on the former memory ended as %v, with %d bytes used", seen, host.Used())
+	if len(seen) != 0 || host.State().Used() != 0 {
+		t.Errorf("a lease on the former memory ended as %v, with %d bytes used", seen, host.State().Used())
 	}
 	check("as a table", second.Buffers()[1].Lease)
 	check("all buffers of a table", func() func() { end, _ := second.TryLease(); return end })

@@ -30,7 +30,7 @@ func TestAcquireIn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			used := gpu.Used()
+			used := gpu.State().Used()
 			var handles []*batch.Handle
 			for _, b := range []*batch.Batch{one, two, one} {
 				h, err := m.mover.AcquireIn(t.Context(), b, r)
@@ -42,8 +42,8 @@ func TestAcquireIn(t *testing.T) {
 				}
 				handles = append(handles, h)
 			}
-			if gpu.Used() != used || r.Unused() != more {
-				t.Errorf("%d bytes are used, before %d, and %d unused, want %d", gpu.Used(), used, r.Unused(), more)
+			if gpu.State().Used() != used || r.Unused() != more {
+				t.Errorf("%d bytes are used, before %d, and %d unused, want %d", gpu.State().Used(), used, r.Unused(), more)
 			}
 			if there, absent := m.mover.Charges(gpu, one, two); there != missing || absent != 0 {
 				t.Errorf("%d bytes are there and %d missing, want %d and none", there, absent, missing)
@@ -56,8 +56,8 @@ func TestAcquireIn(t *testing.T) {
 			if err := r.Release(); err != nil {
 				t.Fatal(err)
 			}
-			if gpu.Used() != missing {
-				t.Errorf("%d bytes are used after the release, want %d", gpu.Used(), missing)
+			if gpu.State().Used() != missing {
+				t.Errorf("%d bytes are used after the release, want %d", gpu.State().Used(), missing)
 			}
 			for _, b := range []*batch.Batch{one, two} {
 				if err := m.same(t.Context(), b); err != nil {

@@ -202,7 +202,7 @@ func TestColumnsWaitForRoom(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(3, mixedRows), tier.Disk)
 	s := columns.Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		live := host.Used()
+		live := host.State().Used()
 		want := int64(0)
 		for _, d := range s.dicts {
 			want += host.Charge(d.Body)
@@ -280,7 +280,7 @@ func TestColumnsOutliveTheirBatch(t *testing.T) {
 			t.Error(err)
 		}
 		got.Release()
-		if used := m.spaces[tier.Host].Used(); used <= m.base {
+		if used := m.spaces[tier.Host].State().Used(); used <= m.base {
 			t.Errorf("%d bytes are in use while a column is held", used)
 		}
 		code.Release()
@@ -418,7 +418,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 	if wrong < 100 {
 		t.Errorf("only %d were wrong", wrong)
 	}
-	if used := m.spaces[tier.Host].Used(); used != m.base {
+	if used := m.spaces[tier.Host].State().Used(); used != m.base {
 		t.Errorf("%d bytes are in use, want %d", used, m.base)
 	}
 }

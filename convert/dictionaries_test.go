@@ -218,7 +218,7 @@ func TestOpenedDictionary(t *testing.T) {
 	if column.Dictionary().ValueStr(column.GetValueIndex(0)) != "word 1 of list 2" {
 		t.Error("the column's dictionary is gone")
 	}
-	if used := m.spaces[tier.Host].Used(); used <= m.base {
+	if used := m.spaces[tier.Host].State().Used(); used <= m.base {
 		t.Error("no memory is kept for a column")
 	}
 	column.Release()
@@ -530,7 +530,7 @@ func TestDictionaryLeavesWhileRoomIsWaitedFor(t *testing.T) {
 	dict := words(7)
 	there, b := m.make(t, codedBy(dict, 1, 10_000), tier.GPU), m.put(t, codedBy(dict, 2, 10_000), tier.Host)
 	gpu := m.spaces[tier.GPU]
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available(), nil)
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -671,8 +671,8 @@ func TestDictionaryComesBack(t *testing.T) {
 	if shared(one) != shared(two) {
 		t.Error("two dictionaries of one array")
 	}
-	if there, missing := m.mover.Charges(gpu, one, two); there != gpu.Used() || missing != 0 {
-		t.Errorf("%d bytes are there and %d missing, want %d and none", there, missing, gpu.Used())
+	if there, missing := m.mover.Charges(gpu, one, two); there != gpu.State().Used() || missing != 0 {
+		t.Errorf("%d bytes are there and %d missing, want %d and none", there, missing, gpu.State().Used())
 	}
 	drop(t, one, two)
 }

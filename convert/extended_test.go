@@ -226,15 +226,15 @@ func TestFullHostOpensExtensions(t *testing.T) {
 		all = append(all, m.make(t, grown(300+200*i), tier.Host))
 	}
 	host := m.spaces[tier.Host]
-	if err := host.SetLimit(host.Used()); err != nil {
+	if err := host.SetLimit(host.State().Used()); err != nil {
 		t.Fatal(err)
 	}
 	rec := m.record(t, all[5])
 	if err := equal.Records(m.records[all[5].ID()], rec); err != nil {
 		t.Error(err)
 	}
-	if host.Used() <= host.State().Limit {
-		t.Errorf("%d bytes are charged, of which %d may be", host.Used(), host.State().Limit)
+	if host.State().Used() <= host.State().Limit {
+		t.Errorf("%d bytes are charged, of which %d may be", host.State().Used(), host.State().Limit)
 	}
 	rec.Release()
 	drop(t, all[1:]...)
@@ -246,7 +246,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 	if err = errors.Join(err, m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
 		t.Fatal(err)
 	}
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.Available(), nil)
+	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -648,13 +648,13 @@ func TestOpenedExtensionsShareAnArray(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	want := m.spaces[tier.Host].Used() + m.spaces[tier.Host].Charge(l.Dictionaries[0].Desc.Body)
+	want := m.spaces[tier.Host].State().Used() + m.spaces[tier.Host].Charge(l.Dictionaries[0].Desc.Body)
 	var opened []arrow.RecordBatch
 	for _, b := range all[:15] {
 		opened = append(opened, m.record(t, b))
 	}
-	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n == before || m.spaces[tier.Host].Used() != want {
-		t.Errorf("%d bytes are in use, %d for dictionaries, want %d", m.spaces[tier.Host].Used(), n, want)
+	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n == before || m.spaces[tier.Host].State().Used() != want {
+		t.Errorf("%d bytes are in use, %d for dictionaries, want %d", m.spaces[tier.Host].State().Used(), n, want)
 	}
 	for _, rec := range opened {
 		rec.Release()

@@ -120,7 +120,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 				t.Errorf("leaked: %+v", l)
 			}
 			err = errors.Join(err, s.Close())
-			if s.Used() != 0 {
+			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
@@ -281,7 +281,7 @@ func TestPiecesBetweenHostSpaces(t *testing.T) {
 	h := newHosts(t, CodecNone, [2]int64{64 << 20, 64 << 20})
 	rec := long(9 << 20)
 	for i, gap := range []int64{2 << 20, 3 << 20} { // no piece is longer than that
-		r, err := h.reservations.TryReserve(h.at[i], h.spaces[i].Available(), nil)
+		r, err := h.reservations.TryReserve(h.at[i], h.spaces[i].State().Available, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -361,7 +361,7 @@ func TestFailuresBetweenHostSpaces(t *testing.T) {
 				h.pools[1].asked.Store(nil)
 				h.says(t, b, rec, from, 0)
 
-				all, err := h.reservations.TryReserve(h.at[1], h.spaces[1].Available(), nil)
+				all, err := h.reservations.TryReserve(h.at[1], h.spaces[1].State().Available, nil)
 				if err != nil {
 					t.Fatal(err)
 				}

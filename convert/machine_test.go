@@ -196,7 +196,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			t.Errorf("closing the machine: %v", err)
 		}
 		for k, s := range m.spaces {
-			if s.Used() != 0 {
+			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", k, s.State().Usage)
 			}
 			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
@@ -290,7 +290,7 @@ func (m *machine) whole(t *testing.T, b *batch.Batch, k tier.Kind) {
 	t.Helper()
 	m.rests(t, b, k)
 	err := m.sameDigest(t, b)
-	if b.Info().Descriptor.Body <= m.spaces[tier.Host].Available() { // else it is too large to be opened
+	if b.Info().Descriptor.Body <= m.spaces[tier.Host].State().Available { // else it is too large to be opened
 		err = errors.Join(err, m.same(t.Context(), b))
 	}
 	if err != nil {

@@ -142,8 +142,8 @@ func manyDictionaries(t *testing.T, shape string, outside bool, n int) {
 	}
 	gpu := m.spaces[tier.GPU]
 	there, missing := m.mover.Charges(gpu, one, two)
-	if bodies := gpu.Charge(one.Info().Descriptor.Body); there != gpu.Used()-bodies || missing != bodies {
-		t.Errorf("%d bytes are there and %d are missing, of %d and %d", there, missing, gpu.Used(), bodies)
+	if bodies := gpu.Charge(one.Info().Descriptor.Body); there != gpu.State().Used()-bodies || missing != bodies {
+		t.Errorf("%d bytes are there and %d are missing, of %d and %d", there, missing, gpu.State().Used(), bodies)
 	}
 	if err := leaves.Abort(); err != nil {
 		t.Fatal(err)
@@ -242,13 +242,13 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A dictionary that two arrays are is taken once.
-	before := gpu.Used()
+	before := gpu.State().Used()
 	opened := m.record(t, b)
 	fields := opened.Schema().Fields()
 	mixed := array.NewRecordBatch(arrow.NewSchema(slices.Concat(fields, fields), nil),
 		slices.Concat(m.records[b.ID()].Columns(), opened.Columns()), 4)
 	both := m.put(t, mixed, tier.GPU)
-	if used, want := gpu.Used()-before, both.Info().Bytes; used != want {
+	if used, want := gpu.State().Used()-before, both.Info().Bytes; used != want {
 		t.Errorf("a batch of known dictionaries takes %d bytes, want %d", used, want)
 	}
 	mixed.Release()

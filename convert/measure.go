@@ -88,7 +88,7 @@ func (m *Mover) moveNew(
 	}
 	if p.Space() != from { // it never fits there
 		return 0, 0, &reservation.ExceededError{
-			Space: from.ID(), Requested: p.Bytes(), Available: from.Available(), Limit: from.Capacity,
+			Space: from.ID(), Requested: p.Bytes(), Available: from.State().Available, Limit: from.Capacity,
 		}
 	}
 	start := time.Now()

@@ -86,7 +86,7 @@ func (g *merge) fetch(t *testing.T, rec arrow.RecordBatch) {
 	}
 	g.fetched, err = g.mover.AcquireIn(t.Context(), b, r)
 	if err := errors.Join(err, r.Release()); err != nil {
-		t.Fatalf("%d bytes were granted, and %d are free: %v", need, host.Available(), err)
+		t.Fatalf("%d bytes were granted, and %d are free: %v", need, host.State().Available, err)
 	}
 	if err := g.same(t.Context(), b); err != nil {
 		t.Error(err)

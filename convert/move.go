@@ -330,7 +330,7 @@ func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
 		s := needed[0]
 		q.without = append(q.without, needed...)
 		q.refusal = &tier.NoSpaceError{
-			Space: s.ID(), Requested: q.what.in(s), Available: s.Available(), Cause: errNeeded,
+			Space: s.ID(), Requested: q.what.in(s), Available: s.State().Available, Cause: errNeeded,
 		}
 	}
 	return nil

@@ -103,7 +103,7 @@ func TestOversizedGoesToTheFirstTierWhereItFits(t *testing.T) {
 func TestMonitorMovesDoNotWait(t *testing.T) {
 	m := newMachine(t, machineConfig{host: 512 << 10})
 	b := m.put(t, numbered(1, 10_000), tier.GPU)
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,14 +223,14 @@ func TestConsume(t *testing.T) {
 			t.Fatal(err)
 		}
 		gpu := m.spaces[tier.GPU]
-		if state, used := b.Info().State, gpu.Used(); state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
+		if state, used := b.Info().State, gpu.State().Used(); state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
 			t.Errorf("from %s: the batch is %s, with %d bytes in use on the GPU; its data is in %s", from, state, used, h.Space().ID())
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
-		if m.settle(); gpu.Used() != 0 {
-			t.Errorf("from %s: %d bytes are in use after the handle is closed", from, gpu.Used())
+		if m.settle(); gpu.State().Used() != 0 {
+			t.Errorf("from %s: %d bytes are in use after the handle is closed", from, gpu.State().Used())
 		}
 	}
 }
@@ -287,11 +287,11 @@ func TestRecordOutlivesItsBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec.Release()
-	if used := m.spaces[tier.Host].Used(); used <= m.base {
+	if used := m.spaces[tier.Host].State().Used(); used <= m.base {
 		t.Errorf("%d bytes are in use while a column is held", used)
 	}
 	column.Release()
-	if used := m.spaces[tier.Host].Used(); used != m.base {
+	if used := m.spaces[tier.Host].State().Used(); used != m.base {
 		t.Errorf("%d bytes are in use after the last release, want %d", used, m.base)
 	}
 }
@@ -343,7 +343,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	m.settle()
 	stop := m.onWait(func(context.Context, tier.ID, int64) {
 		for _, b := range small {
-			if b.Info().Space.Kind == tier.GPU && gpu.Used() > 0 {
+			if b.Info().Space.Kind == tier.GPU && gpu.State().Used() > 0 {
 				if err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
 					t.Error(err)
 				}
@@ -479,7 +479,7 @@ func TestADiskInPieces(t *testing.T) {
 			m, _ := copyMachine(t, cfg)
 			disk := m.spaces[tier.Disk]
 			var all, rest []*batch.Batch
-			for i := int64(0); disk.Available() >= 2*tier.Page; i++ {
+			for i := int64(0); disk.State().Available >= 2*tier.Page; i++ {
 				all = append(all, m.put(t, numbered(i, 400), tier.Disk))
 			}
 			for i, b := range all {

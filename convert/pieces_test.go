@@ -55,10 +55,10 @@ func inPieces(t *testing.T, cfg machineConfig) *pieces {
 		t.Fatal(err)
 	}
 	m.settle()
-	if gpu.Available() < 2*half {
-		t.Fatalf("%d bytes are free: the test needs %d", gpu.Available(), 2*half)
+	if gpu.State().Available < 2*half {
+		t.Fatalf("%d bytes are free: the test needs %d", gpu.State().Available, 2*half)
 	}
-	p.cancel = m.onWait(func(_ context.Context, _ tier.ID, bytes int64) { p.begun <- bytes - gpu.Available() })
+	p.cancel = m.onWait(func(_ context.Context, _ tier.ID, bytes int64) { p.begun <- bytes - gpu.State().Available })
 	return p
 }
 

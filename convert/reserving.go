@@ -148,8 +148,8 @@ func (q *request) reserve(ctx context.Context) (r *reservation.Reservation, err 
 		r, err = manager.Reserve(ctx, to, q.what.body, &options)
 	case full:
 		for _, s := range to.Candidates(manager.Spaces(), nil) {
-			before, need := s.Used(), q.what.in(s)
-			if s.DropSharing(need - s.Available()); s.Used() < before && s.Available() >= need {
+			before, need := s.State().Used(), q.what.in(s)
+			if s.DropSharing(need - s.State().Available); s.State().Used() < before && s.State().Available >= need {
 				r, err = manager.TryReserve(to, q.what.body, &options)
 				break
 			}
@@ -157,7 +157,7 @@ func (q *request) reserve(ctx context.Context) (r *reservation.Reservation, err 
 	}
 	switch {
 	case err == nil:
-		q.r, q.free, q.seen = r, r.Bytes()+r.Space().Available(), r.Space().State().CleanChanges
+		q.r, q.free, q.seen = r, r.Bytes()+r.Space().State().Available, r.Space().State().CleanChanges
 		if len(q.pieces) > 0 {
 			_ = r.Shrink(r.Bytes() - q.need) // nobody else has it
 		}

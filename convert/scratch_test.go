@@ -47,8 +47,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		})
 		for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
 			m.move(t, b, k)
-			if m.lent() != 0 || host.Used() != m.base {
-				t.Errorf("%s: %d bytes are lent, host memory holds %d beside the %d of staging", codec, m.lent(), host.Used()-m.base, m.base)
+			if m.lent() != 0 || host.State().Used() != m.base {
+				t.Errorf("%s: %d bytes are lent, host memory holds %d beside the %d of staging", codec, m.lent(), host.State().Used()-m.base, m.base)
 			}
 		}
 		remove()
@@ -66,8 +66,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		if err := p.Release(); err != nil {
 			t.Error(err)
 		}
-		if m.lent() != 0 || host.Used() != m.base {
-			t.Errorf("%s: after an ingest host memory holds %d", codec, host.Used()-m.base)
+		if m.lent() != 0 || host.State().Used() != m.base {
+			t.Errorf("%s: after an ingest host memory holds %d", codec, host.State().Used()-m.base)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func TestScratchIsBounded(t *testing.T) {
 		var all *reservation.Reservation
 		if full {
 			var err error
-			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil); err != nil {
+			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -315,21 +315,21 @@ func sharedMemory(t *testing.T, g gpus) {
 		}
 		// Twice the same, and parts that lie in each other and in a row.
 		columns := []*image.DeviceArray{column(0, rows/2), column(0, rows/2), column(10, rows/2), column(rows/2, rows/2)}
-		before := gpu.Used()
+		before := gpu.State().Used()
 		p, err := m.mover.AdoptTable(t.Context(), image.DeviceTable{
 			Space: gpu, Schema: arrowgen.Schema(slices.Repeat([]arrow.DataType{arrow.PrimitiveTypes.Int64}, 4)...), Rows: rows / 2, Columns: columns,
 			Charged: []payload.DeviceRange{{Addr: values.Addr - 100, Length: 100 + charged}, {Addr: values.Addr, Length: min(charged, 16)}}, Release: f.release})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := gpu.Used()-before, gpu.Charge(8*rows-charged); got != want {
+		if got, want := gpu.State().Used()-before, gpu.Charge(8*rows-charged); got != want {
 			t.Errorf("%d bytes are charged beside %d, want %d", got, charged, want)
 		}
 		if n := p.Bytes(); n != gpu.Charge(8*rows-charged)+charged {
 			t.Errorf("the table has %d bytes, of which %d are charged elsewhere", n, charged)
 		}
-		if err := p.Release(); err != nil || gpu.Used() != before {
-			t.Errorf("%d bytes are used, %d before: %v", gpu.Used(), before, err)
+		if err := p.Release(); err != nil || gpu.State().Used() != before {
+			t.Errorf("%d bytes are used, %d before: %v", gpu.State().Used(), before, err)
 		}
 	}
 }

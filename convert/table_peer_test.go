@@ -82,7 +82,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 				t.Errorf("leaked: %+v", s.Leaks())
 			}
 			err = errors.Join(err, s.Close())
-			if s.Used() != 0 {
+			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}

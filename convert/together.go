@@ -67,7 +67,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	if first < 0 {
 		return nil
 	}
-	from, room := all[first].Space(), min(disk.Available(), disk.Together())
+	from, room := all[first].Space(), min(disk.State().Available, disk.Together())
 	if from == nil { // it was dropped just now
 		return nil
 	}

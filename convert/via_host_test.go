@@ -43,7 +43,7 @@ func (m *machine) remembering(t *testing.T, k tier.Kind) *batch.Batch {
 // fill reserves all that is available in host memory.
 func (m *machine) fill(t *testing.T, o *reservation.Owner) *reservation.Reservation {
 	t.Helper()
-	free := m.spaces[tier.Host].Available() / tier.Page * tier.Page
+	free := m.spaces[tier.Host].State().Available / tier.Page * tier.Page
 	r, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), free, &reservation.Options{Owner: o})
 	if err != nil {
 		t.Fatal(err)

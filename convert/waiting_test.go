@@ -23,7 +23,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	for k, s := range m.spaces {
 		before[k] = s.Subscribers()
 	}
-	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].Available(), nil)
+	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestPanicsOfTheProgramInAMove(t *testing.T) {
 			panics(m.mover.Move(t.Context(), b, to))
 
 			gpu := m.spaces[tier.GPU]
-			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.Available()/tier.Page*tier.Page, nil)
+			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Available/tier.Page*tier.Page, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +154,7 @@ func TestPanicsOfTheProgramInAMove(t *testing.T) {
 func TestCloseEndsWaits(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, numbered(1, 1000), tier.Host)
-	all, err := m.reservations.TryReserve(toGPU, m.spaces[tier.GPU].Available()/tier.Page*tier.Page, nil)
+	all, err := m.reservations.TryReserve(toGPU, m.spaces[tier.GPU].State().Available/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	var need int64
 	is, reason := stuckAtAll, decide.Trigger
 	for _, d := range demand {
-		if lack := d.Bytes - s.Available(); d.Space == s.ID() && lack > 0 {
+		if lack := d.Bytes - s.State().Available; d.Space == s.ID() && lack > 0 {
 			is, reason, need, waiters = is|stuckForRoom, decide.Demand, min(lack, s.State().Limit), d.Waiters
 		}
 	}
@@ -67,7 +67,7 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	}
 	s.stuck |= is
 	details := fmt.Sprintf("%d wait, %d bytes are used of %d, %d of them in batches at rest",
-		waiters, s.Used(), s.State().Limit, resting)
+		waiters, s.State().Used(), s.State().Limit, resting)
 	for _, t := range s.below(m) {
 		below := t.State()
 		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))

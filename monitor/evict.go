@@ -261,10 +261,10 @@ func (m *Monitor) excess(s *space) int64 {
 // were freed, and if none were, whether another list may do better because what failed will not be
 // chosen again at once. The caller has the space's token.
 func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string) (freed int64, retry bool) {
-	used := s.Used()
+	used := s.State().Used()
 	if s.State().Cached > 0 {
 		s.DropSharing(need)
-		if freed = used - s.Used(); freed >= need {
+		if freed = used - s.State().Used(); freed >= need {
 			return freed, false
 		}
 	}
@@ -277,9 +277,9 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	victims, moves := m.choose(s, below, need)
 	if len(moves) == 0 && len(victims) > 0 { // clean images that keep dictionaries in use may have the room
 		for _, t := range below {
-			if before := t.Used(); t.State().Cached > 0 {
-				t.DropSharing(t.Charge(victims[0].Bytes) - t.Available())
-				retry = retry || t.Used() < before
+			if before := t.State().Used(); t.State().Cached > 0 {
+				t.DropSharing(t.Charge(victims[0].Bytes) - t.State().Available)
+				retry = retry || t.State().Used() < before
 			}
 		}
 		return max(0, freed), retry
@@ -302,16 +302,16 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	var moving sync.WaitGroup
 	for _, j := range jobs {
 		if j.make > 0 {
-			before := j.to.Available()
+			before := j.to.State().Available
 			if !j.to.take(ctx) {
 				break
 			}
-			if need := j.make - (j.to.Available() - before); need > 0 { // else room was made meanwhile
+			if need := j.make - (j.to.State().Available - before); need > 0 { // else room was made meanwhile
 				n, again := m.evict(ctx, j.to, need, reason)
 				retry = retry || again || n > 0
 			}
 			m.give(j.to)
-			if j.to.Charge(j.left[0].Bytes) > j.to.Available() {
+			if j.to.Charge(j.left[0].Bytes) > j.to.State().Available {
 				continue
 			}
 		}
@@ -341,7 +341,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		retry = retry || j.retry
 	}
 	// If others have freed enough meanwhile, no move was needed.
-	return max(0, freed), retry || freed <= 0 && s.Used() <= used-need
+	return max(0, freed), retry || freed <= 0 && s.State().Used() <= used-need
 }
 
 const (
@@ -451,7 +451,7 @@ func (m *Monitor) victims(
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
-		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.Used()) != everything {
+		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.State().Used()) != everything {
 			open = append(open, t)
 		}
 	}
@@ -583,7 +583,7 @@ func (j *job) work(ctx context.Context) {
 			room = j.to.Together()
 		}
 		j.mu.Lock()
-		if j.over || ctx.Err() != nil || j.from.Used() <= j.goal {
+		if j.over || ctx.Err() != nil || j.from.State().Used() <= j.goal {
 			j.mu.Unlock()
 			return
 		}

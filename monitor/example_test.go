@@ -50,7 +50,7 @@ func Example() {
 		panic(err)
 	}
 	<-told
-	fmt.Println(gpu.Used(), "bytes used in", gpu.ID(), "and", host.Used(), "in", host.ID())
+	fmt.Println(gpu.State().Used(), "bytes used in", gpu.ID(), "and", host.State().Used(), "in", host.ID())
 
 	stop()
 	fmt.Println(<-ended)

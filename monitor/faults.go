@@ -168,10 +168,10 @@ func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (
 	case noRoom:
 		stats.NoRoom++
 		cause := causeOf(err)
-		if to.Available() >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
-			way.fail(now, unit, v.Bytes, to.Used(), cause)
+		if to.State().Available >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
+			way.fail(now, unit, v.Bytes, to.State().Used(), cause)
 		}
-		retry = way.refused(now, to.Used()) > 0
+		retry = way.refused(now, to.State().Used()) > 0
 	case busy:
 		stats.Busy++
 		f.busy, retry = now.Add(unit), true

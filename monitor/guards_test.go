@@ -31,7 +31,7 @@ func TestRefusalEnds(t *testing.T) {
 	w.mon.noted(v, from, to, &tier.NoSpaceError{Space: host0})
 	for _, size := range []int64{7 * kib, 8 * kib} {
 		w.mon.noted(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
-		if refused := way.refused(time.Now(), to.Used()) > 0; refused != (size < 8*kib) {
+		if refused := way.refused(time.Now(), to.State().Used()) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes, refused is %t", size, refused)
 		}
 	}
@@ -50,7 +50,7 @@ func TestLoweredLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(time.Second)
-		if used := w.spaces[gpu0].Used(); used != 50*kib {
+		if used := w.spaces[gpu0].State().Used(); used != 50*kib {
 			t.Errorf("%d bytes are used, of 50 KiB", used)
 		}
 		w.end(all...)

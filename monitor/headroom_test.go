@@ -107,7 +107,7 @@ func TestHeadroomBesidePutsAtOnce(t *testing.T) {
 			if n != 10*kib {
 				t.Errorf("%d bytes are left free beside %d puts, want 10 KiB", n, i)
 			}
-			if w.spaces[host0].Available() < 7*kib+n {
+			if w.spaces[host0].State().Available < 7*kib+n {
 				break
 			}
 			r, err := w.res.TryReserve(specific(host0), 7*kib, &reservation.Options{Purpose: reservation.Incoming})

@@ -146,7 +146,7 @@ func TestTrigger(t *testing.T) {
 				t.Error("it was moved")
 			}
 		}
-		if used := w.spaces[gpu0].Used(); used != 79*kib {
+		if used := w.spaces[gpu0].State().Used(); used != 79*kib {
 			t.Errorf("%d bytes are left", used)
 		}
 		end()
@@ -176,8 +176,8 @@ func TestTrigger(t *testing.T) {
 		}
 		settle(time.Minute)
 		for id, s := range w.spaces {
-			if s.Used() >= s.State().Trigger {
-				t.Errorf("%s has %d bytes in the end", id, s.Used())
+			if s.State().Used() >= s.State().Trigger {
+				t.Errorf("%s has %d bytes in the end", id, s.State().Used())
 			}
 		}
 		// 300 KiB were made; 60 and 30 may stay. Each that left went down twice at most.
@@ -264,7 +264,7 @@ func TestDemand(t *testing.T) {
 		}
 		// 50 KiB more make 120; at 100 the trigger is reached as well.
 		settle(time.Minute)
-		if got, used := w.moved(), w.spaces[gpu0].Used(); got+used != 120*kib {
+		if got, used := w.moved(), w.spaces[gpu0].State().Used(); got+used != 120*kib {
 			t.Errorf("%d bytes were moved, %d are used", got, used)
 		}
 		w.mustBeRelieved(gpu0)
@@ -395,7 +395,7 @@ func TestRunEnds(t *testing.T) {
 		w.mover.heal()
 		w.start()
 		settle(5 * time.Second)
-		if used := w.spaces[gpu0].Used(); used != 45*kib {
+		if used := w.spaces[gpu0].State().Used(); used != 45*kib {
 			t.Errorf("%d bytes are left", used)
 		}
 		w.end(all...)
@@ -639,7 +639,7 @@ func TestIdleMonitorSleeps(t *testing.T) {
 		at := func(what string, most int64) {
 			t.Helper()
 			settle(10 * time.Millisecond)
-			if n := gpu.Used(); n > most {
+			if n := gpu.State().Used(); n > most {
 				t.Errorf("%s: %d bytes are used", what, n)
 			}
 			settle(time.Minute)

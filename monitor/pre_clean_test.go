@@ -122,7 +122,7 @@ func TestWrittenWhenPutBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(time.Millisecond)
-		for w.spaces[gpu0].Used() < 70*kib {
+		for w.spaces[gpu0].State().Used() < 70*kib {
 			all = append(all, w.put(gpu0, kib, seq(0))) // is no victim before it
 		}
 		settle(time.Second)

@@ -292,7 +292,7 @@ func TestFailures(t *testing.T) {
 		if o.err != nil {
 			t.Fatal(o.err)
 		}
-		if w.spaces[disk0].Used() == 0 {
+		if w.spaces[disk0].State().Used() == 0 {
 			t.Error("nothing is on the disk")
 		}
 		o.r.Release()

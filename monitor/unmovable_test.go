@@ -359,7 +359,7 @@ func TestUnmovableToATier(t *testing.T) {
 		all := w.fillSpace(gpu0, 8, 2*kib) // the last to go
 		all = append(all, w.fillSpace(gpu0, many, kib)...)
 		w.start()
-		o := <-w.reserve(t.Context(), gpu0, w.spaces[gpu0].Available()+12*kib)
+		o := <-w.reserve(t.Context(), gpu0, w.spaces[gpu0].State().Available+12*kib)
 		if o.err != nil {
 			t.Error(o.err)
 		} else {

@@ -111,11 +111,11 @@ func TestClaimIsConsumed(t *testing.T) {
 	if r.Len(0) != 1 || r.Bytes(tier.GPU) != bodySize {
 		t.Errorf("%d batches with %d bytes are left", r.Len(0), r.Bytes(tier.GPU))
 	}
-	if used := m.space(tier.GPU).Used(); used != 2*bodySize {
+	if used := m.space(tier.GPU).State().Used(); used != 2*bodySize {
 		t.Errorf("%d bytes are used", used)
 	}
 	check(t, h.Close())
-	if used := m.space(tier.GPU).Used(); used != bodySize {
+	if used := m.space(tier.GPU).State().Used(); used != bodySize {
 		t.Errorf("%d bytes are used after the handle was closed", used)
 	}
 	wantNumbers(t, takeAll(t, m, r), 3)
@@ -224,7 +224,7 @@ func TestBytesOfAClaimedBatch(t *testing.T) {
 		t.Errorf("with a handle open the repository counts %d bytes, want the other batch's", n)
 	}
 	check(t, h.Close())
-	if n, used := r.Bytes(k), m.space(k).Used(); n != bodySize || used != bodySize {
+	if n, used := r.Bytes(k), m.space(k).State().Used(); n != bodySize || used != bodySize {
 		t.Errorf("the repository counts %d bytes, of %d that are used", n, used)
 	}
 	check(t, c.Restore())
@@ -247,7 +247,7 @@ func TestCloseTakesClaimsBack(t *testing.T) {
 			h, err := m.Acquire(background, c.Batches()[0], r.opts.Placement)
 			check(t, err)
 			check(t, closeAll(background, plan))
-			if used := m.space(tier.GPU).Used(); used != bodySize { // the handle's
+			if used := m.space(tier.GPU).State().Used(); used != bodySize { // the handle's
 				t.Errorf("%d bytes are used", used)
 			}
 			check(t, h.Close())

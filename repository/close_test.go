@@ -67,7 +67,7 @@ func TestCallsAreCounted(t *testing.T) {
 				close(goOn)
 				<-left
 				for _, k := range tier.Kinds() {
-					if used := m.space(k).Used(); used != 0 {
+					if used := m.space(k).State().Used(); used != 0 {
 						t.Errorf("%d bytes are used in %s", used, k)
 					}
 				}
@@ -114,8 +114,8 @@ func TestClearWaits(t *testing.T) {
 		}
 		check(t, transit.Abort())
 		check(t, <-done)
-		if len(left) != 1 || left[0].Batches != 3 || r.Total() != 0 || m.space(tier.Host).Used() != bodySize {
-			t.Errorf("%+v, %d left, %d bytes", left, r.Total(), m.space(tier.Host).Used())
+		if len(left) != 1 || left[0].Batches != 3 || r.Total() != 0 || m.space(tier.Host).State().Used() != bodySize {
+			t.Errorf("%+v, %d left, %d bytes", left, r.Total(), m.space(tier.Host).State().Used())
 		}
 		check(t, h.Close())
 	})
@@ -218,8 +218,8 @@ func TestCloseLeavesTransits(t *testing.T) {
 			}
 			end()
 			check(t, <-closed)
-			if r.Total() != 0 || m.space(tier.Host).Used() != bodySize {
-				t.Errorf("%d batches and %d bytes are left", r.Total(), m.space(tier.Host).Used())
+			if r.Total() != 0 || m.space(tier.Host).State().Used() != bodySize {
+				t.Errorf("%d batches and %d bytes are left", r.Total(), m.space(tier.Host).State().Used())
 			}
 			check(t, transit.Abort())
 			check(t, b.Drop())

@@ -619,7 +619,7 @@ func TestDropWithHandleOpen(t *testing.T) {
 	h, err := m.Acquire(background, b, reservation.AnyInTier(tier.GPU))
 	check(t, err)
 	check(t, closeAll(background, plan))
-	if m.space(tier.GPU).Used() != bodySize {
+	if m.space(tier.GPU).State().Used() != bodySize {
 		t.Error("the data went under its reader")
 	}
 	check(t, h.Close())

@@ -73,7 +73,7 @@ func (c *crowd) wrong() []string {
 	now := int(c.epoch.Load())
 	var want []reservation.Demand
 	for i, s := range c.f.spaces {
-		limit, room := s.State().Limit, s.Available()
+		limit, room := s.State().Limit, s.State().Available
 		d := reservation.Demand{Space: s.ID()}
 		oldest := now // a waiter of a later epoch is not the head
 		for _, a := range waiting {
@@ -135,9 +135,9 @@ func (c *crowd) wrongBooks() (bad []string) {
 	}
 	for i, s := range c.f.spaces {
 		u, p := s.State().Usage, c.f.pools[i]
-		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] || s.Used() != u.Used() {
+		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] || s.State().Used() != u.Used() {
 			bad = append(bad, fmt.Sprintf("%s: %+v, %d used; want live %d, retired %d, reserved %d",
-				s.ID(), u, s.Used(), p.live.Load(), p.retired.Load(), reserved[i]))
+				s.ID(), u, s.State().Used(), p.live.Load(), p.retired.Load(), reserved[i]))
 		}
 	}
 	return bad
@@ -164,7 +164,7 @@ func (c *crowd) watch(probe bool) (bad []string) {
 
 func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	l, s := &c.lines[i], c.f.spaces[i]
-	limit, room := s.State().Limit, s.Available()
+	limit, room := s.State().Limit, s.State().Available
 	var head *asked
 	var standing, fitting int
 	oldest := math.MaxInt

@@ -200,7 +200,7 @@ func (f *field) meddle(i int, calls uint64) {
 	}
 	s := f.spaces[i]
 	f.limits[i].Add(1)
-	limit := max(f.leastLimit(i), s.Used()+s.Available()/2) // of two moments
+	limit := max(f.leastLimit(i), s.State().Used()+s.State().Available/2) // of two moments
 	if err := s.SetLimit(min(limit, s.Capacity)); err != nil {
 		f.fail("%v", err)
 	}
@@ -209,7 +209,7 @@ func (f *field) meddle(i int, calls uint64) {
 // observe checks what must be so at every moment.
 func (f *field) observe(i int) {
 	s := f.spaces[i]
-	u, used := s.State().Usage, s.Used()
+	u, used := s.State().Usage, s.State().Used()
 	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || used < 0 || max(u.Used(), used, u.Peak) > s.Capacity {
 		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity, u, used)
 	}
@@ -265,7 +265,7 @@ func (f *field) close() {
 	}
 	for i, p := range f.pools {
 		p.reap(1 << 30)
-		if u := f.spaces[i].State().Usage; u.Used() != 0 || f.spaces[i].Used() != 0 {
+		if u := f.spaces[i].State().Usage; u.Used() != 0 || f.spaces[i].State().Used() != 0 {
 			f.fail("%s is not empty at the end: %+v", f.spaces[i].ID(), u)
 		}
 	}

@@ -305,7 +305,7 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	c := &victim.candidates[0]
 	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID(), Available: l.space.Available(), Owner: victim.owner.Name(),
+		Space: l.space.ID(), Available: l.space.State().Available, Owner: victim.owner.Name(),
 		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint, Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {

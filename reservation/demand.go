@@ -59,7 +59,7 @@ func (l *line) demandLocked(first bool) Demand {
 func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	for _, d := range m.Demand(nil) {
 		if sp, _ := m.spaces.ByID(id); d.Space == id {
-			bytes = max(0, d.Bytes-sp.Available())
+			bytes = max(0, d.Bytes-sp.State().Available)
 		}
 	}
 	return bytes

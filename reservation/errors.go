@@ -185,7 +185,7 @@ func (l *line) exceeded(bytes int64) error {
 	return &ExceededError{
 		Space:     l.space.ID(),
 		Requested: bytes,
-		Available: l.space.Available(),
+		Available: l.space.State().Available,
 		Limit:     l.space.State().Room,
 		Hint:      l.space.Hint,
 	}

@@ -50,9 +50,9 @@ func Example() {
 	fmt.Println(r.Bytes(), "promised in", r.Space().ID(), "and", r.Unused(), "unused")
 
 	r.Release() // the unused rest returns now,
-	fmt.Println(r.Space().Used(), "used")
+	fmt.Println(r.Space().State().Used(), "used")
 	b.Release() // and the buffer's bytes now
-	fmt.Println(b.Space().Used(), "used")
+	fmt.Println(b.Space().State().Used(), "used")
 	// Output:
 	// 600 promised in gpu:0 and 400 unused
 	// 200 used
@@ -101,7 +101,7 @@ type emptiest struct{}
 
 func (emptiest) Candidates(spaces *reservation.Spaces, dst []*tier.Space) []*tier.Space {
 	for _, s := range spaces.All() {
-		if s.Used() <= s.Capacity/2 {
+		if s.State().Used() <= s.Capacity/2 {
 			dst = append(dst, s)
 		}
 	}

@@ -103,7 +103,7 @@ func TestEarly(t *testing.T) {
 				})
 			}
 			all.Wait()
-			if n := s.Used(); n != c.most {
+			if n := s.State().Used(); n != c.most {
 				t.Errorf("%d bytes are used, want %d", n, c.most)
 			}
 			release(t, mustTry(t, m, onGPU0, 100-c.most, nil)) // the rest is for others

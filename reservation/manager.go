@@ -199,7 +199,7 @@ func (m *Manager) ReserveUpTo(
 		return nil, err
 	}
 	space, has := r.Space(), r.Bytes()
-	if all := size.Largest(space.Charge, has, most, has+max(0, space.Available()-r.headroom)); all > has {
+	if all := size.Largest(space.Charge, has, most, has+max(0, space.State().Available-r.headroom)); all > has {
 		_ = r.TryGrow(all - has) // others may have been faster
 	}
 	if r.arriving > 0 {

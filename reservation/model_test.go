@@ -273,7 +273,7 @@ func manyGoroutines(t *testing.T, seed uint64) {
 				w.step(t, m, policies)
 				time.Sleep(time.Duration(w.rng.IntN(5)) * 100 * time.Microsecond)
 				for _, s := range spaces {
-					if used := s.Used(); used < 0 || used > s.Capacity {
+					if used := s.State().Used(); used < 0 || used > s.Capacity {
 						t.Errorf("%s: %d of %d bytes are used", s.ID(), used, s.Capacity)
 					}
 				}

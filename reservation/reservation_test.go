@@ -104,7 +104,7 @@ func TestPolicies(t *testing.T) {
 				t.Fatalf("%v", err)
 			}
 			wantReservation(t, r, test.promised, test.unused)
-			if got := s.Used(); got != test.used {
+			if got := s.State().Used(); got != test.used {
 				t.Errorf("%d bytes are used; want %d", got, test.used)
 			}
 			if !test.ok {
@@ -380,7 +380,7 @@ func TestReservationIsSafeForConcurrentUse(t *testing.T) {
 			})
 			freeing.Go(func() {
 				for b := range buffers {
-					if used := s.Used(); used > 1000 {
+					if used := s.State().Used(); used > 1000 {
 						t.Errorf("%d of 1000 bytes are used", used)
 					}
 					release(t, b)

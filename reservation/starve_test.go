@@ -170,7 +170,7 @@ func TestWithinTheBoundNobodyWaits(t *testing.T) {
 				large.waiting(t)
 				late.waiting(t)
 				if _, err := m.TryReserve(onGPU0, 1, nil); !errors.Is(err, tier.ErrNoSpace) {
-					t.Fatalf("%d free bytes were not kept: %v", s.Available(), err)
+					t.Fatalf("%d free bytes were not kept: %v", s.State().Available, err)
 				}
 				release(t, r)
 				if i == len(held)-1 {

@@ -69,7 +69,7 @@ func TestWaitEndsBy(t *testing.T) {
 				if held.Bytes() > 0 {
 					release(t, held)
 				}
-				if s.Used() > 0 {
+				if s.State().Used() > 0 {
 					release(t, b)
 				}
 			})

@@ -340,8 +340,8 @@ func TestTaskThatCannotFit(t *testing.T) {
 func TestAdmissionMakesRoom(t *testing.T) {
 	eng, repo := openTasks(t, 1<<20, 4<<20, 30, 1000)
 	gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
-	if gpu.Used() < gpu.Capacity/2 {
-		t.Fatalf("%d bytes are used", gpu.Used())
+	if gpu.State().Used() < gpu.Capacity/2 {
+		t.Fatalf("%d bytes are used", gpu.State().Used())
 	}
 	g, err := eng.Admit(t.Context(), spillway.Estimate{Output: 800 << 10, Overhead: admission.None})
 	if err != nil {

@@ -242,7 +242,7 @@ func TestHeadIsSpilledForItsWaiter(t *testing.T) {
 	}
 	s.hold()
 	s.put(1)
-	full, err := s.eng.Reservations().TryReserve(reservation.AnyInTier(tier.Host), s.host.Available()-4096, nil)
+	full, err := s.eng.Reservations().TryReserve(reservation.AnyInTier(tier.Host), s.host.State().Available-4096, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -290,7 +290,7 @@ func TestRefusedAlthoughTheSpaceHasRoom(t *testing.T) {
 	if k := batch.Info().Space.Kind; k != tier.Host {
 		t.Errorf("the batch lies in %s", k)
 	}
-	if n := gpuOf(t, eng).Used(); n != 0 {
+	if n := gpuOf(t, eng).State().Used(); n != 0 {
 		t.Errorf("%d bytes of what was refused are in use", n)
 	}
 }

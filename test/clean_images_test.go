@@ -150,7 +150,7 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 		taken = append(taken, buf)
 	}
 	for n := range want {
-		for disk.State().Limit-disk.Used() > disk.State().Cached {
+		for disk.State().Limit-disk.State().Used() > disk.State().Cached {
 			take()
 		}
 		if got := dropped(); len(got) > n {

@@ -165,7 +165,7 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 func fillWithDictionariesOfCopies(t *testing.T, eng *spillway.Engine, repo *repository.Repository, share float64) {
 	t.Helper()
 	disk := eng.Spaces()[2]
-	for i := int64(0); float64(disk.Used()) < share*float64(disk.Capacity); i++ {
+	for i := int64(0); float64(disk.State().Used()) < share*float64(disk.Capacity); i++ {
 		if err := repo.Put(
 			t.Context(),
 			0,

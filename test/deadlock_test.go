@@ -31,7 +31,7 @@ func twoOnGPU(ctx context.Context, t *testing.T) (*spillway.Engine, [2]*batch.Ba
 		}
 	}
 	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
-	if free := space.Available(); free > space.State().Limit*2/5 {
+	if free := space.State().Available; free > space.State().Limit*2/5 {
 		t.Fatalf("%d of %d bytes are free: the test shows nothing", free, space.State().Limit)
 	}
 	return eng, all, space
@@ -43,7 +43,7 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	defer cancel()
 	eng, _, space := twoOnGPU(ctx, t)
 	on := reservation.Specific(space.ID())
-	a, err := eng.Reservations().Reserve(ctx, on, space.Available(), &reservation.Options{Owner: reservation.NewOwner("a")})
+	a, err := eng.Reservations().Reserve(ctx, on, space.State().Available, &reservation.Options{Owner: reservation.NewOwner("a")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,8 +148,8 @@ func TestSharedDictionaryFillsTheGPU(t *testing.T) {
 	}
 	gpu := gpuOf(t, eng)
 	// The monitor may be at work between the marks.
-	if least := gpu.State().Stop - 2<<20; gpu.Used() < least {
-		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.Used(), least, gpu.Capacity)
+	if least := gpu.State().Stop - 2<<20; gpu.State().Used() < least {
+		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.State().Used(), least, gpu.Capacity)
 	}
 	if n := eng.Mover().DictionaryBytes(gpu.ID()); n > 31<<20 {
 		t.Errorf("%d bytes of dictionaries are in the GPU", n)

@@ -212,7 +212,7 @@ func TestDeadlockOfOwners(t *testing.T) {
 	t.Parallel()
 	err := withShown(t.Context(), t.TempDir(), func(s shown) error {
 		gpu := spillway.AnyInTier(spillway.GPU)
-		half := s.eng.Spaces()[0].Available() / 2
+		half := s.eng.Spaces()[0].State().Available / 2
 		var held [2]*spillway.Reservation
 		for i, name := range []string{"join", "sort"} {
 			r, err := s.eng.Reservations().Reserve(s.ctx, gpu, half, &reservation.Options{Owner: reservation.NewOwner(name)})

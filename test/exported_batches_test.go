@@ -67,8 +67,8 @@ func TestExportOutlivesTheEngine(t *testing.T) {
 			released := make(chan bool) // by a thread that the engine does not know
 			go func() { array.Release(); schema.Close(); close(released) }()
 			<-released
-			if n := contexts(); n != 0 || space.Used() != 0 || array.Array.Release != 0 {
-				t.Errorf("after the release there are %d contexts, and %d bytes are used", n, space.Used())
+			if n := contexts(); n != 0 || space.State().Used() != 0 || array.Array.Release != 0 {
+				t.Errorf("after the release there are %d contexts, and %d bytes are used", n, space.State().Used())
 			}
 		})
 	}

@@ -94,7 +94,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	}
 	const size = 1 << 20
 	host := eng.Spaces()[0]
-	empty := host.Used() // the engine's own
+	empty := host.State().Used() // the engine's own
 	var all []*batch.Batch
 	for i := range 32 {
 		all = append(all, inHost(t, eng, batch.ID(1000+i), size, i >= 30))
@@ -102,7 +102,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
 	defer cancel()
 	// 12 MiB more than there are.
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+12*size)
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.State().Available+12*size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.Available()+size)
+	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.State().Available+size)
 	var full *tier.NoSpaceError
 	if !errors.As(err, &full) || full.Space != host.ID() {
 		t.Errorf("with nothing left that can be moved: %v", err)
@@ -162,7 +162,7 @@ func TestErrnoOfAProgramsConverter(t *testing.T) {
 			all = append(all, inHost(t, eng, batch.ID(1000+i), size, i >= 32-bad)) // the first to be moved
 		}
 		ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
-		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+12*size)
+		r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].State().Available+12*size)
 		cancel()
 		if err != nil {
 			t.Error(err)
@@ -206,7 +206,7 @@ func TestBatchesForTheDiskAlone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it takes for ever"))
 	defer cancel()
-	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), eng.Spaces()[0].Available()+4<<20)
+	r, err := eng.Reserve(ctx, reservation.AnyInTier(tier.GPU), eng.Spaces()[0].State().Available+4<<20)
 	if err != nil {
 		t.Error(err)
 	} else if err := r.Release(); err != nil {
@@ -240,7 +240,7 @@ func TestForeignCancellation(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience/4, errors.New("it takes for ever"))
 	defer cancel()
-	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].Available()+4<<20)
+	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), eng.Spaces()[0].State().Available+4<<20)
 	if !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), "elsewhere") {
 		t.Errorf("waiting for a disk that cannot be written: %v", err)
 	}

@@ -87,8 +87,8 @@ func TestForeignBytes(t *testing.T) {
 		eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true})
 		all := onGPU(t, eng, 40)
 		sampled()
-		if gpu.State().External != 0 || gpu.Used() != 40*mib {
-			t.Fatalf("%d foreign bytes, %d used; nobody else is there", gpu.State().External, gpu.Used())
+		if gpu.State().External != 0 || gpu.State().Used() != 40*mib {
+			t.Fatalf("%d foreign bytes, %d used; nobody else is there", gpu.State().External, gpu.State().Used())
 		}
 		dev.SetForeign(16 * mib) // with the 40 above 0.8 of 64
 		sampled()

@@ -32,7 +32,7 @@ func account(t *testing.T, eng *spillway.Engine, id tier.ID) tier.Holdings {
 			sum += h.Bytes
 		}
 		s, _ := eng.Reservations().Spaces().ByID(id)
-		if all.Others == 0 && sum == all.Used && s.Used() == sum {
+		if all.Others == 0 && sum == all.Used && s.State().Used() == sum {
 			return all
 		}
 		if try == 10_000 {

@@ -77,8 +77,8 @@ func testCloseWithOpenTransits(t *testing.T) {
 		}
 	}
 	for _, s := range eng.Reservations().Spaces().All() {
-		if s.Used() != 0 {
-			t.Errorf("%d bytes are left in %s", s.Used(), s.ID())
+		if s.State().Used() != 0 {
+			t.Errorf("%d bytes are left in %s", s.State().Used(), s.ID())
 		}
 	}
 }
@@ -147,8 +147,8 @@ func TestCloseNamesHolders(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range eng.Reservations().Spaces().All() {
-		if holds := s.Books.Holds(); len(holds) != 0 || s.Used() != 0 {
-			t.Errorf("%s ends with %d bytes and %v", s.ID(), s.Used(), holds)
+		if holds := s.Books.Holds(); len(holds) != 0 || s.State().Used() != 0 {
+			t.Errorf("%s ends with %d bytes and %v", s.ID(), s.State().Used(), holds)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func (w waiting) take(k tier.Kind, n int64) *reservation.Reservation {
 	w.t.Helper()
 	s := w.eng.Reservations().Spaces().InTier(k)[0]
 	if n == 0 {
-		n = s.Available() / tier.Page * tier.Page
+		n = s.State().Available / tier.Page * tier.Page
 	}
 	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n)
 	if err != nil {
@@ -163,7 +163,7 @@ func TestRoomBesideALostGPU(t *testing.T) {
 	b := w.put(0, numberedRecord(1, 1000, words), in(tier.Host))
 	defer b.Subscribe()() // it stays
 	w.gpus[0].Lose(errFellOff)
-	free := w.eng.Reservations().Spaces().InTier(tier.Host)[0].Available()
+	free := w.eng.Reservations().Spaces().InTier(tier.Host)[0].State().Available
 	host := w.take(tier.Host, (free-200<<10)/tier.Page*tier.Page)
 	record := numberedRecord(2, 1000, words)
 	put := make(chan error, 1)

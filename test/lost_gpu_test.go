@@ -301,7 +301,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	l.begun.Store(&waits)
 	take := func(k tier.Kind, part int64) *reservation.Reservation {
 		s := l.eng.Reservations().Spaces().InTier(k)[0]
-		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.Available()/part/tier.Page*tier.Page)
+		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.State().Available/part/tier.Page*tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -136,16 +136,16 @@ func TestStuckEvents(t *testing.T) {
 			for _, s := range slices.Backward(eng.Spaces()) { // nothing moves, and no waiter is refused
 				free = append(free, full(t, s, eng))
 			}
-			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.Used(), gpu.State().Limit, resting)
+			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.State().Used(), gpu.State().Limit, resting)
 			want = append(want,
 				spillway.Event{
-					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.Used() - gpu.State().Trigger + 1,
+					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.State().Used() - gpu.State().Trigger + 1,
 					Reason: convert.ReasonTrigger, Text: "0 wait, " + rest,
 				},
 				spillway.Event{
-					Kind: events.Stuck, To: host.ID(), Bytes: host.Used() - host.State().Trigger + 1,
+					Kind: events.Stuck, To: host.ID(), Bytes: host.State().Used() - host.State().Trigger + 1,
 					Reason: convert.ReasonTrigger,
-					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.Used(), host.State().Limit),
+					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.State().Used(), host.State().Limit),
 				},
 				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)
@@ -191,7 +191,7 @@ func TestRefusedEvents(t *testing.T) {
 		defer closeEngine(t, eng)
 		var all []*batch.Batch
 		for _, k := range []tier.Kind{tier.Host, tier.GPU} {
-			for s := spaceAt(eng, k, 0); s.Available() >= 64<<10; {
+			for s := spaceAt(eng, k, 0); s.State().Available >= 64<<10; {
 				all = append(all, inTier(t, eng, k, batch.ID(1000+len(all)), 64<<10, false))
 			}
 		}

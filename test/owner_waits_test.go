@@ -31,9 +31,9 @@ func openOnHost(t *testing.T, d spillway.DiskConfig) (*spillway.Engine, *tier.Sp
 func fillUp(t *testing.T, eng *spillway.Engine, k tier.Kind) (all []*batch.Batch) {
 	t.Helper()
 	s := spaceAt(eng, k, 0)
-	for s.Available() >= tier.Page {
+	for s.State().Available >= tier.Page {
 		id := batch.ID(1 + 1000*int(k) + len(all))
-		all = append(all, inTier(t, eng, k, id, min(256<<10, s.Available()/tier.Page*tier.Page), false))
+		all = append(all, inTier(t, eng, k, id, min(256<<10, s.State().Available/tier.Page*tier.Page), false))
 	}
 	return all
 }

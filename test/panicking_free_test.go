@@ -95,7 +95,7 @@ func TestRoomAfterFreePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.State().Available+100<<10) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {
@@ -312,7 +312,7 @@ func TestRoomAfterReleaseOfATablePanicked(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	got, err := eng.Reserve(ctx, gpu, s.Available()+100<<10) // two batches must leave for it
+	got, err := eng.Reserve(ctx, gpu, s.State().Available+100<<10) // two batches must leave for it
 	if err != nil {
 		t.Errorf("a waiter is not served, though batches could move down: %v", err)
 	} else if err := got.Release(); err != nil {

@@ -158,7 +158,7 @@ func TestHeadroomIsNoLoss(t *testing.T) {
 	putUntilFull(t, repo, func() int { return 1000 })
 	i := slices.IndexFunc(eng.Spaces(), func(s *tier.Space) bool { return s.Kind() == tier.Host })
 	host := eng.Spaces()[i]
-	free := host.Available() / 4096 * 4096
+	free := host.State().Available / 4096 * 4096
 	if free < 40_000 {
 		t.Fatalf("%d bytes are free in host: too few for one batch", free)
 	}

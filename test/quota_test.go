@@ -287,22 +287,22 @@ func TestQuotaLoweredWhileRunning(t *testing.T) {
 	defer cancel()
 	rng := rand.New(rand.NewPCG(1, 2))
 	gpu := gpuOf(t, run.eng)
-	for gpu.Used() < 2<<20 {
+	for gpu.State().Used() < 2<<20 {
 		if err := run.put(ctx, rng, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	before := gpu.Used()
+	before := gpu.State().Used()
 	if err := run.eng.Quota().SetLimit(1 << 20); err != nil {
 		t.Fatal(err)
 	}
-	for gpu.Used() > 1<<20 {
+	for gpu.State().Used() > 1<<20 {
 		if ctx.Err() != nil {
-			t.Fatalf("%d bytes are in use still, with a limit of %d", gpu.Used(), 1<<20)
+			t.Fatalf("%d bytes are in use still, with a limit of %d", gpu.State().Used(), 1<<20)
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if gpu.Used() == 0 {
+	if gpu.State().Used() == 0 {
 		t.Error("all was moved down, not what is above the limit")
 	}
 	drainAll(ctx, t, run, tier.GPU)

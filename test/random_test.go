@@ -274,7 +274,7 @@ func (r *randomRun) limit(rng *rand.Rand) error {
 	spaces := r.eng.Spaces()
 	s := spaces[rng.IntN(len(spaces))]
 	limit := s.Capacity
-	if least := max(s.Used(), limit/4*3); rng.IntN(2) == 0 {
+	if least := max(s.State().Used(), limit/4*3); rng.IntN(2) == 0 {
 		r.lowered.Store(true)
 		limit = least + rng.Int64N(limit-least+1)
 	}

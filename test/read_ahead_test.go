@@ -144,15 +144,15 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 			var full *tier.NoSpaceError
 			if there := all[0].Info().Space.Kind == tier.Host; there != want || (err == nil) != want || err != nil && !errors.As(err, &full) {
 				t.Errorf("%s: it is there: %v, %v", why, there, err)
-			} else if err != nil && full.Available != host.Available() {
-				t.Errorf("%s: %d bytes are available, and the error says %v", why, host.Available(), err)
+			} else if err != nil && full.Available != host.State().Available {
+				t.Errorf("%s: %d bytes are available, and the error says %v", why, host.State().Available, err)
 			}
 			if err := eng.Mover().Move(t.Context(), all[0], reservation.AnyInTier(tier.Disk)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		ahead("there is room", true)
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.State().Used())
 		if err != nil {
 			t.Fatal(err)
 		}

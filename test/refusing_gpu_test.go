@@ -117,7 +117,7 @@ func TestGPUThatRefuses(t *testing.T) {
 			}
 		}
 		r.whole(t, words, host)
-		if n := gpuOf(t, r.Engine).Used(); n != 0 {
+		if n := gpuOf(t, r.Engine).State().Used(); n != 0 {
 			t.Errorf("%d bytes of what was refused are in use", n)
 		}
 	})
@@ -163,7 +163,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		r := openRefuser(t, 1, 1, convert.CodecNone)
 		r.refuse(0)
 		host0, _ := r.Reservations().Spaces().ByID(host)
-		most := host0.Available() / tier.Page * tier.Page
+		most := host0.State().Available / tier.Page * tier.Page
 		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most)
 		if err != nil {
 			t.Fatal(err)
@@ -193,7 +193,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err := b.Discard(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.Available()/tier.Page*tier.Page); err != nil {
+		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.State().Available/tier.Page*tier.Page); err != nil {
 			t.Fatal(err)
 		}
 		defer release(t, all)
@@ -237,7 +237,7 @@ func besideAFullVolume(t *testing.T, op string, codec convert.Codec, words arrow
 		}
 	}
 	r.whole(t, words, tier.ID{Kind: tier.Disk, Ordinal: 1})
-	if n := first.Used(); n != 0 {
+	if n := first.State().Used(); n != 0 {
 		t.Errorf("%d bytes of the full volume are in use", n)
 	}
 	if r.files[0].Hits() == 0 {

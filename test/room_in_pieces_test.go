@@ -36,13 +36,13 @@ func openPieces(t *testing.T) *pieces {
 	eng, repo := openTasks(t, 1<<20, 8<<20, 0, 0)
 	p := &pieces{Engine: eng, repo: repo, gpu: gpuOf(t, eng), words: wordList(1, 10)}
 	var all []int64
-	for p.gpu.Used()+p.sizes < p.gpu.State().Trigger {
+	for p.gpu.State().Used()+p.sizes < p.gpu.State().Trigger {
 		n := int64(len(all))
 		if err := repo.Put(t.Context(), 0, numberedRecord(n, 1000, p.words), in(tier.GPU)); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, n)
-		p.sizes = p.gpu.Used() / int64(len(all))
+		p.sizes = p.gpu.State().Used() / int64(len(all))
 	}
 	i := 0
 	for b := range repo.Batches(0) {
@@ -54,7 +54,7 @@ func openPieces(t *testing.T) *pieces {
 		i++
 	}
 	t.Cleanup(func() { closeClean(t, eng) })
-	p.need = p.gpu.Available() * 2 / 3 / tier.Page * tier.Page
+	p.need = p.gpu.State().Available * 2 / 3 / tier.Page * tier.Page
 	if tail := p.gpu.Capacity - p.gpu.State().Trigger + 2*p.sizes; p.need <= tail {
 		t.Fatalf("%d bytes fit into %d", p.need, tail)
 	}
@@ -233,12 +233,12 @@ func TestScratchInPieces(t *testing.T) {
 	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	rec := numberedRecord(0, 5000, wordList(1, 10))
 	n := 0
-	for size := int64(0); host.Used()+2*size < host.State().Trigger; n++ {
-		before := host.Used()
+	for size := int64(0); host.State().Used()+2*size < host.State().Trigger; n++ {
+		before := host.State().Used()
 		if err := repos[n%2].Put(t.Context(), 0, rec, in(tier.Host)); err != nil {
 			t.Fatal(err)
 		}
-		size = host.Used() - before
+		size = host.State().Used() - before
 	}
 	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
 		t.Fatal(err)
@@ -329,7 +329,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	rec := numberedRecord(0, 56_000, wordList(1, 10)) // as an image it is larger than what lies beyond the limit
 	desc := descriptorOf(t, rec)
 	var gaps []*tier.Buffer
-	for host.Available() > 2*(size+gap) {
+	for host.State().Available > 2*(size+gap) {
 		b, err := eng.NewBatch(&asIsSmall{asIs{rec, take(size)}, desc})
 		if err := errors.Join(err, repo.PutBatch(0, b)); err != nil {
 			t.Fatal(err)
@@ -338,7 +338,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 			gaps = append(gaps, take(small))
 		}
 	}
-	tail := take(host.Available() / tier.Page * tier.Page)
+	tail := take(host.State().Available / tier.Page * tier.Page)
 	var left []interface{ Release() error }
 	for i, g := range gaps {
 		if i%4 == 0 {

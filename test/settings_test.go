@@ -108,12 +108,12 @@ func putOn(t *testing.T, eng *spillway.Engine, k tier.Kind, rows int) *batch.Bat
 func full(t *testing.T, s *tier.Space, eng *spillway.Engine) (free func()) {
 	t.Helper()
 	for { // the monitor may take room between the two calls
-		n := s.Available() / tier.Page * tier.Page
+		n := s.State().Available / tier.Page * tier.Page
 		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), n, nil)
 		if err == nil {
 			return func() { release(t, r) }
 		}
-		if s.Available() >= n {
+		if s.State().Available >= n {
 			t.Fatal(err)
 		}
 	}

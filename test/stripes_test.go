@@ -270,7 +270,7 @@ func TestStripedFullVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openStriped(t, spillway.Config{}, 24, 24)
 		space, _ := s.eng.Reservations().Spaces().ByID(diskAt(0))
-		full, err := s.eng.Reservations().TryReserve(reservation.Specific(diskAt(0)), space.Available(), nil)
+		full, err := s.eng.Reservations().TryReserve(reservation.Specific(diskAt(0)), space.State().Available, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

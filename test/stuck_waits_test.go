@@ -42,7 +42,7 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		need := gpu.Available()
+		need := gpu.State().Available
 		others, err := eng.Reservations().Reserve(t.Context(), onGPU, need, &reservation.Options{Owner: runs})
 		if err != nil {
 			t.Fatal(err)

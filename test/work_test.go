@@ -43,7 +43,7 @@ func openForWorks(t *testing.T, memory int64) (*spillway.Engine, *spillway.Plan,
 
 // shareOf returns the Min of a Work that takes a share of what a space has free, with its slack.
 func shareOf(s *tier.Space, share float64) int64 {
-	return int64(share*float64(s.Available())) / 17 * 16
+	return int64(share*float64(s.State().Available)) / 17 * 16
 }
 
 func newWork(t *testing.T, plan *spillway.Plan, o spillway.WorkOptions) *spillway.Work {
@@ -77,7 +77,7 @@ func TestWorkGivesBackHalf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, plan, host := openForWorks(t, 64*mib)
 		var w *spillway.Work
-		all, want := host.Available(), int64(0)
+		all, want := host.State().Available, int64(0)
 		has := shareOf(host, 0.9)
 		w = newWork(t, plan, spillway.WorkOptions{
 			Operator: "build", Min: has, Reclaim: func(_ context.Context, n int64) int64 {
@@ -88,7 +88,7 @@ func TestWorkGivesBackHalf(t *testing.T) {
 				return has / 2
 			},
 		})
-		lack := all*4/10 - host.Available()
+		lack := all*4/10 - host.State().Available
 		r, err := eng.Reserve(t.Context(), inHostMemory, all*4/10)
 		if err != nil {
 			t.Fatal(err)
@@ -110,7 +110,7 @@ func TestWorkThatGivesNothingBack(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				eng, plan, host := openForWorks(t, 64*mib)
-				end, need := make(chan struct{}), host.Available()*4/10
+				end, need := make(chan struct{}), host.State().Available*4/10
 				large := newWork(t, plan, spillway.WorkOptions{
 					Operator: "build", Min: shareOf(host, 0.6), Reclaim: func(_ context.Context, n int64) int64 {
 						if hangs {

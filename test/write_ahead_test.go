@@ -92,7 +92,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 		if n := eng.Stats().Monitor.Looks - looks; n > 101 {
 			t.Errorf("the monitor looked %d times in 100 s", n)
 		}
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Trigger+above/2-host.Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Trigger+above/2-host.State().Used())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 		}
 		got := make(chan error)
 		go func() {
-			r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.Available()+mib/2)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Available+mib/2)
 			if err == nil {
 				err = r.Release()
 			}

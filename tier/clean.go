@@ -217,7 +217,7 @@ func (s *Space) DropAllClean() { s.dropClean(s.Books.Now().Cached) }
 // DropSharing drops clean images that share dictionaries, the oldest first, until used bytes have
 // fallen by at least bytes or none is left. bytes may be 0 or less.
 func (s *Space) DropSharing(bytes int64) {
-	for target := s.Used() - bytes; s.Used() > target; {
+	for target := s.Books.Now().Used() - bytes; s.Books.Now().Used() > target; {
 		c := s.clean.takeOldest(true)
 		if c == nil {
 			return

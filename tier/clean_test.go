@@ -83,7 +83,7 @@ func TestCleanImagesCountAsFree(t *testing.T) {
 	young := draw(t, s, 4*page)
 	c := keepClean(t, s, young)
 	wantUsage(t, s, 0, 0, 8)
-	if n := s.Available(); n != 10*page {
+	if n := s.State().Available; n != 10*page {
 		t.Errorf("%d bytes are available", n)
 	}
 	small := promise(t, s, 2*page)

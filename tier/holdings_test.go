@@ -32,8 +32,8 @@ func holdings(t testing.TB, s *tier.Space, batches func(add func(tier.Holder, an
 	for _, h := range slices.Concat(all.Holders, all.Batches) {
 		sum += h.Bytes
 	}
-	if sum != all.Used || all.Used != s.Used() || all.Limit != s.State().Limit || all.Space != s.ID() {
-		t.Errorf("the parts are %d bytes of %d: %+v", sum, s.Used(), all)
+	if sum != all.Used || all.Used != s.State().Used() || all.Limit != s.State().Limit || all.Space != s.ID() {
+		t.Errorf("the parts are %d bytes of %d: %+v", sum, s.State().Used(), all)
 	}
 	return all
 }

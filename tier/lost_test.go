@@ -62,7 +62,7 @@ func TestSpaceIsLost(t *testing.T) {
 	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
 	taken, _, _ := s.Books.Reserve(nil, 1, 0)
-	if taken || s.State().Limit != 0 || s.State().Room != 0 || s.Available() != 0 || s.State().Ceiling != 0 {
+	if taken || s.State().Limit != 0 || s.State().Room != 0 || s.State().Available != 0 || s.State().Ceiling != 0 {
 		t.Error("there is room in a lost space")
 	}
 	ok(t, b.Release())

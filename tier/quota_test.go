@@ -171,8 +171,8 @@ func TestQuotaIsChargedForWhatIsUsed(t *testing.T) {
 	s.Subscribe(c.listen)
 	charged := func(when string, want int64) {
 		t.Helper()
-		if q.used != want || s.Used() != want {
-			t.Errorf("%s the quota is charged %d bytes, and %d are used; want %d", when, q.used, s.Used(), want)
+		if q.used != want || s.State().Used() != want {
+			t.Errorf("%s the quota is charged %d bytes, and %d are used; want %d", when, q.used, s.State().Used(), want)
 		}
 	}
 	r := promise(t, s, 200)
@@ -182,8 +182,8 @@ func TestQuotaIsChargedForWhatIsUsed(t *testing.T) {
 	if _, err := s.Promise(301); !errors.Is(err, tier.ErrOutOfBudget) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("more than the quota has: %v", err)
 	}
-	if s.Available() != 300 || s.State().Room != 500 {
-		t.Errorf("%d bytes are available of a room of %d", s.Available(), s.State().Room)
+	if s.State().Available != 300 || s.State().Room != 500 {
+		t.Errorf("%d bytes are available of a room of %d", s.State().Available, s.State().Room)
 	}
 	ok(t, s.Release(r))
 	charged("the promise released:", 128)
@@ -222,7 +222,7 @@ func TestOccupyNothing(t *testing.T) {
 	ok(t, err)
 	ok(t, s.Adopt(r, fakeMemory(0)).Release())
 	ok(t, s.Release(r))
-	if s.Used() != 0 || q.used != 0 {
-		t.Errorf("%d bytes are used, %d charged", s.Used(), q.used)
+	if s.State().Used() != 0 || q.used != 0 {
+		t.Errorf("%d bytes are used, %d charged", s.State().Used(), q.used)
 	}
 }

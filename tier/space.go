@@ -104,9 +104,6 @@ func (s *Space) Charge(size int64) int64 { return s.Pool.Charge(size) }
 // Usage is the counts of a space at one moment, in bytes. Used is live + retired + reserved.
 type Usage = books.Usage
 
-// Used returns live + retired + reserved bytes.
-func (s *Space) Used() int64 { return s.Books.Now().Used() }
-
 // ResetPeak sets Usage.Peak to the bytes in use now, so that the next State has the peak of one
 // phase of a program.
 func (s *Space) ResetPeak() { s.Books.ResetPeak() }
@@ -161,9 +158,6 @@ func (s *Space) State() State {
 
 // Room returns State.Room.
 func (s *Space) Room() int64 { return s.State().Room }
-
-// Available returns State.Available.
-func (s *Space) Available() int64 { return s.State().Available }
 
 // Hold marks n of the used bytes as the engine's own, such as staging chunks.
 func (s *Space) Hold(n int64) { s.held.Add(n) }
@@ -233,7 +227,7 @@ func (s *Space) Lost() error {
 // lose is called by the pool when the device is lost.
 func (s *Space) lose(why error) {
 	// The error is set first, so that a request which the limit refuses finds the reason.
-	if s.lost.CompareAndSwap(nil, &LostError{Space: s.ID(), Bytes: s.Used(), Cause: why}) {
+	if s.lost.CompareAndSwap(nil, &LostError{Space: s.ID(), Bytes: s.Books.Now().Used(), Cause: why}) {
 		close(s.whenLost)
 		s.Books.SetMarks(books.Marks{})
 		s.fit()
@@ -360,7 +354,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if quota != nil && err == nil {
 		quota.Credit(n)
 	}
-	full := &NoSpaceError{Space: s.ID(), Requested: n, Available: s.Available(), Hint: s.Hint, Cause: err}
+	full := &NoSpaceError{Space: s.ID(), Requested: n, Available: s.State().Available, Hint: s.Hint, Cause: err}
 	return nil, cmp.Or[error](s.Lost(), full)
 }
 

@@ -87,7 +87,7 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 		if full.Cause == nil && full.Largest == 0 { // not because of pieces or another limit
 			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
 				s.Backend, full.Available)
-			full.Available = s.Available() + s.Charge(size)
+			full.Available = s.State().Available + s.Charge(size)
 			full.Hint = cmp.Or(full.Hint, "other programs may hold the memory: a smaller space would leave it to them")
 		}
 		full.Hint = cmp.Or(full.Hint, s.Hint) // a pool has a hint if its memory is not what was too small

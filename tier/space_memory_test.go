@@ -52,7 +52,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 		t.Error("no lease on no bytes")
 	}
 	ok(t, s.Release(r))
-	if s.Used() != 0 {
+	if s.State().Used() != 0 {
 		t.Errorf("%+v", s.State().Usage)
 	}
 }
@@ -91,7 +91,7 @@ func TestTryLeaseBesideRelease(t *testing.T) {
 			}
 		})
 		all.Wait()
-		if pool.count() != round+1 || s.Used() != 0 {
+		if pool.count() != round+1 || s.State().Used() != 0 {
 			t.Fatalf("round %d: %d freed, %+v", round, pool.count(), s.State().Usage)
 		}
 	}
@@ -150,7 +150,7 @@ func TestLentMemoryGoesBack(t *testing.T) {
 		t.Error("given back under a lease")
 	}
 	end()
-	if back != 1 || pool.count() != 0 || s.Used() != 0 {
+	if back != 1 || pool.count() != 0 || s.State().Used() != 0 {
 		t.Errorf("given back %d times, to the pool %d times, %+v", back, pool.count(), s.State().Usage)
 	}
 }
@@ -281,7 +281,7 @@ func TestHeldBytes(t *testing.T) {
 	b, c := draw(t, s, 64), draw(t, s, 128)
 	s.Hold(b.Charge())
 	s.Hold(6)
-	if s.State().Held != 70 || s.State().Room != 830 || s.Used() != 192 {
+	if s.State().Held != 70 || s.State().Room != 830 || s.State().Used() != 192 {
 		t.Errorf("%d bytes are held, the room is %d", s.State().Held, s.State().Room)
 	}
 	s.Hold(-6)

@@ -175,7 +175,7 @@ func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
 	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node, s.Backend,
-		s.Capacity, s.State().Limit, s.State().Trigger, s.State().Stop, s.Available(), s.Charge(65))
+		s.Capacity, s.State().Limit, s.State().Trigger, s.State().Stop, s.State().Available, s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
 	}
@@ -202,8 +202,8 @@ func TestSpaceLifeOfABuffer(t *testing.T) {
 	}
 	ok(t, b.Release())
 	usage(t, s, "released", 0, 128, 0)
-	if s.Used() != 128 || s.Available() != 900-128 {
-		t.Errorf("retired bytes do not count: used %d, available %d", s.Used(), s.Available())
+	if s.State().Used() != 128 || s.State().Available != 900-128 {
+		t.Errorf("retired bytes do not count: used %d, available %d", s.State().Used(), s.State().Available)
 	}
 	p.reclaim()
 	usage(t, s, "reclaimed", 0, 0, 0)
@@ -442,9 +442,9 @@ func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	promise(t, s, 100)
 	s.SetForeign(300)
-	if s.State().Pressure != 400 || s.State().External != 300 || s.Used() != 100 || s.Available() != 800 {
+	if s.State().Pressure != 400 || s.State().External != 300 || s.State().Used() != 100 || s.State().Available != 800 {
 		t.Errorf("pressure %d, foreign %d, used %d, available %d",
-			s.State().Pressure, s.State().External, s.Used(), s.Available())
+			s.State().Pressure, s.State().External, s.State().Used(), s.State().Available)
 	}
 	s.SetForeign(-5)
 	if s.State().Pressure != 100 || s.State().External != 0 {
@@ -501,8 +501,8 @@ func TestSpaceSetLimit(t *testing.T) {
 	promise(t, s, 500)
 	ok(t, s.SetLimit(400)) // revokes nothing
 	usage(t, s, "with a limit below what is used", 0, 0, 500)
-	if s.Available() != 0 {
-		t.Errorf("available %d", s.Available())
+	if s.State().Available != 0 {
+		t.Errorf("available %d", s.State().Available)
 	}
 	if _, err := s.Promise(1); !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("a promise over the limit: %v", err)
@@ -534,7 +534,7 @@ func TestAvailableIsOfOneMoment(t *testing.T) {
 			going = false
 		default:
 		}
-		if n := s.Available(); n > 100 {
+		if n := s.State().Available; n > 100 {
 			t.Fatalf("%d bytes are available", n)
 		}
 	}

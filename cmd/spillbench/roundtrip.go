@@ -150,7 +150,7 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 	}
 	defer l.Close()
 	for _, s := range w.eng.Spaces() {
-		need, have := 2*s.Charge(l.Desc.Body), s.Available()
+		need, have := 2*s.Charge(l.Desc.Body), s.State().Available
 		for _, d := range l.Dictionaries {
 			need += s.Charge(d.Desc.Body) // shared by both
 		}

@@ -98,7 +98,7 @@ func TestNoBufferIsMissing(t *testing.T) {
 						if n := call(lib.missing, a, s); n != 0 {
 							t.Errorf("%d buffers of %s are missing", n, dt)
 						}
-						used := r.gpu.Used()
+						used := r.gpu.State().Used()
 						table, err := Import(t.Context(), r.mover, r.gpu, a, s, Config{})
 						if err != nil {
 							t.Fatal(err)
@@ -106,8 +106,8 @@ func TestNoBufferIsMissing(t *testing.T) {
 						c := r.batch(t, table)
 						r.says(t, c, rec)
 						r.drop(t, c)
-						if r.gpu.Used() > used {
-							t.Errorf("%d bytes are used after the release, %d while it was exported", r.gpu.Used(), used)
+						if r.gpu.State().Used() > used {
+							t.Errorf("%d bytes are used after the release, %d while it was exported", r.gpu.State().Used(), used)
 						}
 						r.drop(t, b)
 					})
@@ -130,17 +130,17 @@ func TestNoRoomForZeros(t *testing.T) {
 	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
 	h := r.hold(t, b)
-	rest, err := r.gpu.Promise(r.gpu.Available())
+	rest, err := r.gpu.Promise(r.gpu.State().Available)
 	if err != nil {
 		t.Fatal(err)
 	}
-	used, array := r.gpu.Used(), new(DeviceArray)
+	used, array := r.gpu.State().Used(), new(DeviceArray)
 	var full *tier.NoSpaceError
 	if err := Export(h, array, new(Schema), Config{}); !errors.As(err, &full) || full.Requested < 80_000 || array.Array.Release != 0 {
 		t.Errorf("no room: %v", err)
 	}
-	if r.gpu.Used() != used {
-		t.Errorf("%d bytes are used, %d before", r.gpu.Used(), used)
+	if r.gpu.State().Used() != used {
+		t.Errorf("%d bytes are used, %d before", r.gpu.State().Used(), used)
 	}
 	if err := errors.Join(r.gpu.Release(rest), h.Close()); err != nil {
 		t.Error(err)

@@ -69,7 +69,7 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					defer rec.Release()
 					b := r.put(t, rec, form)
 					defer r.drop(t, b)
-					used, outstanding := r.gpu.Used(), r.dev.Outstanding()
+					used, outstanding := r.gpu.State().Used(), r.dev.Outstanding()
 					where := r.addresses(t, b)
 
 					array, schema := r.export(t, b, Config{})
@@ -98,8 +98,8 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					c := r.batch(t, table)
 					r.says(t, c, rec)
 					r.drop(t, c)
-					if b.Info().State != batch.Idle || r.gpu.Used() != used {
-						t.Errorf("the batch is %s, %d bytes are used, %d before", b.Info().State, r.gpu.Used(), used)
+					if b.Info().State != batch.Idle || r.gpu.State().Used() != used {
+						t.Errorf("the batch is %s, %d bytes are used, %d before", b.Info().State, r.gpu.State().Used(), used)
 					}
 				})
 			}
@@ -184,7 +184,7 @@ func TestReleasedOnce(t *testing.T) {
 		} else if err := r.mover.Move(t.Context(), c, onHost); err != nil {
 			t.Fatal(err)
 		}
-		if n := callbacks().open(); n != 0 || r.gpu.Used() != 0 {
+		if n := callbacks().open(); n != 0 || r.gpu.State().Used() != 0 {
 			t.Errorf("%d exports are open, the GPU holds %+v", n, r.gpu.State().Usage)
 		}
 		if away {
@@ -227,9 +227,9 @@ func TestExportOfExtension(t *testing.T) {
 		t.Fatalf("the last batch needs %d dictionaries: the test shows nothing", n)
 	}
 	for i, b := range all {
-		used := r.gpu.Used()
+		used := r.gpu.State().Used()
 		array, schema := r.export(t, b, Config{})
-		if more := r.gpu.Used() - used; (i > 0) != (more > 0) {
+		if more := r.gpu.State().Used() - used; (i > 0) != (more > 0) {
 			t.Errorf("batch %d: the export takes %d bytes", i, more)
 		}
 		table, err := Import(t.Context(), r.mover, r.gpu, array, schema, Config{})
@@ -239,8 +239,8 @@ func TestExportOfExtension(t *testing.T) {
 		c := r.batch(t, table)
 		r.says(t, c, recs[i])
 		r.drop(t, c)
-		if r.gpu.Used() != used {
-			t.Errorf("batch %d: %d bytes are used, %d before", i, r.gpu.Used(), used)
+		if r.gpu.State().Used() != used {
+			t.Errorf("batch %d: %d bytes are used, %d before", i, r.gpu.State().Used(), used)
 		}
 	}
 	for _, b := range all {

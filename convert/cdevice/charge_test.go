@@ -28,11 +28,11 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 		for _, form := range c.forms {
 			rec := arrowgen.New(2).Record(c.schema, c.rows)
 			b := r.put(t, rec, form)
-			used := r.gpu.Used()
+			used := r.gpu.State().Used()
 			half := r.slice(t, b, 0, c.rows/2) // a slice of what a consumer has sent back
 			again := r.slice(t, half, 3, c.rows/2)
-			if r.gpu.Used() != used || c.rows > 5000 && used < rigMemory/2 {
-				t.Errorf("%s: %d bytes are used, %d before, of %d", form, r.gpu.Used(), used, rigMemory)
+			if r.gpu.State().Used() != used || c.rows > 5000 && used < rigMemory/2 {
+				t.Errorf("%s: %d bytes are used, %d before, of %d", form, r.gpu.State().Used(), used, rigMemory)
 			}
 			if n := again.Info().Bytes; n <= 0 || n > used/2+rigMemory/100 {
 				t.Errorf("%s: a slice of half of %d bytes has %d", form, used, n)
@@ -41,14 +41,14 @@ func TestOwnExportIsChargedOnce(t *testing.T) {
 			r.drop(t, half)
 			want := rec.NewSlice(3, int64(c.rows/2))
 			r.says(t, again, want)
-			if r.gpu.Used() != used {
-				t.Errorf("%s: %d bytes are used, %d while the export was a batch", form, r.gpu.Used(), used)
+			if r.gpu.State().Used() != used {
+				t.Errorf("%s: %d bytes are used, %d while the export was a batch", form, r.gpu.State().Used(), used)
 			}
 			if err := r.mover.Move(t.Context(), again, onHost); err != nil {
 				t.Fatal(err)
 			}
-			if r.gpu.Used() != 0 {
-				t.Errorf("%s: when all has gone %d bytes are used", form, r.gpu.Used())
+			if r.gpu.State().Used() != 0 {
+				t.Errorf("%s: when all has gone %d bytes are used", form, r.gpu.State().Used())
 			}
 			r.says(t, again, want)
 			r.drop(t, again)

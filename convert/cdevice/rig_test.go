@@ -97,7 +97,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 			for _, l := range s.Leaks() {
 				t.Errorf("leaked: %+v", l)
 			}
-			if s.Used() != 0 {
+			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}

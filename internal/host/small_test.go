@@ -237,7 +237,7 @@ func TestSmallAndLargeAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	adds(t, a)
-	if s := a.Stats(); s.Used != 0 || space.Used() != 0 {
+	if s := a.Stats(); s.Used != 0 || space.State().Used() != 0 {
 		t.Errorf("in the end %+v", s)
 	}
 	free(a, alloc(t, a, capacity))

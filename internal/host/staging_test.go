@@ -113,11 +113,11 @@ func TestStagingServesWaitersAndWakesThemAtClose(t *testing.T) {
 		if r := <-got; !errors.Is(r.err, tier.ErrClosed) {
 			t.Errorf("the other waiter got %v", r.err)
 		}
-		if s.buf.Leased() != 0 || s.buf.Space().Used() == 0 {
+		if s.buf.Leased() != 0 || s.buf.Space().State().Used() == 0 {
 			t.Error("the buffer went before its last chunk")
 		}
 		s.Return(r.c)
-		if s.buf.Space().Used() != 0 {
+		if s.buf.Space().State().Used() != 0 {
 			t.Error("the last chunk did not release the buffer")
 		}
 		if _, err := s.Borrow(context.Background(), true); !errors.Is(err, tier.ErrClosed) {

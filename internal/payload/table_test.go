@@ -38,8 +38,8 @@ func TestTable(t *testing.T) {
 	if err := p.Release(); err != nil {
 		t.Fatal(err)
 	}
-	if gpu.Used() != 2*tier.Page {
-		t.Errorf("%d bytes are used under a lease", gpu.Used())
+	if gpu.State().Used() != 2*tier.Page {
+		t.Errorf("%d bytes are used under a lease", gpu.State().Used())
 	}
 	end()
 	end()

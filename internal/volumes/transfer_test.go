@@ -451,7 +451,7 @@ func life(t *testing.T, dir string, fsys *faultfs.FS) (failed []error) {
 		t.Fatal(err)
 	}
 	use := func(size int64) *tier.Buffer {
-		if n := space.Available(); n < space.Charge(size) {
+		if n := space.State().Available; n < space.Charge(size) {
 			t.Errorf("the books are off: %d bytes are available", n)
 			return nil
 		}

@@ -390,7 +390,7 @@ func TestInputsThatLeave(t *testing.T) {
 			in := &inputs{bytes: 200, there: map[tier.ID]int64{id: 200}}
 			leave := w.whenUsed(50, func() { in.there[id] = 0 })
 			in.look = func() {
-				if leave(); returns && w.gpus[0].Used() == 0 {
+				if leave(); returns && w.gpus[0].State().Used() == 0 {
 					in.there[id] = 200
 				}
 			}
@@ -416,7 +416,7 @@ func TestInputsThatLeaveAgainAndAgain(t *testing.T) {
 		in := &inputs{bytes: 200, there: map[tier.ID]int64{}}
 		looks := 0
 		in.look = func() {
-			if in.there[id] = 0; w.gpus[0].Used() == 0 {
+			if in.there[id] = 0; w.gpus[0].State().Used() == 0 {
 				in.there[id] = 200
 			}
 			if looks++; looks > 100 {
@@ -604,8 +604,8 @@ func TestAnyOfSeveralSpaces(t *testing.T) {
 		d.fails(errDone)
 		w.end(g, gs[0], gs[2])
 		for _, s := range w.gpus {
-			if s.Used() != 0 {
-				t.Errorf("%s has %d in use", s.ID(), s.Used())
+			if s.State().Used() != 0 {
+				t.Errorf("%s has %d in use", s.ID(), s.State().Used())
 			}
 		}
 	})

@@ -45,7 +45,7 @@ type plan struct {
 }
 
 // fits reports whether the task may start in the space.
-func (p plan) fits() bool { return p.need <= p.Available()-p.kept }
+func (p plan) fits() bool { return p.need <= p.State().Available-p.kept }
 
 // Candidates implements reservation.Strategy.
 func (w *waiter) Candidates(_ *reservation.Spaces, dst []*tier.Space) []*tier.Space {
@@ -231,7 +231,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	isHead = a.waiting.Head() == w
-	free := s.Available() + surplus
+	free := s.State().Available + surplus
 	if surplus < 0 || free < a.keptLocked(s) || !a.mayStartLocked(nil) || !isHead && a.waiting.IsClosed() {
 		return nil, nil
 	}

@@ -47,7 +47,7 @@ func Example() {
 			fmt.Println(err)
 		}
 	}
-	fmt.Printf("%d bytes are in use\n", gpu.Used())
+	fmt.Printf("%d bytes are in use\n", gpu.State().Used())
 	// Output:
 	// 300000 bytes reserved, out of memory: true
 	// 600000 bytes reserved, out of memory: false

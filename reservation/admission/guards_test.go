@@ -78,7 +78,7 @@ func TestServedTwice(t *testing.T) {
 			}
 			g := head.runs()
 			synctest.Wait()
-			if n := w.gpus[0].Used() + w.gpus[1].Used(); n != 500 {
+			if n := w.gpus[0].State().Used() + w.gpus[1].State().Used(); n != 500 {
 				t.Fatalf("%d bytes are used", n)
 			}
 			w.end(g)

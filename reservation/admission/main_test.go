@@ -129,7 +129,7 @@ func newWorld(t testing.TB, c setup) *world {
 			t.Errorf("at the end: %+v", s)
 		}
 		for _, s := range w.gpus {
-			if s.Used() != 0 {
+			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
@@ -224,7 +224,7 @@ func (w *world) end(gs ...*admission.Grant) {
 func (w *world) used(want int64) {
 	w.t.Helper()
 	synctest.Wait()
-	if got := w.gpus[0].Used(); got != want {
+	if got := w.gpus[0].State().Used(); got != want {
 		w.t.Errorf("%d bytes are used, want %d", got, want)
 	}
 }
@@ -256,7 +256,7 @@ func (in *inputs) of(e admission.Estimate) admission.Estimate {
 func (w *world) whenUsed(bytes int64, f func()) func() {
 	var once sync.Once
 	return func() {
-		if w.gpus[0].Used() >= bytes {
+		if w.gpus[0].State().Used() >= bytes {
 			once.Do(f)
 		}
 	}

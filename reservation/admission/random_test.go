@@ -141,7 +141,7 @@ func againstReference(t *testing.T, rng *rand.Rand) {
 			}
 		}
 		r.settle(t)
-		if u := w.gpus[0].Used(); u != r.used() {
+		if u := w.gpus[0].State().Used(); u != r.used() {
 			t.Fatalf("%d bytes are used, %d by the reference", u, r.used())
 		}
 	}

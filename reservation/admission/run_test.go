@@ -33,7 +33,7 @@ func TestReleasedBetweenAttempts(t *testing.T) {
 				e := admission.Estimate{Input: 100}
 				err := w.Run(t.Context(), e, func(_ context.Context, g *admission.Grant) error {
 					runs++
-					if u := w.gpus[0].Used(); u != g.Reservation().Bytes() {
+					if u := w.gpus[0].State().Used(); u != g.Reservation().Bytes() {
 						t.Errorf("run %d: %d bytes are used, and %d are its own", runs, u, g.Reservation().Bytes())
 					}
 					switch {
@@ -207,7 +207,7 @@ func TestOtherErrorsEndRun(t *testing.T) {
 				if p := recover(); (p != nil) != c.panics {
 					t.Errorf("panicked with %v", p)
 				}
-				if s := w.Stats(); runs != 1 || s.Running != 0 || w.gpus[0].Used() != 0 {
+				if s := w.Stats(); runs != 1 || s.Running != 0 || w.gpus[0].State().Used() != 0 {
 					t.Errorf("%d runs, %+v", runs, s)
 				}
 			}()

@@ -193,8 +193,8 @@ func TestAllocatorRefusalsCarryTheirError(t *testing.T) {
 	if err := guarded(func() { a.Allocate(1) }); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("after Release: %v", err)
 	}
-	if s.Used() != size {
-		t.Errorf("%d bytes are used while an array lives on", s.Used())
+	if s.State().Used() != size {
+		t.Errorf("%d bytes are used while an array lives on", s.State().Used())
 	}
 	a.Free(b)
 	if err := a.Close(); err != nil {

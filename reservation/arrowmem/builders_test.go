@@ -144,8 +144,8 @@ func TestRefusalAtEveryAllocation(t *testing.T) {
 				t.Error(err)
 			}
 			release(t, r)
-			if s.Used() != 0 {
-				t.Fatalf("%s, allocation %d: %d bytes are left", rows.DataType(), n, s.Used())
+			if s.State().Used() != 0 {
+				t.Fatalf("%s, allocation %d: %d bytes are left", rows.DataType(), n, s.State().Used())
 			}
 		}
 	}
@@ -237,8 +237,8 @@ func TestAllocatorConcurrently(t *testing.T) {
 		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
-		if s.Used() != 0 {
-			t.Errorf("%v: %d bytes are left", policy, s.Used())
+		if s.State().Used() != 0 {
+			t.Errorf("%v: %d bytes are left", policy, s.State().Used())
 		}
 	}
 }

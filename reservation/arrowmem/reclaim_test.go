@@ -59,7 +59,7 @@ func TestReclaimLetsAWaiterProceed(t *testing.T) {
 			return 42 * mib
 		}
 		w = workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 84 * mib, Reclaim: reclaim})
-		free := s.Available()
+		free := s.State().Available
 		if w.Requested() != 0 {
 			t.Errorf("%d bytes are requested while nobody waits", w.Requested())
 		}
@@ -67,8 +67,8 @@ func TestReclaimLetsAWaiterProceed(t *testing.T) {
 		if want := 40*mib - free; len(calls) != 1 || calls[0] != want || requested != want {
 			t.Errorf("Reclaim was called for %v bytes, and %d were requested; want %d", calls, requested, want)
 		}
-		if s.Available() != free+42*mib {
-			t.Errorf("%d bytes are free at the end", s.Available())
+		if s.State().Available != free+42*mib {
+			t.Errorf("%d bytes are free at the end", s.State().Available)
 		}
 	})
 }
@@ -317,8 +317,8 @@ func TestCloseDuringReclaim(t *testing.T) {
 		if err := w.Close(); !errors.Is(err, tier.ErrReleased) {
 			t.Errorf("a second Close: %v", err)
 		}
-		if s.Used() != 0 {
-			t.Errorf("%d bytes are used at the end", s.Used())
+		if s.State().Used() != 0 {
+			t.Errorf("%d bytes are used at the end", s.State().Used())
 		}
 	})
 }
@@ -495,8 +495,8 @@ func TestWorksAtRandom(t *testing.T) {
 					heap.Stats(),
 				)
 			}
-			if s.Used() != 0 || heap.Stats().Bytes != 0 {
-				t.Errorf("at the end %d bytes are used, and %+v", s.Used(), heap.Stats())
+			if s.State().Used() != 0 || heap.Stats().Bytes != 0 {
+				t.Errorf("at the end %d bytes are used, and %+v", s.State().Used(), heap.Stats())
 			}
 		})
 	}

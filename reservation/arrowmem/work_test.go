@@ -50,8 +50,8 @@ func TestWorkReservesMinAndSlack(t *testing.T) {
 		if got := s.State().Reserved; got != s.Charge(c.min+c.slack) {
 			t.Errorf("Min %d: %d bytes are reserved", c.min, got)
 		}
-		if err := w.Close(); err != nil || s.Used() != 0 {
-			t.Errorf("Close: %v, and %d bytes are left", err, s.Used())
+		if err := w.Close(); err != nil || s.State().Used() != 0 {
+			t.Errorf("Close: %v, and %d bytes are left", err, s.State().Used())
 		}
 	}
 }
@@ -113,8 +113,8 @@ func TestWorkWrongArguments(t *testing.T) {
 	if err := w.Shrink(10*mib + 1); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("into the slack: %v", err)
 	}
-	if err := w.Shrink(10 * mib); err != nil || s.Used() != mib {
-		t.Errorf("to nothing: %v, and %d bytes are left", err, s.Used())
+	if err := w.Shrink(10 * mib); err != nil || s.State().Used() != mib {
+		t.Errorf("to nothing: %v, and %d bytes are left", err, s.State().Used())
 	}
 }
 
@@ -129,11 +129,11 @@ func TestWorkMax(t *testing.T) {
 	if err := grow(math.MaxInt64); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("far above Max: %v", err)
 	}
-	if err := grow(10 * mib); err != nil || s.Used() != 21*mib {
-		t.Errorf("to Max: %v, and %d bytes are used", err, s.Used())
+	if err := grow(10 * mib); err != nil || s.State().Used() != 21*mib {
+		t.Errorf("to Max: %v, and %d bytes are used", err, s.State().Used())
 	}
-	if err := w.Shrink(15 * mib); err != nil || s.Used() != 6*mib {
-		t.Errorf("below Min: %v, and %d bytes are used", err, s.Used())
+	if err := w.Shrink(15 * mib); err != nil || s.State().Used() != 6*mib {
+		t.Errorf("below Min: %v, and %d bytes are used", err, s.State().Used())
 	}
 	if err := grow(15*mib + 1); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("above Max again: %v", err)
@@ -141,8 +141,8 @@ func TestWorkMax(t *testing.T) {
 	if err := grow(15 * mib); err != nil {
 		t.Errorf("to Max again: %v", err)
 	}
-	if err := w.Close(); err != nil || s.Used() != 0 {
-		t.Errorf("Close: %v, and %d bytes are left", err, s.Used())
+	if err := w.Close(); err != nil || s.State().Used() != 0 {
+		t.Errorf("Close: %v, and %d bytes are left", err, s.State().Used())
 	}
 	for name, err := range map[string]error{"Grow": grow(1), "Shrink": w.Shrink(1), "Close": w.Close()} {
 		if !errors.Is(err, tier.ErrReleased) {
@@ -167,16 +167,16 @@ func TestWorkAfterErrors(t *testing.T) {
 	if err := w.Grow(t.Context(), 95*mib); !errors.Is(err, reservation.ErrExceeded) {
 		t.Errorf("above what the space has: %v", err)
 	}
-	if err := w.Grow(t.Context(), 50*mib); err != nil || s.Used() != 61*mib {
-		t.Errorf("Grow after that: %v, and %d bytes are used", err, s.Used())
+	if err := w.Grow(t.Context(), 50*mib); err != nil || s.State().Used() != 61*mib {
+		t.Errorf("Grow after that: %v, and %d bytes are used", err, s.State().Used())
 	}
 	b := w.Allocator().Allocate(40 * mib)
-	if err := w.Shrink(30 * mib); !errors.Is(err, reservation.ErrExceeded) || s.Used() != 61*mib {
-		t.Errorf("Shrink by what is in an array: %v, and %d bytes are used", err, s.Used())
+	if err := w.Shrink(30 * mib); !errors.Is(err, reservation.ErrExceeded) || s.State().Used() != 61*mib {
+		t.Errorf("Shrink by what is in an array: %v, and %d bytes are used", err, s.State().Used())
 	}
 	w.Allocator().Free(b)
-	if err := w.Shrink(60 * mib); err != nil || s.Used() != mib {
-		t.Errorf("Shrink after that: %v, and %d bytes are used", err, s.Used())
+	if err := w.Shrink(60 * mib); err != nil || s.State().Used() != mib {
+		t.Errorf("Shrink after that: %v, and %d bytes are used", err, s.State().Used())
 	}
 }
 
@@ -193,7 +193,7 @@ func TestWorkRoundingDoesNotAddUp(t *testing.T) {
 		if err := w.Shrink(n); err != nil {
 			t.Fatal(err)
 		}
-		if over := s.Used() - 11*mib; over < 0 || over > tier.Page {
+		if over := s.State().Used() - 11*mib; over < 0 || over > tier.Page {
 			t.Fatalf("after %d times it has %d bytes more than at first", i+1, over)
 		}
 	}
@@ -243,8 +243,8 @@ func TestWorkTakeArray(t *testing.T) {
 	if over.Bytes < 8*rows || over.Bytes > 8*rows+2*rows || over.Peak < over.Bytes {
 		t.Errorf("on the heap: %+v", over)
 	}
-	if s.Used() > 2*mib {
-		t.Errorf("%d bytes of the space are used", s.Used())
+	if s.State().Used() > 2*mib {
+		t.Errorf("%d bytes of the space are used", s.State().Used())
 	}
 	if err := w.Grow(t.Context(), mib); err != nil {
 		t.Fatal(err)
@@ -383,8 +383,8 @@ func TestWorkBuffersOutliveIt(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s.Used() != mib {
-		t.Errorf("%d bytes are used after Close", s.Used())
+	if s.State().Used() != mib {
+		t.Errorf("%d bytes are used after Close", s.State().Used())
 	}
 	late := a.Allocate(1000)
 	if err := w.Err(); heap.Stats().Bytes != 1000 || !errors.Is(err, reservation.ErrExceeded) {
@@ -392,8 +392,8 @@ func TestWorkBuffersOutliveIt(t *testing.T) {
 	}
 	a.Free(b)
 	a.Free(late)
-	if s.Used() != 0 || heap.Stats().Bytes != 0 {
-		t.Errorf("at the end %d bytes are used, and %+v", s.Used(), heap.Stats())
+	if s.State().Used() != 0 || heap.Stats().Bytes != 0 {
+		t.Errorf("at the end %d bytes are used, and %+v", s.State().Used(), heap.Stats())
 	}
 }
 
@@ -423,8 +423,8 @@ func TestWorkInOtherMemory(t *testing.T) {
 	if err := w.Err(); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("after Grow: %v", err)
 	}
-	if err := w.Close(); err != nil || s.Used() != 0 {
-		t.Errorf("Close: %v, and %d bytes are used", err, s.Used())
+	if err := w.Close(); err != nil || s.State().Used() != 0 {
+		t.Errorf("Close: %v, and %d bytes are used", err, s.State().Used())
 	}
 }
 
@@ -496,7 +496,7 @@ func TestWorkShrinkWhileItGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := arenaOf(t, 100*mib)
 		w := workOf(t, m, nil, arrowmem.WorkOptions{Operator: "build", Min: 10 * mib})
-		full, err := m.TryReserve(inHost, s.Available(), nil)
+		full, err := m.TryReserve(inHost, s.State().Available, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -533,7 +533,7 @@ func TestWorkGrowsAndShrinksAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if err := w.Shrink(10 * mib); err != nil || s.Used() != mib {
-		t.Errorf("%v, and %d bytes are used in the end", err, s.Used())
+	if err := w.Shrink(10 * mib); err != nil || s.State().Used() != mib {
+		t.Errorf("%v, and %d bytes are used in the end", err, s.State().Used())
 	}
 }

@@ -54,7 +54,7 @@ func TestPromisesHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := two.Available(); n != 16*kib {
+	if n := two.State().Available; n != 16*kib {
 		t.Errorf("%d bytes are available to the other", n)
 	}
 	if n := two.State().Ceiling; n != 16*kib {
@@ -89,7 +89,7 @@ func TestPromisesHold(t *testing.T) {
 	if err := buf.Release(); err != nil {
 		t.Fatal(err)
 	}
-	for two.Available() != 32*kib { // the device may take its time
+	for two.State().Available != 32*kib { // the device may take its time
 		yield()
 	}
 	if woken.Load() == 0 {
@@ -113,8 +113,8 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	}
 	top, _ := wrap(t, outer, d)
 	s := newSpace(t, top, 64*kib)
-	if s.State().Room != 32*kib || s.Available() != 32*kib {
-		t.Errorf("room %d, available %d", s.State().Room, s.Available())
+	if s.State().Room != 32*kib || s.State().Available != 32*kib {
+		t.Errorf("room %d, available %d", s.State().Room, s.State().Available)
 	}
 	promise, err := s.Promise(32 * kib)
 	if err != nil {
@@ -225,7 +225,7 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 	})()
 	(<-held.gate).open()
 	<-freed
-	if n := s.Available(); n != 64*kib {
+	if n := s.State().Available; n != 64*kib {
 		t.Errorf("%d bytes are available when the space says that they are: %+v", n, b.Stats())
 	}
 	checkBooks(t, b.Stats())
@@ -282,7 +282,7 @@ func TestCreditBesideAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-waited; err != nil {
-		t.Errorf("with %d bytes available: %v", s.Available(), err)
+		t.Errorf("with %d bytes available: %v", s.State().Available, err)
 	}
 	if err := errors.Join(m.Close(), s.Close()); err != nil {
 		t.Fatal(err)

@@ -131,8 +131,8 @@ func TestTheDeviceIsNotAsked(t *testing.T) {
 		t.Fatalf("%v; want an error that names the space", err)
 	}
 	wantRefusal(t, err, 4096, 0, 64<<10, 64<<10)
-	if space.Available() != 0 || space.State().Room != 64<<10 {
-		t.Errorf("available %d, room %d", space.Available(), space.State().Room)
+	if space.State().Available != 0 || space.State().Room != 64<<10 {
+		t.Errorf("available %d, room %d", space.State().Available, space.State().Room)
 	}
 	if dev.allocs.Load() != 0 {
 		t.Errorf("the device was asked %d times", dev.allocs.Load())
@@ -207,8 +207,8 @@ func TestLoweredLimit(t *testing.T) {
 	if told != 1 {
 		t.Errorf("subscribers were told %d times", told)
 	}
-	if a.Used() != 60<<10 || b.Used() != 20<<10 || q.Stats().Used != 80<<10 {
-		t.Errorf("used %d and %d, %+v", a.Used(), b.Used(), q.Stats())
+	if a.State().Used() != 60<<10 || b.State().Used() != 20<<10 || q.Stats().Used != 80<<10 {
+		t.Errorf("used %d and %d, %+v", a.State().Used(), b.State().Used(), q.Stats())
 	}
 	_, err := a.Promise(4096)
 	wantRefusal(t, err, 4096, 0, 80<<10, 40<<10)
@@ -218,8 +218,8 @@ func TestLoweredLimit(t *testing.T) {
 	if got := b.State().Ceiling; got != 10<<10 {
 		t.Errorf("the second should come down to %d, not %d", 10<<10, got)
 	}
-	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.Available() != 0 {
-		t.Errorf("remaining %d, available %d", q.Stats().Limit-q.Stats().Used, a.Available())
+	if q.Stats().Limit-q.Stats().Used != -(40<<10) || a.State().Available != 0 {
+		t.Errorf("remaining %d, available %d", q.Stats().Limit-q.Stats().Used, a.State().Available)
 	}
 	if err := a.Release(inA); err != nil {
 		t.Fatal(err)

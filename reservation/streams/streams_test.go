@@ -100,7 +100,7 @@ func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 	wantReservation(t, r, 10*granule, 6*granule)
 	b := mustAllocOn(t, s, on[1], 8*granule-100) // nothing is attached there: from the space
 	wantReservation(t, r, 10*granule, 6*granule)
-	if used := space.Used(); used != 18*granule {
+	if used := space.State().Used(); used != 18*granule {
 		t.Errorf("%d bytes are used", used)
 	}
 	if _, err := s.Alloc(on[0], 7*granule); !errors.Is(err, reservation.ErrExceeded) {
@@ -134,7 +134,7 @@ func TestStreamsDrawFromWhatIsAttached(t *testing.T) {
 	wantStreamUsage(t, "all", s, nil, 3, 12)
 	release(t, c)
 	wantStreamUsage(t, "all", s, nil, 0, 12)
-	if used := space.Used(); used != 0 {
+	if used := space.State().Used(); used != 0 {
 		t.Errorf("%d bytes are used", used)
 	}
 }
@@ -235,7 +235,7 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 	pool.hold = true
 	on := &namedStream{}
 	defer space.Subscribe(func(bool) {
-		if now, used := total(s), space.Used(); now > used {
+		if now, used := total(s), space.State().Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
 	})()
@@ -273,7 +273,7 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 	told := 0
 	defer space.Subscribe(func(bool) {
 		told++
-		if now, used := total(s), space.Used(); now > used {
+		if now, used := total(s), space.State().Used(); now > used {
 			t.Errorf("%d bytes are counted and %d used", now, used)
 		}
 	})()

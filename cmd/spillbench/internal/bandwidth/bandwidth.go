@@ -194,8 +194,8 @@ func (m *Measurement) lacks(l load) error {
 				count = 2 * int64(l.threads)
 			}
 		}
-		if l.bytes > s.Capacity/count || s.Charge(l.bytes)*count > s.Available() {
-			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.Available()}
+		if l.bytes > s.Capacity/count || s.Charge(l.bytes)*count > s.State().Available {
+			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.State().Available}
 		}
 		v, ok := s.Pool.(*volumes.Volume)
 		if !ok {

@@ -118,7 +118,7 @@ func emulator(t *testing.T) *cudatest.Emulator {
 
 func used(eng *spillway.Engine) (bytes []int64) {
 	for _, s := range eng.Spaces() {
-		bytes = append(bytes, s.Used())
+		bytes = append(bytes, s.State().Used())
 	}
 	return bytes
 }

@@ -67,7 +67,7 @@ func (o *ours) write(ctx context.Context, _ bool) (moved, put time.Duration, err
 		if host := o.eng.Reservations().Spaces().InTier(tier.Host)[0]; !in.IsMemory() {
 			return &reservation.ExceededError{
 				Space: host.ID(), Requested: convert.LogicalBytes(rec),
-				Available: host.Available(), Limit: host.State().Room,
+				Available: host.State().Available, Limit: host.State().Room,
 				Hint: "comparing needs room for a whole batch",
 			}
 		}
