@@ -161,8 +161,9 @@ func NewManager(cfg Config) (*Manager, error) {
 func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger (the
-// slowest tier needs only room), or else in the first that has room, and waits for any of them if none has. A space charges what a
-// buffer of that size takes; with Options.Sized a request takes another size in each candidate.
+// slowest tier needs only room), or else in the first that has room, and waits for any of them if none
+// has. A space charges what a buffer of that size takes; with Options.Sized a request takes another
+// size in each candidate.
 // The caller must Release the reservation.
 //
 // A request that would not fit any candidate even if that were empty fails at once with an
@@ -417,7 +418,8 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			if quota != nil { // what it has left is known when it is charged
 				now.Available = now.Limit - now.Used()
 			}
-			may = c.need+c.leavesFree(&now) <= now.Available && (!l.queue.IsClosed() || c.upward && l.queue.Head().keeps)
+			may = c.need+c.leavesFree(&now) <= now.Available &&
+				(!l.queue.IsClosed() || c.upward && l.queue.Head().keeps)
 		}
 		if may && quota != nil {
 			m.mu.Unlock()

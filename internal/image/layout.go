@@ -45,8 +45,8 @@ const (
 // behind string and binary views, up to an eighth.
 //
 // Dictionaries stay whole, except for extensions (see extend.go). They are images of their own, so
-// that batches can share them: see Dictionaries. The array that uses one has, after the indices, a node with payload.Outside and its
-// number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
+// that batches can share them: see Dictionaries. The array that uses one has, after the indices, a
+// node with payload.Outside and its number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
 // take at least a page, and a request of its own for each move: copying it with the rows is cheaper
 // than keeping it once. Several columns may share a dictionary within a body, too, as the same
 // arrow.ArrayData. It is there once, and its spans are the same in all of them.

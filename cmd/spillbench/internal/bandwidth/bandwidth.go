@@ -195,7 +195,9 @@ func (m *Measurement) lacks(l load) error {
 			}
 		}
 		if l.bytes > s.Capacity/count || s.Charge(l.bytes)*count > s.State().Available {
-			return &tier.NoSpaceError{Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.State().Available}
+			return &tier.NoSpaceError{
+				Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.State().Available,
+			}
 		}
 		v, ok := s.Pool.(*volumes.Volume)
 		if !ok {
