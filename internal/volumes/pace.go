@@ -171,10 +171,10 @@ func (d *speed) failLocked(now time.Time) {
 // others went first because bytes of it are promised: otherwise they would do so for as long as
 // there is a reservation.
 func (d *speed) takeOn(n int64) {
-	pace := d.Pace()
+	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	lead := pace.After(d.mu.promised).Lead
+	lead := d.paceLocked(now).After(d.mu.promised).Lead
 	front := time.Duration(d.stripe.front.Load())
 	for front < lead && !d.stripe.front.CompareAndSwap(int64(front), int64(lead)) {
 		front = time.Duration(d.stripe.front.Load())
@@ -182,7 +182,7 @@ func (d *speed) takeOn(n int64) {
 	d.mu.skipped += max(0, front-lead-catchUp)
 	d.mu.backlog += n
 	if d.mu.failures > 0 {
-		d.failLocked(time.Now())
+		d.failLocked(now)
 	}
 }
 
@@ -205,6 +205,10 @@ func (d *speed) Pace() stripe.Pace {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.paceLocked(now)
+}
+
+func (d *speed) paceLocked(now time.Time) stripe.Pace {
 	w := &d.mu.flows[writing]
 	p := stripe.Pace{
 		Lead:      w.busy + d.mu.skipped,
