@@ -124,6 +124,8 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 		slices.Sort(cuts)
 		cuts = slices.Compact(cuts)
 	}
+	// Pieces are whole pages, whatever a caller passes.
+	cuts = slices.DeleteFunc(slices.Clone(cuts), func(c int64) bool { return c%tier.Page != 0 })
 	need, minPiece := placement.RoundUp(e.size, tier.Page), v.cfg.Request
 	for hasToken := false; ; {
 		v.mu.Lock()
