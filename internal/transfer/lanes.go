@@ -221,6 +221,9 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	freeBlock := l.free
 	if chunk == nil {
 		freeBlock()
+		if !wait { // the transfer goes on with the lanes that it has
+			err = nil
+		}
 		return nil, err
 	}
 	l.chunk, l.free = chunk, func() {
