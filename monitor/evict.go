@@ -451,7 +451,7 @@ func (m *Monitor) victims(
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
-		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.State().Used()) != everything {
+		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.Books.Now().Used()) != everything {
 			open = append(open, t)
 		}
 	}

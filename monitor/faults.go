@@ -169,9 +169,9 @@ func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (
 		stats.NoRoom++
 		cause := causeOf(err)
 		if to.State().Available >= to.Charge(v.Bytes) || cause != nil { // else the room was taken meanwhile
-			way.fail(now, unit, v.Bytes, to.State().Used(), cause)
+			way.fail(now, unit, v.Bytes, to.Books.Now().Used(), cause)
 		}
-		retry = way.refused(now, to.State().Used()) > 0
+		retry = way.refused(now, to.Books.Now().Used()) > 0
 	case busy:
 		stats.Busy++
 		f.busy, retry = now.Add(unit), true

@@ -237,7 +237,7 @@ func (m *Monitor) from(after Victim, s *space, limit int) []Victim {
 	list := make([]Victim, 0, min(limit, s.victims.Len()))
 	begin := listed{key: after.Key, id: after.ID + 1}
 	if after.Batch == nil {
-		begin = listed{key: Key{math.MinInt64}}
+		begin = listed{key: Key{math.MinInt64, math.MinInt64, math.MinInt64, math.MinInt64}}
 	}
 	s.victims.AscendGreaterOrEqual(begin, func(l listed) bool {
 		list = append(list, l.e.asVictim())
