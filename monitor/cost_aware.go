@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -45,7 +46,7 @@ func (costAware) Key(info batch.Info) Key {
 	case info.NextUse == batch.Stay:
 		return Key{kept, info.LastUse}
 	case info.Pending > 0:
-		return Key{queued, -int64(info.Task)}
+		return Key{queued, int64(info.Task ^ math.MaxInt64)}
 	case info.NextUse == batch.Never:
 		return Key{unneeded, info.LastUse}
 	case info.NextUse != 0:

@@ -93,13 +93,14 @@ func PlanOrderFromScans() Policy {
 
 func planKey(info batch.Info, fromScans bool) Key {
 	p := info.Place
-	plan, rank, seq := -int64(p.Plan), int64(p.Rank), -int64(p.Seq)
+	// As signed words, the largest of the numbers comes first.
+	plan, rank, seq := int64(p.Plan^math.MaxInt64), int64(p.Rank), int64(p.Seq^math.MaxInt64)
 	if !fromScans {
 		rank = -rank
 	}
 	switch {
 	case info.Pending > 0:
-		return Key{2, -int64(info.Task)}
+		return Key{2, int64(info.Task ^ math.MaxInt64)}
 	case p.Last:
 		return Key{1, plan, math.MaxInt64, seq} // behind all ranks
 	}
