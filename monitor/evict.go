@@ -23,8 +23,8 @@ import (
 )
 
 // space is the monitor's record of a space. A goroutine needs its token to evict from it: a waiter
-// in Evict, one that Run has started for the trigger (relieve), Clear, or a job that makes room in
-// it for batches of a faster space. If another has the token, a waiter returns from Evict and is
+// in Evict, one that Run has started for the trigger (relieve), Clear, or evict of a faster space,
+// which makes room in it for its batches. If another has the token, a waiter returns from Evict and is
 // woken later; the others wait for the token.
 //
 // A space is dry after a list of moves that moved nothing, until another list moves something or
@@ -289,7 +289,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		i := move.To - 1
 		if jobs[i] == nil {
 			jobs[i] = &job{
-				m: m, from: s, to: below[i], reason: reason, goal: used - need, until: time.Now().Add(listTime),
+				m: m, from: s, to: below[i], reason: reason, goal: used - need,
 				left: make([]Victim, 0, len(moves)),
 			}
 		}
@@ -303,7 +303,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 	for _, j := range jobs {
 		if j.make > 0 {
 			before := j.to.State().Available
-			if !j.to.take(ctx) {
+			if s.Books.Now().Used() <= j.goal || !j.to.take(ctx) { // enough has left meanwhile
 				break
 			}
 			if need := j.make - (j.to.State().Available - before); need > 0 { // else room was made meanwhile
@@ -315,6 +315,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 				continue
 			}
 		}
+		j.until = time.Now().Add(listTime)
 		// After a failure one move shows whether the others would fail, too.
 		atOnce := min(m.cfg.MovesPerEdge, len(j.left))
 		m.mu.Lock()
@@ -583,7 +584,7 @@ func (j *job) work(ctx context.Context) {
 			room = j.to.Together()
 		}
 		j.mu.Lock()
-		if j.over || ctx.Err() != nil || j.from.State().Used() <= j.goal {
+		if j.over || ctx.Err() != nil || j.from.Books.Now().Used() <= j.goal {
 			j.mu.Unlock()
 			return
 		}
