@@ -633,6 +633,9 @@ func (b *Batch) update(apply func() (change, error)) error {
 	}
 	store, over, waiting := b.mu.store, b.mu.over, b.mu.changed
 	b.mu.changed, b.mu.over = nil, b.mu.released
+	if b.mu.released { // an open handle keeps the batch, but no longer its repository
+		b.mu.store = nil
+	}
 	var superfluous, keep []cleanImage
 	if c.images || b.mu.released {
 		if c.made != nil {
