@@ -50,7 +50,6 @@ type Disk struct {
 	moved       int64         // bytes since the last decision
 	interval    int64         // bytes until the next one
 	probed      int64         // bytes that were not compressed because the next one is near
-	near        bool          // the next decision is
 	sampled     bool          // since the last decision
 	sampling    bool          // a sample is being taken
 
@@ -94,12 +93,15 @@ func (c *Chooser) Disk(id tier.ID) (d *Disk, due bool) {
 		if c.disks == nil {
 			c.disks = make(map[tier.ID]*Disk)
 		}
-		d = &Disk{id: id, near: true}
+		d = &Disk{id: id}
 		c.disks[id] = d
 		c.busyLocked(d)
 	}
-	return d, d.near && !d.sampled && !d.sampling
+	return d, d.probing() && !d.sampled && !d.sampling
 }
+
+// probing reports whether the next decision is near.
+func (d *Disk) probing() bool { return d.choice == Auto || d.moved >= d.interval-d.probe() }
 
 // probe returns how many bytes are not compressed before the next decision: a 64th of a short
 // interval.
@@ -119,8 +121,7 @@ func (c *Chooser) Next(d *Disk, bytes int64) Codec {
 		}
 	}
 	k, choice := d.choice, d.choice
-	d.near = d.choice == Auto || d.moved >= d.interval-d.probe()
-	if d.near && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
+	if d.probing() && (d.choice == Auto || d.probed < d.probe() || d.write.bytes < minProbe) {
 		k = None
 		d.probed += bytes
 	}
@@ -217,7 +218,7 @@ func (c *Chooser) Sample(
 	k *Coders, d *Disk, body, part int64, room []byte, read func(off, n int64) ([]byte, error),
 ) error {
 	c.mu.Lock()
-	due := d.near && !d.sampled && !d.sampling && part >= payload.FrameSize
+	due := d.probing() && !d.sampled && !d.sampling && part >= payload.FrameSize
 	d.sampling = d.sampling || due
 	n := max(1, min(samplePieces, body/samplePiece)*part/max(1, body))
 	c.mu.Unlock()
@@ -328,7 +329,7 @@ func (c *Chooser) Timed(
 			givenUp = k == d.choice && d.packed.bytes >= maxProbe && d.packed.perByte() > slower*d.plain
 		}
 		if givenUp {
-			d.choice, d.moved, d.near = None, 0, false
+			d.choice, d.moved = None, 0
 		}
 		c.mu.Unlock()
 		if givenUp && c.Chosen != nil {

@@ -125,7 +125,7 @@ func TestIntervals(t *testing.T) {
 				speed = 9500
 			}
 			if k := c.Next(d, mib); k == None {
-				if plain++; !d.sampled && d.near {
+				if plain++; !d.sampled && d.probing() {
 					d.rates = ofText()
 					d.sampled = true
 				}
@@ -162,7 +162,7 @@ func TestFirstRunIsAnException(t *testing.T) {
 		for range 4 * firstInterval / mib {
 			ch.Next(d, mib)
 			measure(d, c.later, 0)
-			d.sampled = d.near
+			d.sampled = d.probing()
 		}
 		if d.choice != c.want {
 			t.Errorf("with %v MiB/s, %s is chosen after 256 MiB, want %s", c.later, d.choice, c.want)
@@ -187,7 +187,7 @@ func TestSlower(t *testing.T) {
 				took *= 3
 			}
 			_ = c.Timed(Auto, diskID, k, true, mib, func() error { time.Sleep(took); return nil })
-			if d.near {
+			if d.probing() {
 				d.rates = ofText()
 				d.sampled = true
 			}
@@ -338,7 +338,7 @@ func TestFailedProbes(t *testing.T) {
 	failure := errors.New("the disk is full")
 	for range 2 * maxInterval / mib {
 		k := c.Next(d, mib)
-		d.sampled = d.sampled || d.near
+		d.sampled = d.sampled || d.probing()
 		_ = c.Timed(Auto, diskID, k, true, mib, func() error { return failure })
 	}
 	if d.choice != Zstd {
