@@ -15,7 +15,7 @@ import (
 // by itself, in any order, beside other memory. In the end nothing is handed out.
 func TestSplit(t *testing.T) {
 	if encrypted {
-		t.Skip("needs volumes that are not encrypted: sealed memory is read as a whole, not in parts")
+		t.Skip("needs volumes that are not encrypted: only their memory is split")
 	}
 	for seed := range testseed.Each(t, 4) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -122,7 +122,7 @@ func TestTogetherOfPieces(t *testing.T) {
 // TestSplitOfUnwritten: what was not written before the split is not expected to be written any more.
 func TestSplitOfUnwritten(t *testing.T) {
 	if encrypted {
-		t.Skip("needs volumes that are not encrypted: sealed memory is read as a whole, not in parts")
+		t.Skip("needs volumes that are not encrypted: only their memory is split")
 	}
 	v := open(t, volumes.Config{Capacity: mib})
 	whole := alloc(t, v, 3*page)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -26,19 +27,7 @@ func TestWholeBuffersAreReadOnce(t *testing.T) {
 	}
 	rec := b.NewRecordBatch()
 	defer rec.Release()
-	l, err := image.NewLayout(rec, image.MaxInline)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	body := make([]byte, l.Desc.Body)
-	if err := l.WriteTo([][]byte{body}); err != nil {
-		t.Fatal(err)
-	}
-	d, err := l.Descriptor()
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, body := imagetest.LaidOut(t, rec)
 	size := int64(len(body)) - 2000*8/4*3 // a quarter of the numbers at a time
 	rows, err := columns.NewRows(d, 0, size, tier.ID{Kind: tier.Host})
 	if err != nil {
