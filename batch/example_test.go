@@ -51,7 +51,8 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(b.Info().Payload.Type(), b.Info().State, "gpu bytes:", gpu.State().Used(), "host bytes:", host.State().Used())
+	fmt.Println(b.Info().Payload.Type(), b.Info().State,
+		"gpu bytes:", gpu.State().Used(), "host bytes:", host.State().Used())
 
 	if _, err := b.Lock(ctx, gpu.ID()); err != nil {
 		fmt.Println(err)

@@ -43,7 +43,8 @@ func TestAcquireIn(t *testing.T) {
 				handles = append(handles, h)
 			}
 			if gpu.State().Used() != used || r.Unused() != more {
-				t.Errorf("%d bytes are used, before %d, and %d unused, want %d", gpu.State().Used(), used, r.Unused(), more)
+				t.Errorf("%d bytes are used, before %d, and %d unused, want %d",
+					gpu.State().Used(), used, r.Unused(), more)
 			}
 			if there, absent := m.mover.Charges(gpu, one, two); there != missing || absent != 0 {
 				t.Errorf("%d bytes are there and %d missing, want %d and none", there, absent, missing)

@@ -94,7 +94,8 @@ func leavesWhileCloned(t *testing.T, tt leaving) {
 		t.Fatal(err)
 	}
 	gpu := m.spaces[tier.GPU]
-	rest, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Available/tier.Page*tier.Page, nil)
+	rest, err := m.reservations.TryReserve(
+		reservation.AnyInTier(tier.GPU), gpu.State().Available/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,8 @@ func TestAheadOntoACopyMovesNothing(t *testing.T) {
 	if in := b.Copies(); len(in) != 1 || in[0].Kind != tier.Host {
 		t.Fatalf("clean images are in %v", in)
 	}
-	if err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil || b.Info().Space.Kind != tier.Host {
+	err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host))
+	if err != nil || b.Info().Space.Kind != tier.Host {
 		t.Fatalf("in %s: %v", b.Info().Space, err)
 	}
 	drop(t, b)

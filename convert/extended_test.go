@@ -653,7 +653,8 @@ func TestOpenedExtensionsShareAnArray(t *testing.T) {
 	for _, b := range all[:15] {
 		opened = append(opened, m.record(t, b))
 	}
-	if n := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}); n == before || m.spaces[tier.Host].State().Used() != want {
+	n, used := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host}), m.spaces[tier.Host].State().Used()
+	if n == before || used != want {
 		t.Errorf("%d bytes are in use, %d for dictionaries, want %d", m.spaces[tier.Host].State().Used(), n, want)
 	}
 	for _, rec := range opened {

@@ -360,7 +360,8 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 		t.Errorf("%d conversions to an image, %d from one", down.Load(), up.Load())
 	}
 	host := m.spaces[tier.Host]
-	full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), host.State().Available/tier.Page*tier.Page, nil)
+	full, err := m.reservations.TryReserve(
+		reservation.AnyInTier(tier.Host), host.State().Available/tier.Page*tier.Page, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

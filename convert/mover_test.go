@@ -223,7 +223,8 @@ func TestConsume(t *testing.T) {
 			t.Fatal(err)
 		}
 		gpu := m.spaces[tier.GPU]
-		if state, used := b.Info().State, gpu.State().Used(); state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
+		state, used := b.Info().State, gpu.State().Used()
+		if state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
 			t.Errorf("from %s: the batch is %s, with %d bytes in use on the GPU; its data is in %s", from, state, used, h.Space().ID())
 		}
 		if err := h.Close(); err != nil {

@@ -48,7 +48,8 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		for _, k := range []tier.Kind{tier.Disk, tier.GPU} {
 			m.move(t, b, k)
 			if m.lent() != 0 || host.State().Used() != m.base {
-				t.Errorf("%s: %d bytes are lent, host memory holds %d beside the %d of staging", codec, m.lent(), host.State().Used()-m.base, m.base)
+				t.Errorf("%s: %d bytes are lent, host memory holds %d beside the %d of staging",
+					codec, m.lent(), host.State().Used()-m.base, m.base)
 			}
 		}
 		remove()
@@ -87,7 +88,8 @@ func TestScratchIsBounded(t *testing.T) {
 		var all *reservation.Reservation
 		if full {
 			var err error
-			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil); err != nil {
+			free := m.spaces[tier.Host].State().Available
+			if all, err = m.reservations.TryReserve(reservation.AnyInTier(tier.Host), free, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

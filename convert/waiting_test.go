@@ -122,7 +122,8 @@ func TestPanicsOfTheProgramInAMove(t *testing.T) {
 			panics(m.mover.Move(t.Context(), b, to))
 
 			gpu := m.spaces[tier.GPU]
-			full, err := m.reservations.TryReserve(reservation.AnyInTier(tier.GPU), gpu.State().Available/tier.Page*tier.Page, nil)
+			full, err := m.reservations.TryReserve(
+				reservation.AnyInTier(tier.GPU), gpu.State().Available/tier.Page*tier.Page, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

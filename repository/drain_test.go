@@ -40,7 +40,8 @@ func TestDrain(t *testing.T) {
 		rec.Release()
 		check(t, h.Close())
 		if h.Batch().Info().State != batch.Released || m.space(tier.GPU).State().Used() != 0 {
-			t.Errorf("a closed handle leaves the batch %s and %d bytes", h.Batch().Info().State, m.space(tier.GPU).State().Used())
+			t.Errorf("a closed handle leaves the batch %s and %d bytes",
+				h.Batch().Info().State, m.space(tier.GPU).State().Used())
 		}
 	}
 	if !slices.Equal(seen, []int64{0, 1, 2, 3, 4, 5}) || r.Total() != 0 {
@@ -67,7 +68,8 @@ func TestDrainBreak(t *testing.T) {
 		check(t, h.Close())
 	}
 	if r.Total() != 3 || r.Bytes(tier.Host) != 3*bodySize || m.space(tier.GPU).State().Used() != bodySize {
-		t.Errorf("%d left, %d bytes of them in host memory, %d on the GPU", r.Total(), r.Bytes(tier.Host), m.space(tier.GPU).State().Used())
+		t.Errorf("%d left, %d bytes of them in host memory, %d on the GPU",
+			r.Total(), r.Bytes(tier.Host), m.space(tier.GPU).State().Used())
 	}
 	for b := range r.Batches(0) {
 		if info := b.Info(); info.State != batch.Idle || info.Subscribers != 0 {

@@ -135,7 +135,8 @@ func (c *crowd) wrongBooks() (bad []string) {
 	}
 	for i, s := range c.f.spaces {
 		u, p := s.State().Usage, c.f.pools[i]
-		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] || s.State().Used() != u.Used() {
+		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] ||
+			s.State().Used() != u.Used() {
 			bad = append(bad, fmt.Sprintf("%s: %+v, %d used; want live %d, retired %d, reserved %d",
 				s.ID(), u, s.State().Used(), p.live.Load(), p.retired.Load(), reserved[i]))
 		}

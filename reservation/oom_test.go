@@ -39,8 +39,10 @@ func TestOutOfMemoryHookHelps(t *testing.T) {
 			r := mustTry(t, m, onGPU0, 60, &reservation.Options{Policy: test.policy, OutOfMemory: func(r *reservation.Reservation, requested int64, err error) bool {
 				calls++
 				m.Demand(nil) // would hang if a lock were held
-				if r.Space() != s || requested != 50 || r.Unused() != 20 || r.Bytes() != 60 || s.State().Available != 0 {
-					t.Errorf("it was told of %d bytes in %s: %d unused of %d, %d available", requested, r.Space().ID(), r.Unused(), r.Bytes(), s.State().Available)
+				if r.Space() != s || requested != 50 || r.Unused() != 20 ||
+					r.Bytes() != 60 || s.State().Available != 0 {
+					t.Errorf("it was told of %d bytes in %s: %d unused of %d, %d available",
+						requested, r.Space().ID(), r.Unused(), r.Bytes(), s.State().Available)
 				}
 				if !errors.Is(err, reservation.ErrExceeded) || test.cause != nil && !errors.Is(err, test.cause) {
 					t.Errorf("the error is %v", err)

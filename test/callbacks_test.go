@@ -170,7 +170,8 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 	}
 	for _, s := range eng.Spaces() {
 		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), (s.State().Room-s.State().Used())/tier.Page*tier.Page, nil)
+		free := s.State().Room - s.State().Used()
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), free/tier.Page*tier.Page, nil)
 		if err == nil {
 			err = r.Release()
 		}

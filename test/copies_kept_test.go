@@ -140,7 +140,8 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 	}
 	disk := eng.Spaces()[2]
 	if n := copiesOf(up); n != len(up) {
-		t.Errorf("%d of %d copies are left; the disk has %d of %d bytes in use", n, len(up), disk.State().Used(), disk.Capacity)
+		t.Errorf("%d of %d copies are left; the disk has %d of %d bytes in use",
+			n, len(up), disk.State().Used(), disk.Capacity)
 	}
 	if err := r.Release(); err != nil {
 		t.Error(err)

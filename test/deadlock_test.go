@@ -43,7 +43,8 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	defer cancel()
 	eng, _, space := twoOnGPU(ctx, t)
 	on := reservation.Specific(space.ID())
-	a, err := eng.Reservations().Reserve(ctx, on, space.State().Available, &reservation.Options{Owner: reservation.NewOwner("a")})
+	a, err := eng.Reservations().Reserve(ctx, on, space.State().Available,
+		&reservation.Options{Owner: reservation.NewOwner("a")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,8 @@ func TestStuckEvents(t *testing.T) {
 			for _, s := range slices.Backward(eng.Spaces()) { // nothing moves, and no waiter is refused
 				free = append(free, full(t, s, eng))
 			}
-			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0", gpu.State().Used(), gpu.State().Limit, resting)
+			rest := fmt.Sprintf("%d bytes are used of %d, %d of them in batches at rest, host:0 has 0, disk:0 has 0",
+				gpu.State().Used(), gpu.State().Limit, resting)
 			want = append(want,
 				spillway.Event{
 					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.State().Used() - gpu.State().Trigger + 1,
@@ -145,7 +146,8 @@ func TestStuckEvents(t *testing.T) {
 				spillway.Event{
 					Kind: events.Stuck, To: host.ID(), Bytes: host.State().Used() - host.State().Trigger + 1,
 					Reason: convert.ReasonTrigger,
-					Text:   fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0", host.State().Used(), host.State().Limit),
+					Text: fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0",
+						host.State().Used(), host.State().Limit),
 				},
 				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)

@@ -57,7 +57,8 @@ func TestLoadingMovesNothing(t *testing.T) {
 		t.Errorf("%d bytes were moved for %d that were put", s.Bytes, put)
 	}
 	for _, s := range eng.Spaces() {
-		if s.Kind() != tier.Disk && (s.State().Pressure >= s.State().Trigger || s.State().Used() < s.State().Trigger-mib) {
+		now := s.State()
+		if s.Kind() != tier.Disk && (now.Pressure >= now.Trigger || now.Used() < now.Trigger-mib) {
 			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID(), s.State().Used(), s.State().Trigger)
 		}
 	}

@@ -193,7 +193,8 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err := b.Discard(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), host0.State().Available/tier.Page*tier.Page); err != nil {
+		free := host0.State().Available / tier.Page * tier.Page
+		if all, err = r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), free); err != nil {
 			t.Fatal(err)
 		}
 		defer release(t, all)

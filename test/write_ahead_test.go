@@ -92,7 +92,8 @@ func TestWrittenInIdleTime(t *testing.T) {
 		if n := eng.Stats().Monitor.Looks - looks; n > 101 {
 			t.Errorf("the monitor looked %d times in 100 s", n)
 		}
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Trigger+above/2-host.State().Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()),
+			host.State().Trigger+above/2-host.State().Used())
 		if err != nil {
 			t.Fatal(err)
 		}

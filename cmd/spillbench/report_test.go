@@ -453,7 +453,8 @@ func TestListen(t *testing.T) {
 	status := make(chan int, 1)
 	passes := fmt.Sprint("--passes=", testseed.Rounds(30, 10))
 	go func() {
-		status <- Main(t.Context(), append([]string{"run", "-q", "--listen=127.0.0.1:0", passes}, small...), io.Discard, stderr)
+		status <- Main(t.Context(),
+			append([]string{"run", "-q", "--listen=127.0.0.1:0", passes}, small...), io.Discard, stderr)
 	}()
 	url := regexp.MustCompile(`http://127\.0\.0\.1:[0-9]+/`).FindString(<-stderr.first)
 	if url == "" {

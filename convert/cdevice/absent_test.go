@@ -107,7 +107,8 @@ func TestNoBufferIsMissing(t *testing.T) {
 						r.says(t, c, rec)
 						r.drop(t, c)
 						if r.gpu.State().Used() > used {
-							t.Errorf("%d bytes are used after the release, %d while it was exported", r.gpu.State().Used(), used)
+							t.Errorf("%d bytes are used after the release, %d while it was exported",
+								r.gpu.State().Used(), used)
 						}
 						r.drop(t, b)
 					})

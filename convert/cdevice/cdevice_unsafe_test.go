@@ -99,7 +99,8 @@ func TestRoundTripOfEveryType(t *testing.T) {
 					r.says(t, c, rec)
 					r.drop(t, c)
 					if b.Info().State != batch.Idle || r.gpu.State().Used() != used {
-						t.Errorf("the batch is %s, %d bytes are used, %d before", b.Info().State, r.gpu.State().Used(), used)
+						t.Errorf("the batch is %s, %d bytes are used, %d before",
+							b.Info().State, r.gpu.State().Used(), used)
 					}
 				})
 			}

@@ -88,7 +88,8 @@ func Functions(root string, p Page) (wrong []string) {
 			name := m[1][strings.LastIndex(m[1], ".")+1:]
 			declared := regexp.MustCompile(`(?m)^func (\([^)]*\) )?` + regexp.QuoteMeta(name) + `\b`)
 			if source != nil && !declared.Match(source) {
-				wrong = append(wrong, fmt.Sprintf("%s:%d: no file of the row has the function %s", p.Name, l.Number, m[1]))
+				wrong = append(wrong,
+					fmt.Sprintf("%s:%d: no file of the row has the function %s", p.Name, l.Number, m[1]))
 			}
 		}
 	}

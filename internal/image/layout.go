@@ -46,10 +46,11 @@ const (
 //
 // Dictionaries stay whole, except for extensions (see extend.go). They are images of their own, so
 // that batches can share them: see Dictionaries. The array that uses one has, after the indices, a
-// node with payload.Outside and its number. Only a dictionary of up to 4 KiB is in the body, after the indices. Its own image would
-// take at least a page, and a request of its own for each move: copying it with the rows is cheaper
-// than keeping it once. Several columns may share a dictionary within a body, too, as the same
-// arrow.ArrayData. It is there once, and its spans are the same in all of them.
+// node with payload.Outside and its number. Only a dictionary of up to 4 KiB is in the body, after
+// the indices. Its own image would take at least a page, and a request of its own for each move:
+// copying it with the rows is cheaper than keeping it once. Several columns may share a dictionary
+// within a body, too, as the same arrow.ArrayData. It is there once, and its spans are the same in
+// all of them.
 //
 // Nulls are counted; the array's own number is not used. A validity bitmap is kept if there
 // is a null, and otherwise dropped. Another buffer that the source does not have

@@ -40,7 +40,8 @@ type extents struct {
 	freed bool
 }
 
-// piece is a part of a memory, of whole pages. At is where it begins in the file.
+// piece is a part of a memory: of whole pages, but for the only one of persisted memory. At is where it
+// begins in the file.
 type piece = placement.Piece[int64]
 
 var _ tier.FileMemory = (*extents)(nil)
