@@ -171,9 +171,9 @@ func (d *speed) failLocked(now time.Time) {
 // others went first because bytes of it are promised: otherwise they would do so for as long as
 // there is a reservation.
 func (d *speed) takeOn(n int64) {
-	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	now := time.Now()
 	lead := d.paceLocked(now).After(d.mu.promised).Lead
 	front := time.Duration(d.stripe.front.Load())
 	for front < lead && !d.stripe.front.CompareAndSwap(int64(front), int64(lead)) {
@@ -202,12 +202,12 @@ func (d *speed) Promised(n int64) {
 
 // Pace returns how far the disk is ahead of the others of its stripe.
 func (d *speed) Pace() stripe.Pace {
-	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.paceLocked(now)
+	return d.paceLocked(time.Now())
 }
 
+// paceLocked must get a time read with the mutex held: a request may have begun after an earlier one.
 func (d *speed) paceLocked(now time.Time) stripe.Pace {
 	w := &d.mu.flows[writing]
 	p := stripe.Pace{
