@@ -16,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/diag"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/devpool"
-	"github.com/spillway-db/spillway/internal/gate"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -75,7 +74,7 @@ type Engine struct {
 	stop    context.CancelCauseFunc
 	running sync.WaitGroup // the goroutines of Open
 
-	calls gate.Gate // those that have memory in their hands, which Close must not take for a leak
+	calls guard.Gate // those that have memory in their hands, which Close must not take for a leak
 
 	// mu is never held while anything else is called.
 	mu     sync.Mutex

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -109,7 +109,7 @@ func TestWhoseFailureInTheDevice(t *testing.T) {
 // losableHeap is a pool of ordinary memory whose device may be lost.
 type losableHeap struct {
 	tier.Pool
-	loss.Signal
+	devpool.Loss
 }
 
 // TestWhoseFailureWhenOthersMeetIt: what a converter of the program's returns is not the

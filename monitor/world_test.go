@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/decide"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/invariants"
-	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -38,7 +38,7 @@ func (p phantom) Size() int64 { return int64(p) }
 // phantomPool hands out phantoms; what is freed is reclaimed after lag. It may be lost.
 type phantomPool struct {
 	together int64
-	loss.Signal
+	devpool.Loss
 	lag    time.Duration
 	freed  sync.WaitGroup
 	refuse atomic.Int64 // if above 0, larger allocations find no room

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -35,7 +35,7 @@ func TestCallsAreCounted(t *testing.T) {
 				m := newMover(t, 10, 10, 10)
 				var held atomic.Bool
 				goOn := make(chan struct{})
-				var calls gate.Gate
+				var calls guard.Gate
 				plan := NewManager("test", 7, Config{Mover: m, Calls: &calls, Clock: func() int64 {
 					if held.CompareAndSwap(true, false) {
 						<-goOn

@@ -12,7 +12,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
@@ -81,7 +81,7 @@ type Config struct {
 	// Calls counts those calls of Put, FanOut and readers that have memory of batches which no
 	// repository and no user has. The engine shuts it and waits for them when all plans are closed.
 	// Nil means that nobody waits.
-	Calls *gate.Gate
+	Calls *guard.Gate
 	// Reservations is where Writers and Cursors reserve their memory, which they need. Heap counts what
 	// a Writer takes from the Go heap for rows that are larger than its batches.
 	Reservations *reservation.Manager
@@ -112,7 +112,7 @@ type Manager struct {
 func NewManager(name string, plan uint64, cfg Config) *Manager {
 	m := &Manager{name: name, plan: plan, cfg: cfg, ended: context.Background()}
 	m.cfg.IDs = cmp.Or(cfg.IDs, new(batch.IDs))
-	m.cfg.Calls = cmp.Or(cfg.Calls, new(gate.Gate))
+	m.cfg.Calls = cmp.Or(cfg.Calls, new(guard.Gate))
 	if cfg.Mover != nil {
 		m.ended = cfg.Mover.Ended()
 	}

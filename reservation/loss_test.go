@@ -5,7 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/loss"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -15,7 +15,7 @@ var errGone = errors.New("gone")
 // losablePool is a pool whose device may be lost.
 type losablePool struct {
 	heapPool
-	loss.Signal
+	devpool.Loss
 }
 
 // losable is a manager of two GPUs and host memory, of 100 bytes each.

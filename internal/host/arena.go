@@ -59,7 +59,6 @@ import (
 	"sync/atomic"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
@@ -120,7 +119,7 @@ type Arena struct {
 	commit  atomic.Int64    // bytes
 	locked  atomic.Int64    // bytes
 
-	window    *ahead.Window // how far pages are touched
+	window    *Window       // how far pages are touched
 	stopTouch func()        // ends the toucher
 	touchDone chan struct{} // closed when it has ended
 	pages     chan struct{} // a token: its holder gives pages back, pins or locks them, or closes the arena
@@ -169,7 +168,7 @@ func newArena(cfg Config, reserve func(size int64) (Mapping, error)) (*Arena, er
 		space:     space,
 		mem:       space.Bytes(),
 		state:     make([]atomic.Uint32, (cfg.Capacity+step-1)/step),
-		window:    ahead.New(cfg.Capacity),
+		window:    NewWindow(cfg.Capacity),
 		stopTouch: sync.OnceFunc(func() { close(stop) }),
 		touchDone: make(chan struct{}),
 		pages:     make(chan struct{}, 1),

@@ -35,10 +35,9 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/internal/address"
-	"github.com/spillway-db/spillway/internal/ahead"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/extent"
-	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
@@ -98,12 +97,12 @@ type gpu struct {
 	memory host.Mapping
 	arena  []byte // of memory
 
-	window       *ahead.Window
+	window       *host.Window
 	stopTouching chan struct{}
 	touching     sync.WaitGroup
 	touched      atomic.Int64 // bytes of the arena that were touched ahead of use
 
-	guests gate.Gate    // users of the memory besides the streams: copies of other devices
+	guests guard.Gate   // users of the memory besides the streams: copies of other devices
 	users  atomic.Int64 // of the arena: the loans, and the device until Close has ended all else
 
 	mu struct {
@@ -150,7 +149,7 @@ func NewFaulty(cfg Config, faults func(Op) error) (tier.Device, error) {
 		base:         tier.Addr(rand.Uint64N(1<<(62-addressBits))+1) << addressBits,
 		memory:       memory,
 		arena:        memory.Bytes(),
-		window:       ahead.New(cfg.Memory),
+		window:       host.NewWindow(cfg.Memory),
 		stopTouching: make(chan struct{}),
 	}
 	d.mu.line = extent.New(cfg.Memory)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/loss"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
@@ -14,7 +14,7 @@ import (
 // one; the next task of its kind has the right one from the start.
 func Example() {
 	gpu, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{1, new(loss.Signal), nil},
+		ID: tier.ID{Kind: tier.GPU}, Capacity: 1 << 20, Node: -1, Pool: pool{1, new(devpool.Loss), nil},
 	})
 	if err != nil {
 		fmt.Println(err)

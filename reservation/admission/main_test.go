@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/loss"
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/tier"
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // pool is memory that is only counted, in units of grain bytes, and may be lost.
 type pool struct {
 	grain int64
-	*loss.Signal
+	*devpool.Loss
 	charging func(n int64) // may be nil
 }
 
@@ -84,7 +84,7 @@ func newWorld(t testing.TB, c setup) *world {
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1,
-			Pool:      pool{max(1, c.grain), new(loss.Signal), c.charging},
+			Pool:      pool{max(1, c.grain), new(devpool.Loss), c.charging},
 			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {
@@ -95,7 +95,7 @@ func newWorld(t testing.TB, c setup) *world {
 	c.manager.Spaces = slices.Clone(w.gpus)
 	if c.host {
 		host, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.Host}, Capacity: c.cap, Node: -1, Pool: pool{1, new(loss.Signal), nil},
+			ID: tier.ID{Kind: tier.Host}, Capacity: c.cap, Node: -1, Pool: pool{1, new(devpool.Loss), nil},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -8,9 +8,8 @@ import (
 
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/devpool"
-	"github.com/spillway-db/spillway/internal/gate"
+	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -32,7 +31,7 @@ type gpu struct {
 	driver *Driver
 	dev    *cuda.Device
 	source source
-	gate   gate.Gate
+	gate   guard.Gate
 	bounce staging
 	waits  sync.WaitGroup // goroutines that wait for events
 	given  chan struct{}  // closed when Close has unpinned all host memory
@@ -52,7 +51,7 @@ type gpu struct {
 		shared  map[*cuda.Event]struct{} // the events that ShareEvent returned and that were not ended
 		peers   map[*byte]bool           // by key: whether this device copies to the peer, as far as is known
 	}
-	loss loss.Signal // of the context
+	loss devpool.Loss // of the context
 }
 
 var (

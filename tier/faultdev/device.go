@@ -18,8 +18,8 @@ package faultdev
 import (
 	"errors"
 
+	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/faultrule"
-	"github.com/spillway-db/spillway/internal/loss"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -35,7 +35,7 @@ type inner = tier.Device
 type device struct {
 	inner
 	rules *faultrule.Set[Rule]
-	loss  loss.Signal
+	loss  devpool.Loss
 }
 
 // OnLost implements tier.Losable. It also reports the loss of the wrapped device if that implements

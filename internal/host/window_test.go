@@ -1,4 +1,4 @@
-package ahead
+package host
 
 import (
 	"math/rand/v2"
@@ -18,11 +18,11 @@ func walk(w *Window, size, step int64, stop <-chan struct{}, at *int64) {
 func TestWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const step, size = 2 << 20, 4 << 30
-		w, stop, done := New(size), make(chan struct{}), make(chan struct{})
+		w, stop, done := NewWindow(size), make(chan struct{}), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, size, step, stop, &at); close(done) }()
 		for _, c := range []struct{ reach, want int64 }{
-			{0, Least}, {1, Least + step}, {Least, 2 * Least}, {Least / 2, 2 * Least}, {100 << 20, 200 << 20}, {Most, 2 * Most}, {1 << 30, 1<<30 + Most},
+			{0, leastAhead}, {1, leastAhead + step}, {leastAhead, 2 * leastAhead}, {leastAhead / 2, 2 * leastAhead}, {100 << 20, 200 << 20}, {mostAhead, 2 * mostAhead}, {1 << 30, 1<<30 + mostAhead},
 			{size - step, size}, {size, size},
 		} {
 			w.Reach(c.reach)
@@ -38,12 +38,12 @@ func TestWindow(t *testing.T) {
 
 // TestShortRange: before its first use a range has a part of it touched in whole huge pages.
 func TestShortRange(t *testing.T) {
-	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: Least, 1 << 40: Least} {
-		if w := New(size); w.end() != want {
+	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: leastAhead, 1 << 40: leastAhead} {
+		if w := NewWindow(size); w.end() != want {
 			t.Errorf("of %d bytes %d are touched, want %d", size, w.end(), want)
 		}
 	}
-	w := New(16 << 20)
+	w := NewWindow(16 << 20)
 	if w.Reach(5); w.end() != 10 {
 		t.Errorf("after the use of 5 bytes, up to %d are touched", w.end())
 	}
@@ -52,16 +52,16 @@ func TestShortRange(t *testing.T) {
 // TestWindowStops: a walk that waits ends.
 func TestWindowStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, stop, done := New(1<<40), make(chan struct{}), make(chan struct{})
+		w, stop, done := NewWindow(1<<40), make(chan struct{}), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, 1<<40, 1<<20, stop, &at); close(done) }()
 		synctest.Wait()
 		close(stop)
 		<-done
-		if at != Least {
+		if at != leastAhead {
 			t.Errorf("%d bytes are touched", at)
 		}
-		if New(1<<40).Wait(0, stop) {
+		if NewWindow(1<<40).Wait(0, stop) {
 			t.Error("a walk that is to end goes on")
 		}
 	})
@@ -71,7 +71,7 @@ func TestWindowStops(t *testing.T) {
 func TestWindowUnderRaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 1 << 30
-		w, done := New(size), make(chan struct{})
+		w, done := NewWindow(size), make(chan struct{})
 		at := int64(0)
 		go func() { walk(w, size, 1<<20, nil, &at); close(done) }()
 		for g := range uint64(4) {
@@ -80,7 +80,7 @@ func TestWindowUnderRaces(t *testing.T) {
 				for range 100 {
 					w.Reach(r.Int64N(size))
 				}
-				w.Reach(size - Most)
+				w.Reach(size - mostAhead)
 			}()
 		}
 		<-done // a growth that is missed is a deadlock

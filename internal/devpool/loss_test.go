@@ -1,11 +1,11 @@
-package loss_test
+package devpool_test
 
 import (
 	"errors"
 	"maps"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/loss"
+	"github.com/spillway-db/spillway/internal/devpool"
 )
 
 var errGone = errors.New("gone")
@@ -13,7 +13,7 @@ var errGone = errors.New("gone")
 // TestSignal: each subscriber is called once, one that subscribes after the loss at once, and a
 // cancelled one is not.
 func TestSignal(t *testing.T) {
-	var l loss.Signal
+	var l devpool.Loss
 	calls := make(map[string]int)
 	subscribe := func(name string) (cancel func()) {
 		return l.OnLost(func(why error) {
@@ -37,7 +37,7 @@ func TestSignal(t *testing.T) {
 
 // TestSignalOfAPanickingSubscriber: a panic does not keep others from being called.
 func TestSignalOfAPanickingSubscriber(t *testing.T) {
-	var l loss.Signal
+	var l devpool.Loss
 	called := 0
 	l.OnLost(func(error) { called++; panic("on purpose") })
 	l.OnLost(func(error) { called++ })

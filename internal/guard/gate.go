@@ -1,10 +1,9 @@
-// Package gate counts the calls that are in progress, so that closing can refuse later calls and
-// wait for these.
-package gate
+package guard
 
 import "sync"
 
-// Gate is open until Shut. The zero value is open. It is safe for concurrent use.
+// Gate counts the calls that are in progress, so that closing can refuse later calls and wait for
+// these. It is open until Shut. The zero value is open. It is safe for concurrent use.
 type Gate struct {
 	mu    sync.Mutex // orders Enter and Shut: no call is added after Wait began
 	shut  bool
