@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
@@ -333,7 +333,7 @@ func TestColumnsReadTheRunsOfAPackedBatchOnce(t *testing.T) {
 			for _, f := range c.fields {
 				// No column has nulls: each is one buffer beside an empty one.
 				if s := b.Info().Descriptor.Buffers[2*f+1]; s.Offset < int64(i+1)*payload.RunSize && s.Offset+s.Length > int64(i)*payload.RunSize {
-					want += placement.RoundUp(runs[i].Stored(), tier.Page)
+					want += extent.RoundUp(runs[i].Stored(), tier.Page)
 					break
 				}
 			}

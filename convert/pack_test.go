@@ -17,9 +17,9 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
@@ -284,7 +284,7 @@ func TestRunsEndInZeros(t *testing.T) {
 	ends := 0
 	for _, r := range img.Parts.Runs {
 		end := r.Offset + r.Stored()
-		rest := make([]byte, placement.RoundUp(end, tier.Page)-end)
+		rest := make([]byte, extent.RoundUp(end, tier.Page)-end)
 		if err := img.Buffer().Memory().(tier.FileMemory).ReadAt(t.Context(), rest, end); err != nil {
 			t.Fatal(err)
 		}

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/invariants"
-	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -14,11 +14,11 @@ import (
 // pacedPool is a pool that says of its pace what the test wants.
 type pacedPool struct {
 	heapPool
-	pace stripe.Pace
+	pace books.Pace
 }
 
-func (p *pacedPool) Pace() stripe.Pace { return p.pace }
-func (p *pacedPool) Promised(int64)    {}
+func (p *pacedPool) Pace() books.Pace { return p.pace }
+func (p *pacedPool) Promised(int64)   {}
 
 // volumes are three disks with paces, of which the last is far away, beside a GPU.
 func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
@@ -26,7 +26,7 @@ func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
 	spaces := []*tier.Space{spaceAt(t, "gpu:0", 1000, 1, 0)}
 	var pools []*pacedPool
 	for i := range 3 {
-		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: stripe.Pace{Bandwidth: 10}}
+		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: books.Pace{Bandwidth: 10}}
 		pools = append(pools, p)
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Fractions: tier.Fractions{}.In(tier.Disk),

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/stripe"
 )
 
 // SpaceConfig describes a space. ID, Capacity and Pool are required; zero
@@ -164,18 +163,18 @@ func (s *Space) Hold(n int64) { s.held.Add(n) }
 
 // Pace returns how far a volume is ahead of the others that are written side by side with it; see
 // stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
-func (s *Space) Pace() stripe.Pace {
+func (s *Space) Pace() books.Pace {
 	if p, ok := s.Pool.(paced); ok {
 		return p.Pace().After(s.Books.Now().Reserved)
 	}
-	return stripe.Pace{}
+	return books.Pace{}
 }
 
 // paced is what a Pool implements that is one of several which are written side by
 // side, each as fast as it can: a spill volume. Bytes for any of them go to
 // the one whose stripe.Pace is the least. A paced is safe for concurrent use.
 type paced interface {
-	Pace() stripe.Pace
+	Pace() books.Pace
 	// Promised is called before each Alloc with how many bytes of the space are promised and not
 	// drawn. Space.Pace counts them, and so must a caller that checks whether the pool was skipped.
 	Promised(n int64)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/stripe"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -249,8 +249,8 @@ type pacedPool struct {
 	promised []int64
 }
 
-func (p *pacedPool) Pace() stripe.Pace {
-	return stripe.Pace{Lead: time.Second, Bandwidth: 100}
+func (p *pacedPool) Pace() books.Pace {
+	return books.Pace{Lead: time.Second, Bandwidth: 100}
 }
 
 func (p *pacedPool) Promised(n int64) { p.promised = append(p.promised, n) }
@@ -258,7 +258,7 @@ func (p *pacedPool) Promised(n int64) { p.promised = append(p.promised, n) }
 // TestPace: bytes that are promised and not drawn count as if they were being written, also for the
 // pool, before each allocation.
 func TestPace(t *testing.T) {
-	if p := newSpace(t, 1000, &fakePool{}).Pace(); p != (stripe.Pace{}) {
+	if p := newSpace(t, 1000, &fakePool{}).Pace(); p != (books.Pace{}) {
 		t.Errorf("a space alone has the pace %+v", p)
 	}
 	pool := &pacedPool{}

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
@@ -137,7 +136,7 @@ func (t *tree) id(p string, digits int) (string, bool) {
 // complete adds to g what the driver does not know and the PCI bus does, and corrects what makes no
 // sense.
 func (t *tree) complete(g *GPU) {
-	g.PCIAddress = gpuid.Address(g.PCIAddress)
+	g.PCIAddress = nvml.PCIAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	// A node with CPUs is the host's. For no node drivers return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
@@ -150,7 +149,7 @@ func (t *tree) complete(g *GPU) {
 			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
 			continue
 		}
-		l.Remote = gpuid.Address(l.Remote)
+		l.Remote = nvml.PCIAddress(l.Remote)
 		links = append(links, l)
 	}
 	g.Links = links
@@ -248,4 +247,4 @@ func (t *tree) correct(p, of string, total, free *int64) {
 
 // isBusAddress reports whether s is a PCI address as the kernel writes it:
 // domain:bus:device.function.
-func isBusAddress(s string) bool { return s != "" && gpuid.Address(s) == s }
+func isBusAddress(s string) bool { return s != "" && nvml.PCIAddress(s) == s }

@@ -8,7 +8,6 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/gpuid"
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
@@ -194,8 +193,8 @@ func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""
 	}
-	if s := gpuid.Address(info.Address); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
+	if s := nvml.PCIAddress(info.Address); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
 		return s
 	}
-	return gpuid.Address(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
+	return nvml.PCIAddress(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
 }

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // BenchmarkCall is the limit of all others: a call where the context is current.
@@ -29,7 +29,7 @@ func BenchmarkCopy(b *testing.B) {
 	r := open(b, cudatest.Config{})
 	d := r.devices[0]
 	s, p := r.stream(d), r.alloc(d, small)
-	h := address.Of(r.host(d, small))
+	h := extent.Address(r.host(d, small))
 	b.ReportAllocs()
 	for b.Loop() {
 		var m *cuda.Mark
@@ -51,7 +51,7 @@ func BenchmarkCopyAndSync(b *testing.B) {
 	r := open(b, cudatest.Config{})
 	d := r.devices[0]
 	s, p := r.stream(d), r.alloc(d, small)
-	h := address.Of(r.host(d, small))
+	h := extent.Address(r.host(d, small))
 	b.ReportAllocs()
 	for b.Loop() {
 		err := d.Here(func(c *cuda.Calls) error { return errors.Join(c.CopyToDevice(s, p, h, small), c.SyncStream(s)) })
@@ -78,7 +78,7 @@ func BenchmarkCopyHere(b *testing.B) {
 	r := open(b, cudatest.Config{})
 	d := r.devices[0]
 	s, p := r.stream(d), r.alloc(d, small)
-	h := address.Of(r.host(d, small))
+	h := extent.Address(r.host(d, small))
 	const row = 1000
 	b.ReportAllocs()
 	for b.Loop() {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -41,13 +41,13 @@ func (e *everything) run(c *cuda.Calls) (err error) {
 	if c.Reserved(a) || c.ProgramMapped(a) {
 		check(errors.New("an allocation is taken for addresses that a program has reserved, or memory that it has mapped"))
 	}
-	if at := address.Of(e.in); !c.HostRegistered(at, small) || c.HostRegistered(at, small+1) {
+	if at := extent.Address(e.in); !c.HostRegistered(at, small) || c.HostRegistered(at, small+1) {
 		check(errors.New("pinned memory is not known to the driver, or more than that is"))
 	}
-	check(c.CopyToDevice(s, a, address.Of(e.in), small/2))
+	check(c.CopyToDevice(s, a, extent.Address(e.in), small/2))
 	check(c.CopyOnDevice(s, a+small/2, a, small/2))
 	check(c.Fill(s, a, 5, 8))
-	check(c.CopyToHost(s, address.Of(e.out), a, small))
+	check(c.CopyToHost(s, extent.Address(e.out), a, small))
 	check(e.events(c, s))
 	check(e.pools(c, s))
 	check(e.values(c, s))
@@ -106,8 +106,8 @@ func (e *everything) context(c *cuda.Calls, s cuda.Stream, a cuda.Ptr) error {
 	err = errors.Join(err, c.CopyPeer(s, a, e.d.Context(), a+512, e.d.Context(), 512))
 	if e.r.lib.Batch() != "" {
 		err = errors.Join(err, c.CopyBatch(s, []cuda.Copy{
-			{Dst: a, HostSrc: address.Of(e.in), Size: small},
-			{HostDst: address.Of(e.reg), Src: a, Size: 0x10},
+			{Dst: a, HostSrc: extent.Address(e.in), Size: small},
+			{HostDst: extent.Address(e.reg), Src: a, Size: 0x10},
 		}[:1]))
 	}
 	return errors.Join(err, c.SyncStream(s))
@@ -140,7 +140,7 @@ func (r *rig) everything() {
 	t := r.t
 	e := &everything{r: r, d: r.devices[0], peer: r.devices[1], in: r.host(r.devices[0], small), out: r.host(r.devices[0], small)}
 	e.reg = mapped(t, small)
-	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(address.Of(e.reg), small) }))
+	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.RegisterHost(extent.Address(e.reg), small) }))
 	pattern(e.in, 3)
 	can, err := r.lib.CanAccessPeer(0, 1)
 	if !can || err != nil {
@@ -156,7 +156,7 @@ func (r *rig) everything() {
 	if !bytes.Equal(e.out, want) {
 		t.Error("what came back is not what was sent")
 	}
-	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(address.Of(e.reg)) }))
+	ok(t, e.d.Here(func(c *cuda.Calls) error { return c.UnregisterHost(extent.Address(e.reg)) }))
 }
 
 func TestDevices(t *testing.T) {
@@ -181,7 +181,7 @@ func TestMistakes(t *testing.T) {
 	r := open(t, cudatest.Config{Devices: 2})
 	d := r.devices[0]
 	s, foreign, a, theirs := r.stream(d), r.stream(r.devices[1]), r.alloc(d, small), r.alloc(r.devices[1], small)
-	h := address.Of(r.host(d, small))
+	h := extent.Address(r.host(d, small))
 	heap := make([]byte, small)
 	freed := of(t, d, func(c *cuda.Calls) (cuda.Ptr, error) { return c.Alloc(small) })
 	r.do(func(c *cuda.Calls) error { return c.Free(freed) })
@@ -201,13 +201,13 @@ func TestMistakes(t *testing.T) {
 		"too much memory":           {cuda.ErrOutOfMemory, func(c *cuda.Calls) error { _, err := c.Alloc(1 << 40); return err }},
 		"another device's memory":   {cuda.ErrInvalidValue, func(c *cuda.Calls) error { return c.Fill(s, theirs, 1, 1) }},
 		"Go's memory, in": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
-			return c.CopyToDevice(s, a, address.Of(heap), 1)
+			return c.CopyToDevice(s, a, extent.Address(heap), 1)
 		}},
 		"Go's memory, out": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
-			return c.CopyToHost(s, address.Of(heap), a, 1)
+			return c.CopyToHost(s, extent.Address(heap), a, 1)
 		}},
 		"Go's memory, in a batch": {cuda.ErrNotPinned, func(c *cuda.Calls) error {
-			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: address.Of(heap), Size: 1}})
+			return c.CopyBatch(s, []cuda.Copy{{Dst: a, HostSrc: extent.Address(heap), Size: 1}})
 		}},
 		"more than is pinned": {cuda.ErrNotPinned, func(c *cuda.Calls) error { return c.CopyToDevice(s, a, h+1, small) }},
 		"pinned twice":        {cuda.ErrHostMemoryAlreadyRegistered, func(c *cuda.Calls) error { return c.RegisterHost(h+1, 1) }},

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // Bytes go to the device, over it, and back.
@@ -20,10 +20,10 @@ func TestCopy(t *testing.T) {
 	pattern(in, 1)
 	r.do(func(c *cuda.Calls) error {
 		return errors.Join(
-			c.CopyToDevice(s, a, address.Of(in), n),
+			c.CopyToDevice(s, a, extent.Address(in), n),
 			c.Fill(s, b, 9, n),
 			c.CopyOnDevice(s, b+100, a+100, n-200),
-			c.CopyToHost(s, address.Of(out), b, n))
+			c.CopyToHost(s, extent.Address(out), b, n))
 	})
 	ok(t, r.wait(d, s))
 	want := bytes.Clone(in)

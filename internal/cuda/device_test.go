@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // reached says whether m is, without waiting.
@@ -125,14 +125,14 @@ func TestMarkOfAnotherDevice(t *testing.T) {
 		pattern(in, i)
 		var there *cuda.Mark
 		ok(t, from.Here(func(c *cuda.Calls) (err error) {
-			err = errors.Join(c.CopyToDevice(s, a, address.Of(in), n),
+			err = errors.Join(c.CopyToDevice(s, a, extent.Address(in), n),
 				c.CopyPeer(s, b, to.Context(), a, from.Context(), n))
 			m, merr := c.Mark(s, nil)
 			there = m
 			return errors.Join(err, merr)
 		}))
 		ok(t, to.Here(func(c *cuda.Calls) error {
-			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, address.Of(out), b, n))
+			return errors.Join(c.WaitMark(theirs, there), c.CopyToHost(theirs, extent.Address(out), b, n))
 		}))
 		ok(t, r.wait(to, theirs))
 		if !bytes.Equal(in, out) {
@@ -157,7 +157,7 @@ func TestMarkThen(t *testing.T) {
 		var seen byte
 		var told error
 		m := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) {
-			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, address.Of(h), p, 8))
+			err := errors.Join(c.Fill(s, p, 42, 8), c.CopyToHost(s, extent.Address(h), p, 8))
 			m, merr := c.Mark(s, func(err error) error { seen, told = h[0], err; return errMine })
 			return m, errors.Join(err, merr)
 		})

@@ -10,9 +10,9 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/testseed"
 )
 
@@ -90,14 +90,14 @@ func TestExampleKernel(t *testing.T) {
 			copy(host, int64Bytes(numbers))
 			r.do(func(c *cuda.Calls) error {
 				if n > 0 {
-					ok(t, c.CopyToDevice(s, in, address.Of(host), int64(8*n)))
+					ok(t, c.CopyToDevice(s, in, extent.Address(host), int64(8*n)))
 				}
 				ok(t, c.Fill(s, out, 7, 8*most+8))
 				a, b, count := uint64(out), uint64(in), uint64(n)
 				args := &[4]*uint64{&a, &b, &count, &addend}
 				return refused(launch(f, grid.Blocks, 1, 1, grid.Threads, 1, 1, 0, uintptr(s), args, 0))
 			})
-			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, address.Of(host), out, int64(8*n+8)) })
+			r.do(func(c *cuda.Calls) error { return c.CopyToHost(s, extent.Address(host), out, int64(8*n+8)) })
 			ok(t, r.wait(d, s))
 			if !slices.Equal(host[:8*n+8], int64Bytes(want)) {
 				t.Errorf("%+v: %d numbers: the emulator computes %x, want %x", grid, n, host[:8*n+8], int64Bytes(want))

@@ -7,9 +7,9 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // script does some of everything, from loading the library to closing the device, and
@@ -28,7 +28,7 @@ func script(e *cudatest.Emulator, host []byte) (err error) {
 		return err
 	}
 	defer func() { add(d.Close()) }()
-	addr, n := address.Of(host), int64(len(host))
+	addr, n := extent.Address(host), int64(len(host))
 	if !add(d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr, n) })) {
 		return err
 	}
@@ -240,7 +240,7 @@ func TestLeaksAreFound(t *testing.T) {
 			_, herr := c.AllocHost(1)
 			err = errors.Join(err, serr, eerr, aerr, perr, herr)
 		}
-		return errors.Join(err, c.RegisterHost(address.Of(reg), small))
+		return errors.Join(err, c.RegisterHost(extent.Address(reg), small))
 	}))
 	counts := func() (s string) {
 		for _, kind := range []string{"contexts", "streams", "events", "pools", "allocations", "registrations", "host allocations"} {
@@ -265,7 +265,7 @@ func TestRegisterLimit(t *testing.T) {
 	r := open(t, cudatest.Config{RegisterLimit: small})
 	d := r.devices[0]
 	b := mapped(t, 2*small)
-	addr := address.Of(b)
+	addr := extent.Address(b)
 	register := func(off uintptr) error {
 		return d.Here(func(c *cuda.Calls) error { return c.RegisterHost(addr+off, small) })
 	}

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/testseed"
 )
 
@@ -50,11 +50,11 @@ func (p *player) step(c *cuda.Calls) error {
 		copy(a.want[x:x+n], bytes.Repeat([]byte{v}, int(n)))
 	case kind == 1:
 		used = append(used, h)
-		put = func() error { return c.CopyToDevice(s, a.ptr+cuda.Ptr(x), address.Of(h.host[y:]), n) }
+		put = func() error { return c.CopyToDevice(s, a.ptr+cuda.Ptr(x), extent.Address(h.host[y:]), n) }
 		copy(a.want[x:x+n], h.want[y:])
 	case kind == 2:
 		used = append(used, h)
-		put = func() error { return c.CopyToHost(s, address.Of(h.host[y:]), a.ptr+cuda.Ptr(x), n) }
+		put = func() error { return c.CopyToHost(s, extent.Address(h.host[y:]), a.ptr+cuda.Ptr(x), n) }
 		copy(h.want[y:y+n], a.want[x:])
 	case kind == 3 && a != b:
 		used = append(used, b)
@@ -64,8 +64,8 @@ func (p *player) step(c *cuda.Calls) error {
 		used = append(used, b, h)
 		put = func() error {
 			return c.CopyBatch(s, []cuda.Copy{
-				{Dst: a.ptr + cuda.Ptr(x), HostSrc: address.Of(h.host[y:]), Size: n},
-				{Dst: b.ptr + cuda.Ptr(x), HostSrc: address.Of(h.host[y:]), Size: n},
+				{Dst: a.ptr + cuda.Ptr(x), HostSrc: extent.Address(h.host[y:]), Size: n},
+				{Dst: b.ptr + cuda.Ptr(x), HostSrc: extent.Address(h.host[y:]), Size: n},
 			})
 		}
 		copy(a.want[x:x+n], h.want[y:])
@@ -144,7 +144,7 @@ func (p *player) play(t *testing.T, d *cuda.Device) {
 		err := d.Here(func(c *cuda.Calls) error {
 			s := p.streams[i]
 			return p.place(c, s, []*region{a, h}, func() error {
-				return c.CopyToHost(s, address.Of(h.host), a.ptr, regionSize)
+				return c.CopyToHost(s, extent.Address(h.host), a.ptr, regionSize)
 			})
 		})
 		if err != nil {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -33,8 +33,8 @@ func TestRealCopy(t *testing.T) {
 	in, out := r.host(d, n), r.host(d, n)
 	pattern(in, 3)
 	r.do(func(c *cuda.Calls) error {
-		return errors.Join(c.CopyToDevice(s, a, address.Of(in), n), c.CopyOnDevice(s, b, a, n),
-			c.CopyToHost(s, address.Of(out), b, n))
+		return errors.Join(c.CopyToDevice(s, a, extent.Address(in), n), c.CopyOnDevice(s, b, a, n),
+			c.CopyToHost(s, extent.Address(out), b, n))
 	})
 	ok(t, r.wait(d, s))
 	if !bytes.Equal(in, out) {
@@ -49,8 +49,8 @@ func TestRealCopy(t *testing.T) {
 	var there, back []cuda.Copy
 	for i := range int64(pieces) {
 		from, to := i*n/pieces, (i+1)*n/pieces
-		there = append(there, cuda.Copy{Dst: b + cuda.Ptr(from), HostSrc: address.Of(in[from:]), Size: to - from})
-		back = append(back, cuda.Copy{HostDst: address.Of(out[from:]), Src: b + cuda.Ptr(from), Size: to - from})
+		there = append(there, cuda.Copy{Dst: b + cuda.Ptr(from), HostSrc: extent.Address(in[from:]), Size: to - from})
+		back = append(back, cuda.Copy{HostDst: extent.Address(out[from:]), Src: b + cuda.Ptr(from), Size: to - from})
 	}
 	r.do(func(c *cuda.Calls) error {
 		return errors.Join(c.Fill(s, b, 0, n), c.CopyBatch(s, there), c.CopyBatch(s, back))
@@ -78,7 +78,7 @@ func TestRealOrder(t *testing.T) {
 	})
 	filled := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(s, nil) })
 	r.do(func(c *cuda.Calls) error {
-		return errors.Join(c.WaitMark(other, filled), c.CopyToHost(other, address.Of(h), p, 8))
+		return errors.Join(c.WaitMark(other, filled), c.CopyToHost(other, extent.Address(h), p, 8))
 	})
 	behind := of(t, d, func(c *cuda.Calls) (*cuda.Mark, error) { return c.Mark(other, nil) })
 	if reached(first) || reached(filled) || reached(behind) {
@@ -97,7 +97,7 @@ func TestRealMistake(t *testing.T) {
 	d := r.devices[0]
 	s := r.stream(d)
 	h := r.host(d, 8)
-	err := d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, 1, address.Of(h), 8) })
+	err := d.Here(func(c *cuda.Calls) error { return c.CopyToDevice(s, 1, extent.Address(h), 8) })
 	var e *cuda.Error
 	if !errors.As(err, &e) || e.Call == "" || e.Code == 0 {
 		t.Errorf("copying to address 1: %v", err)
@@ -117,7 +117,7 @@ func BenchmarkRealCopy(b *testing.B) {
 		s, p := r.stream(d), r.alloc(d, n)
 		h := r.host(d, n)
 		pattern(h, 1)
-		at := address.Of(h)
+		at := extent.Address(h)
 		for name, put := range map[string]func(c *cuda.Calls) error{
 			"to device": func(c *cuda.Calls) error { return c.CopyToDevice(s, p, at, n) },
 			"to host":   func(c *cuda.Calls) error { return c.CopyToHost(s, at, p, n) },

@@ -8,7 +8,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/spillway-db/spillway/internal/stripe"
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -38,7 +38,7 @@ type Space struct {
 	// Refused is above 0 if moves from the first space to here are not to be made now for batches that
 	// are charged so many bytes or more.
 	Refused int64
-	Pace    stripe.Pace
+	Pace    books.Pace
 	Charge  func(int64) int64 // what a batch that is charged so much elsewhere is charged here
 	// Victims are the batches that could leave, in the policy's order. A space that no batch can
 	// leave now has none. More is set if others follow the last one.

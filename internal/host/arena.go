@@ -64,7 +64,6 @@ import (
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -256,7 +255,7 @@ type memory struct {
 }
 
 // piece is pages of a memory; At is its offset in the arena.
-type piece = placement.Piece[int64]
+type piece = extent.Piece[int64]
 
 func (m *memory) Size() int64 { return m.size }
 
@@ -269,7 +268,7 @@ func (m *memory) Extents() [][]byte { return m.extents }
 func (a *Arena) Charge(size int64) int64 {
 	switch {
 	case size > smallMost:
-		return placement.RoundUp(size, tier.Page)
+		return extent.RoundUp(size, tier.Page)
 	case size <= 0:
 		return 0
 	}
@@ -301,8 +300,8 @@ func (a *Arena) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 		}
 		// The size is compared with what is free first: rounding it could overflow.
 		if m.slab == nil && size <= a.mu.free.FreeBytes() {
-			pages := placement.RoundUp(size, tier.Page) // which is more than the charge for a place
-			m.pieces, _ = placement.Place(a.mu.free, pages, cuts, 0)
+			pages := extent.RoundUp(size, tier.Page) // which is more than the charge for a place
+			m.pieces, _ = extent.Place(a.mu.free, pages, cuts, 0)
 			if m.pieces == nil && a.mu.withheld == 0 && len(a.mu.pinners) == 0 {
 				m.pieces, scattered = a.scatteredLocked(pages), true
 			}
@@ -404,7 +403,7 @@ func (a *Arena) relocate(m *memory) error {
 	_, pinned := a.status()
 	err := errors.New("the arena was pinned meanwhile")
 	if !pinned {
-		m.own, err = a.reserve(placement.RoundUp(m.size, tier.Page))
+		m.own, err = a.reserve(extent.RoundUp(m.size, tier.Page))
 	}
 	for i := 0; i < len(m.pieces) && err == nil; i++ {
 		a.mark(m.pieces[i].At, m.pieces[i].Len)
@@ -502,10 +501,10 @@ func (a *Arena) Free(mem tier.Memory, reclaimed func()) {
 // with a mapping of its own, stay as they are. Nothing may use the memory meanwhile.
 func (a *Arena) Shrink(mem tier.Memory, size int64) {
 	m := mem.(*memory)
-	if size = placement.RoundUp(size, tier.Page); m.slab != nil || m.own != nil || size >= m.size {
+	if size = extent.RoundUp(size, tier.Page); m.slab != nil || m.own != nil || size >= m.size {
 		return
 	}
-	rest := &memory{size: placement.RoundUp(m.size, tier.Page) - size}
+	rest := &memory{size: extent.RoundUp(m.size, tier.Page) - size}
 	before, pieces, extents := a.Charge(m.size), m.pieces, m.extents
 	m.size, m.pieces, m.extents = size, nil, nil
 	for i, p := range pieces {

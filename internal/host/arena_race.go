@@ -6,7 +6,7 @@ import (
 	"errors"
 	"runtime"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // poison reports whether freed extents are made unreadable: the heap cannot be.
@@ -20,7 +20,7 @@ type heap struct{ mem []byte }
 
 func reserve(size int64) (Mapping, error) {
 	whole := make([]byte, size+step)
-	skip := (step - int64(address.Of(whole)%step)) % step
+	skip := (step - int64(extent.Address(whole)%step)) % step
 	return &heap{whole[skip : skip+size : skip+size]}, nil
 }
 

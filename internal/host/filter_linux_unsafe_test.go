@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -108,7 +108,7 @@ func underFilter() (err error) {
 // presentPages counts the pages of b that are in memory.
 func presentPages(b []byte) (n int, err error) {
 	pages := make([]byte, len(b)/tier.Page)
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, address.Of(b), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0])))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, extent.Address(b), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		return 0, errno
 	}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 const noReserve = 0 // the default of these systems
@@ -20,7 +20,7 @@ func (m *mapped) lock([]byte) error { return errors.ErrUnsupported }
 
 func (m *mapped) Touch(b []byte) error {
 	if !poison { // a hidden page would fault
-		address.Touch(b)
+		extent.Touch(b)
 	}
 	return nil
 }

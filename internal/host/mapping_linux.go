@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 )
 
 const noReserve = unix.MAP_NORESERVE
@@ -48,7 +48,7 @@ func (m *mapped) Touch(b []byte) error {
 	err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EINVAL) {
 		if !poison { // a hidden page would fault
-			address.Touch(b)
+			extent.Touch(b)
 		}
 		return nil
 	}

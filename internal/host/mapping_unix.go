@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 )
 
@@ -34,7 +34,7 @@ func reserve(size int64) (Mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	skip := (step - int64(address.Of(whole)%step)) % step
+	skip := (step - int64(extent.Address(whole)%step)) % step
 	return &mapped{whole: whole, mem: whole[skip : skip+size : skip+size]}, nil
 }
 

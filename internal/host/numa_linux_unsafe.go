@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -36,7 +36,7 @@ func bindTo(b []byte, node int) error {
 	mask := make([]uint64, node/wordBits+1)
 	mask[node/wordBits] = 1 << (node % wordBits)
 	// maxnode counts one more than the bits that the kernel reads.
-	_, _, errno := unix.Syscall6(unix.SYS_MBIND, address.Of(b), uintptr(len(b)), unix.MPOL_BIND,
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, extent.Address(b), uintptr(len(b)), unix.MPOL_BIND,
 		uintptr(unsafe.Pointer(&mask[0])), uintptr(len(mask)*wordBits+1), 0)
 	if errno != 0 {
 		return fmt.Errorf("mbind: %w", errno)
@@ -47,7 +47,7 @@ func bindTo(b []byte, node int) error {
 // lockOnFault is mlock2 with MLOCK_ONFAULT, which x/sys does not wrap.
 func lockOnFault(b []byte) error {
 	const onFault = 1 // MLOCK_ONFAULT
-	_, _, errno := unix.Syscall(unix.SYS_MLOCK2, address.Of(b), uintptr(len(b)), onFault)
+	_, _, errno := unix.Syscall(unix.SYS_MLOCK2, extent.Address(b), uintptr(len(b)), onFault)
 	if errno != 0 {
 		var limit unix.Rlimit
 		_ = unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) // 0 if it is not known

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
@@ -43,7 +43,7 @@ func TestSmallMemorySharesPages(t *testing.T) {
 	}
 	seen := make(map[uintptr]bool)
 	for _, m := range ms {
-		at := address.Of(m.Extents()[0])
+		at := extent.Address(m.Extents()[0])
 		if at%64 != 0 || seen[at] {
 			t.Fatalf("a place at %#x", at)
 		}

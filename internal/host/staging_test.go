@@ -9,7 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -17,7 +17,7 @@ import (
 // hostBuffer draws a buffer of size bytes from a space of its own.
 func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 	t.Helper()
-	a, err := NewArena(Config{Capacity: placement.RoundUp(size, tier.Page), Node: -1})
+	a, err := NewArena(Config{Capacity: extent.RoundUp(size, tier.Page), Node: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

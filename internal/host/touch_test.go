@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -72,7 +72,7 @@ func TestTouchPagesLosesNoWrite(t *testing.T) {
 		b[i] = byte(i)
 	}
 	want := bytes.Clone(b)
-	address.Touch(b[8 : len(b)-8])
+	extent.Touch(b[8 : len(b)-8])
 	if !bytes.Equal(b, want) {
 		t.Error("bytes were changed")
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -92,7 +92,7 @@ func present(t *testing.T, pages []byte) (n int64) {
 	defer f.Close()
 	page := int64(os.Getpagesize())
 	entries := make([]byte, int64(len(pages))/page*8)
-	if _, err := f.ReadAt(entries, int64(address.Of(pages))/page*8); err != nil {
+	if _, err := f.ReadAt(entries, int64(extent.Address(pages))/page*8); err != nil {
 		t.Fatal(err)
 	}
 	for ; len(entries) > 0; entries = entries[8:] {

@@ -4,8 +4,8 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
@@ -147,7 +147,7 @@ func Whole(d *batch.Descriptor) *batch.Descriptor {
 		Rows:    d.Rows,
 		Nodes:   d.Nodes,
 		Buffers: p.spans,
-		Body:    placement.RoundUp(p.at, alignLarge),
+		Body:    extent.RoundUp(p.at, alignLarge),
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/sumcopy"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -161,7 +161,7 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 
 // layout makes the layout of what p has planned, except for its record.
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
-	body := placement.RoundUp(p.at, tier.Page)
+	body := extent.RoundUp(p.at, tier.Page)
 	return &Layout{
 		pieces: p.pieces, bytes: p.bytes, Uses: p.uses,
 		Desc: batch.Descriptor{
@@ -308,7 +308,7 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 					break
 				}
 				if p.off > l.pos && p.n >= scratchSize && p.raw != nil {
-					n = placement.RoundUp(p.off-l.pos, sumcopy.Block)
+					n = extent.RoundUp(p.off-l.pos, sumcopy.Block)
 				}
 			}
 			if l.scratch == nil {

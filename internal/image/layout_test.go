@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
@@ -303,7 +303,7 @@ func TestPartsAreShort(t *testing.T) {
 		}
 		largest, bytes := int64(0), int64(0)
 		for _, s := range l.Desc.Buffers {
-			largest, bytes = max(largest, s.Length), bytes+placement.RoundUp(s.Length, 64)
+			largest, bytes = max(largest, s.Length), bytes+extent.RoundUp(s.Length, 64)
 		}
 		last := int64(0)
 		for _, cut := range append(l.Desc.Cuts(), l.Desc.Body) {
@@ -334,7 +334,7 @@ func TestBitmapsTakeNoPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if want := tier.Page + columns*placement.RoundUp(8*rows, tier.Page); l.Desc.Body > want {
+	if want := tier.Page + columns*extent.RoundUp(8*rows, tier.Page); l.Desc.Body > want {
 		t.Errorf("an image of %d bytes, want %d", l.Desc.Body, want)
 	}
 }

@@ -130,7 +130,7 @@ type movedViews struct {
 // viewRange is the bytes of a data buffer that views refer to, and its number among the buffers that
 // have some. In a buffer that no view refers to, to is 0.
 type viewRange struct {
-	extent
+	interval
 	number uint32
 }
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -95,7 +95,7 @@ type rows struct {
 	at      int64 // the first row, counted from the beginning of the buffers
 	n       int64
 	nulls   int64
-	spanned extent // what the offsets span, once they are added
+	spanned interval // what the offsets span, once they are added
 }
 
 // buffer is one buffer of an array.
@@ -196,7 +196,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 		s.nulls = s.n
 	}
 	p.nodes = append(p.nodes, payload.Node{Length: s.n, Nulls: s.nulls})
-	var shown []extent // the values that the rows show of each child, where buffers determine them
+	var shown []interval // the values that the rows show of each child, where buffers determine them
 	for i, b := range s.Buffers {
 		switch record := s.dev == nil; {
 		case b.Role == shape.Validity, record && b.Role == shape.Sizes: // listView adds the sizes
@@ -318,12 +318,12 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 		p.spans = append(p.spans, payload.Span{})
 		return
 	}
-	off := placement.RoundUp(p.at, AlignSmall)
+	off := extent.RoundUp(p.at, AlignSmall)
 	if n >= large {
-		off = placement.RoundUp(p.at, alignLarge)
+		off = extent.RoundUp(p.at, alignLarge)
 		p.begun = off + n
 	} else if off+n-p.begun > smallTogether {
-		off = placement.RoundUp(p.at, alignLarge)
+		off = extent.RoundUp(p.at, alignLarge)
 		p.begun = off
 	}
 	span := payload.Span{Offset: off, Length: n}
@@ -400,19 +400,19 @@ func (p *planner) bits(s *rows, m buffer) {
 	p.put((s.n+7)/8, m, adj, nil)
 }
 
-// extent is the values of a child from from up to, and without, to.
-type extent struct{ from, to int64 }
+// interval is the values of a child from from up to, and without, to.
+type interval struct{ from, to int64 }
 
 // offsets adds the n+1 offsets in m, so that the first is 0, and returns what they span.
-func (p *planner) offsets(s *rows, m buffer, width int64) (e extent, err error) {
+func (p *planner) offsets(s *rows, m buffer, width int64) (e interval, err error) {
 	if s.dev == nil {
-		e = extent{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
+		e = interval{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
 	} else {
 		first, ok1 := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: width}, width: width})
 		end := m.addr + tier.Addr(m.size-width)
 		last, ok2 := p.facts.count(census{of: payload.DeviceRange{Addr: end, Length: width}, width: width})
 		if ok1 && ok2 {
-			e = extent{first[0], last[0]}
+			e = interval{first[0], last[0]}
 		}
 	}
 	if e.from < 0 || e.to < e.from || s.dev != nil && e.to > MaxRows {

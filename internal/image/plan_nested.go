@@ -81,9 +81,9 @@ func signed(b []byte, width, i int64) int64 {
 
 // denseOffsets adds the offsets of a record's dense union and returns which values of each child
 // they show. The type codes come before them.
-func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]extent, error) {
+func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 	t := s.Type.(arrow.UnionType)
-	shown := make([]extent, t.NumFields())
+	shown := make([]interval, t.NumFields())
 	m, none, err := p.take(s, 1, b)
 	if none || err != nil {
 		return shown, err
@@ -121,7 +121,7 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]extent, error) {
 }
 
 // add extends e by n values from at on, n > 0.
-func (e *extent) add(at, n int64) {
+func (e *interval) add(at, n int64) {
 	if e.to == 0 {
 		e.from = at
 	}
@@ -130,8 +130,8 @@ func (e *extent) add(at, n int64) {
 
 // listView adds a record's list views, and returns the values between the first and the last that a
 // list shows. Null lists become empty and begin at 0.
-func (p *planner) listView(s *rows, b shape.Buffer) ([]extent, error) {
-	shown := make([]extent, 1)
+func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
+	shown := make([]interval, 1)
 	offsets, lacks1, err := p.take(s, 1, b)
 	if err != nil {
 		return nil, err

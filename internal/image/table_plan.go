@@ -5,8 +5,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -85,7 +85,7 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 			p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
 			return &TablePlan{Ranges: p.ranges, Adjust: p.adjust, Descriptor: &batch.Descriptor{
 				Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
-				Body: placement.RoundUp(p.at, tier.Page), Metadata: t.Metadata,
+				Body: extent.RoundUp(p.at, tier.Page), Metadata: t.Metadata,
 			}}, nil
 		}
 		if err := fetch(reads); err != nil {

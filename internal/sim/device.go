@@ -34,7 +34,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -391,12 +390,12 @@ func (d *gpu) Pointer(addr tier.Addr, n int64) (uintptr, error) {
 	if err != nil {
 		return 0, err
 	}
-	return address.Of(b), nil
+	return extent.Address(b), nil
 }
 
 // AddrOf returns the address of what is at p in the process's memory.
 func (d *gpu) AddrOf(p uintptr) (tier.Addr, error) {
-	first := address.Of(d.arena)
+	first := extent.Address(d.arena)
 	if p < first || p-first >= uintptr(len(d.arena)) {
 		return 0, fmt.Errorf("sim: the memory at %#x is not the device's", p)
 	}

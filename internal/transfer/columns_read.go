@@ -10,10 +10,10 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -115,7 +115,7 @@ func (b *Builtin) ReadPieces(
 			last := len(requests) - 1
 			requests[last] = append(requests[last], part)
 			n := int64(len(part.To))
-			size, end = size+n, max(end, placement.RoundUp(part.Off+n, block))
+			size, end = size+n, max(end, extent.RoundUp(part.Off+n, block))
 		}
 	}
 	if len(requests) == 0 { // an image without bytes also has no memory
@@ -147,7 +147,7 @@ func (b *Builtin) ReadPieces(
 // else through the chunk.
 func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64, whole bool) error {
 	for _, p := range pieces {
-		r.until = max(r.until, placement.RoundUp(p.Off+int64(len(p.To)), block))
+		r.until = max(r.until, extent.RoundUp(p.Off+int64(len(p.To)), block))
 	}
 	r.until = min(r.until, r.src.size)
 	if whole {
@@ -263,7 +263,7 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 		return nil
 	}
 	begin := at / tier.Page * tier.Page
-	p := r.room[:placement.RoundUp(at+n, tier.Page)-begin]
+	p := r.room[:extent.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
 	return r.src.ReadAt(ctx, p, begin)
 }

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/codec"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -341,7 +341,7 @@ func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, wi
 	}
 	run.Sum = xxh3.Hash(stored)
 	length := int64(len(stored))
-	stored = stored[:placement.RoundUp(length, tier.Page)]
+	stored = stored[:extent.RoundUp(length, tier.Page)]
 	clear(stored[length:])
 	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
 	if err := c.dst.WriteAt(ctx, stored, run.Offset); err != nil || c.src.layout == nil || c.with != codec.Auto {
@@ -415,7 +415,7 @@ func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) (
 	host, _ := s.Source.(hostMemory)
 	p := image.View(host, run.Offset, n)
 	if int64(len(p)) < n {
-		p = room[:placement.RoundUp(n, tier.Page)]
+		p = room[:extent.RoundUp(n, tier.Page)]
 		if err := s.ReadAt(ctx, p, run.Offset); err != nil {
 			return nil, err
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/equal"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/invariants"
 	"github.com/spillway-db/spillway/internal/lockrank"
@@ -134,7 +134,7 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	for _, b := range d.Buffers() {
 		f := fingerprint{length: -1}
 		if b != nil {
-			f = fingerprint{buffer: weak.Make(b), address: address.Of(b.Bytes()), length: b.Len()}
+			f = fingerprint{buffer: weak.Make(b), address: extent.Address(b.Bytes()), length: b.Len()}
 		}
 		to = append(to, f)
 	}

@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
@@ -204,7 +204,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 			p, ok := s.heap.Get().(*[]byte)
 			if !ok {
 				made := make([]byte, BlockSize+tier.Page)
-				made = made[-address.Of(made)%tier.Page:][:BlockSize]
+				made = made[-extent.Address(made)%tier.Page:][:BlockSize]
 				p = &made
 			}
 			block, l.free = *p, func() {

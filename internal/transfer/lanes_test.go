@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/internal/testseed"
@@ -338,7 +338,7 @@ func TestBlocksAreLentInOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if address.Of(held.stored)%tier.Page != 0 || address.Of(held.raw)%tier.Page != 0 ||
+		if extent.Address(held.stored)%tier.Page != 0 || extent.Address(held.raw)%tier.Page != 0 ||
 			len(held.stored)+len(held.raw) != BlockSize {
 			t.Error("a block is not on pages")
 		}

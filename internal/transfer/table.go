@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -61,7 +61,7 @@ func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Pee
 			defer end()
 		}
 		m.parts = append(m.parts, image.Part{Off: src.size, N: r.N, Addr: r.Addr})
-		src.size += placement.RoundUp(r.N, 8) // so that no value is cut
+		src.size += extent.RoundUp(r.N, 8) // so that no value is cut
 	}
 	var mu sync.Mutex
 	src.see = func(p []byte, off int64) {

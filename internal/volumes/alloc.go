@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -42,7 +42,7 @@ type extents struct {
 
 // piece is a part of a memory: of whole pages, but for the only one of persisted memory. At is where it
 // begins in the file.
-type piece = placement.Piece[int64]
+type piece = extent.Piece[int64]
 
 var _ tier.FileMemory = (*extents)(nil)
 
@@ -65,7 +65,7 @@ func (e *extents) Locate(off int64) (volume, file string, offset int64) {
 }
 
 // Charge returns size rounded up to a multiple of 4096.
-func (v *Volume) Charge(size int64) int64 { return placement.RoundUp(size, tier.Page) }
+func (v *Volume) Charge(size int64) int64 { return extent.RoundUp(size, tier.Page) }
 
 // Alloc returns a memory of size > 0 bytes with any contents. Room that was written and freed before
 // comes first, because it is written again at twice the speed of fresh room. Then the volume takes room
@@ -84,7 +84,7 @@ func (v *Volume) Alloc(size int64, cuts []int64) (tier.Memory, error) {
 	var refusal, err error
 	v.mu.Lock()
 	if !v.mu.closed {
-		need := placement.RoundUp(size, tier.Page)
+		need := extent.RoundUp(size, tier.Page)
 		if at, ok := v.mu.backed.Alloc(need); ok { // as a rule
 			e.pieces = []piece{{Len: need, At: at}}
 			v.mu.used += need
@@ -127,12 +127,12 @@ func (v *Volume) place(e *extents, cuts []int64) (grew bool, refusal, err error)
 	}
 	// Pieces are whole pages, whatever a caller passes.
 	cuts = slices.DeleteFunc(slices.Clone(cuts), func(c int64) bool { return c%tier.Page != 0 })
-	need, minPiece := placement.RoundUp(e.size, tier.Page), v.cfg.Request
+	need, minPiece := extent.RoundUp(e.size, tier.Page), v.cfg.Request
 	for hasToken := false; ; {
 		v.mu.Lock()
 		closed, placed := v.mu.closed, false
 		if !closed && v.mu.backed.FreeBytes() >= need {
-			if e.pieces, placed = placement.Place(v.mu.backed, need, cuts, minPiece); placed {
+			if e.pieces, placed = extent.Place(v.mu.backed, need, cuts, minPiece); placed {
 				v.mu.used += need
 			}
 			v.mu.idle = min(v.mu.idle, v.mu.backed.FreeBytes())
@@ -263,7 +263,7 @@ func (v *Volume) Free(m tier.Memory, reclaimed func()) {
 // it meanwhile.
 func (v *Volume) Shrink(m tier.Memory, size int64) {
 	e := m.(*extents)
-	size = placement.RoundUp(size, tier.Page)
+	size = extent.RoundUp(size, tier.Page)
 	if e.sealed != nil && size < e.size {
 		size = e.sealed.cut(size)
 	}
@@ -285,8 +285,8 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if e.kept != nil {
-		v.mu.used -= placement.RoundUp(e.size, tier.Page) - size
-		v.given.Add(placement.RoundUp(e.size, tier.Page) - size)
+		v.mu.used -= extent.RoundUp(e.size, tier.Page) - size
+		v.given.Add(extent.RoundUp(e.size, tier.Page) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {

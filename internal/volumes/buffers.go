@@ -1,7 +1,7 @@
 package volumes
 
 import (
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,7 +47,7 @@ func (b *buffers) borrow() (p buffer) {
 		p.bytes, p.mapping = mapHuge(b.length)
 	}
 	if p.bytes == nil {
-		p.bytes = address.Aligned(int(b.length))
+		p.bytes = extent.Aligned(int(b.length))
 	}
 	return p
 }

@@ -3,7 +3,7 @@
 package volumes
 
 import (
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,7 +18,7 @@ func mapHuge(n int64) (memory, mapping []byte) {
 	if err != nil {
 		return nil, nil
 	}
-	skip := (hugePage - int64(address.Of(m)%hugePage)) % hugePage
+	skip := (hugePage - int64(extent.Address(m)%hugePage)) % hugePage
 	memory = m[skip : skip+n]
 	if whole := n / hugePage * hugePage; whole > 0 {
 		_ = unix.Madvise(memory[:whole], unix.MADV_HUGEPAGE) // small ones do as well

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -134,7 +134,7 @@ func (d *ownDir) list() (*content, error) {
 			if err != nil {
 				return nil, err
 			}
-			c.bytes = min(1<<60, c.bytes+placement.RoundUp(min(1<<60, info.Size()), tier.Page))
+			c.bytes = min(1<<60, c.bytes+extent.RoundUp(min(1<<60, info.Size()), tier.Page))
 			if key, err := strconv.ParseUint(name, 16, 64); err == nil {
 				c.keys[key] = info.Size()
 			} else {

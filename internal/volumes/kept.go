@@ -13,7 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/spillway-db/spillway/internal/causes"
-	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -52,7 +52,7 @@ func (k *keptFile) part() string { return keptName(k.number, partSuffix) }
 
 // room returns the length of the file.
 func (k *keptFile) room() int64 {
-	n := placement.RoundUp(k.memory.size, tier.Page)
+	n := extent.RoundUp(k.memory.size, tier.Page)
 	if k.tail != nil {
 		n += k.tail.Room
 	}
@@ -79,7 +79,7 @@ func sortPersisted(all []Persisted) {
 
 // placeInFile makes a file for e; see place.
 func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
-	n := placement.RoundUp(e.size, tier.Page)
+	n := extent.RoundUp(e.size, tier.Page)
 	if err := v.takeRoom(n); err != nil {
 		return false, nil, err
 	}
@@ -189,7 +189,7 @@ func (v *Volume) writeHeader(
 	text, _ = binary.Append(text, binary.LittleEndian, blocks)
 	text = append(text, meta...)
 	t := &keptTail{
-		Magic: [8]byte([]byte(tailMagic)), Body: placement.RoundUp(e.size, tier.Page), Length: int64(len(text)),
+		Magic: [8]byte([]byte(tailMagic)), Body: extent.RoundUp(e.size, tier.Page), Length: int64(len(text)),
 	}
 	if limit := maxHeader(t.Body); t.Length > limit {
 		return 0, fmt.Errorf("its header has %d bytes, and the limit is %d", t.Length, limit)
@@ -198,7 +198,7 @@ func (v *Volume) writeHeader(
 		text, t.HeaderSeal = v.sealer.sealText(text, headerExtra)
 		t.Mark = v.sealer.mark
 	}
-	t.Key, t.Room = xxh3.Hash(text), placement.RoundUp(t.Length+tailSize, tier.Page)
+	t.Key, t.Room = xxh3.Hash(text), extent.RoundUp(t.Length+tailSize, tier.Page)
 	if err := t.setPlace(v.sealer, place); err != nil {
 		return 0, err
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/spillway-db/spillway/internal/placement"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -145,7 +145,7 @@ func (d *ownDir) readFiles(
 			sound = true
 		} else {
 			err = fmt.Errorf("%s: %w", path, bare(err))
-			found = &foundFile{Persisted: Persisted{Size: length, Room: placement.RoundUp(length, tier.Page), Err: err}}
+			found = &foundFile{Persisted: Persisted{Size: length, Room: extent.RoundUp(length, tier.Page), Err: err}}
 		}
 		if isOf(errsForeign, err) {
 			foreign = err
@@ -207,7 +207,7 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *sealer) (*foundFile, er
 	if err := binary.Read(r, binary.LittleEndian, &h); err != nil {
 		return nil, errDamaged("its header ends early")
 	}
-	if h.Size < 0 || h.Size > math.MaxInt64/2 || placement.RoundUp(h.Size, tier.Page) != t.Body ||
+	if h.Size < 0 || h.Size > math.MaxInt64/2 || extent.RoundUp(h.Size, tier.Page) != t.Body ||
 		int64(h.Count) > int64(r.Len()/binary.Size(sealedBlock{})) {
 		return nil, errDamaged("a memory of %d bytes in %d sealed blocks, behind a body of %d", h.Size, h.Count, t.Body)
 	}

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/stripe"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -201,16 +201,16 @@ func (d *speed) Promised(n int64) {
 }
 
 // Pace returns how far the disk is ahead of the others of its stripe.
-func (d *speed) Pace() stripe.Pace {
+func (d *speed) Pace() books.Pace {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.paceLocked(time.Now())
 }
 
 // paceLocked must get a time read with the mutex held: a request may have begun after an earlier one.
-func (d *speed) paceLocked(now time.Time) stripe.Pace {
+func (d *speed) paceLocked(now time.Time) books.Pace {
 	w := &d.mu.flows[writing]
-	p := stripe.Pace{
+	p := books.Pace{
 		Lead:      w.busy + d.mu.skipped,
 		Bandwidth: cmp.Or(w.bandwidth, unmeasured),
 		Ailing:    d.mu.failures > 0 && now.Before(d.mu.until),

@@ -7,8 +7,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -96,7 +96,7 @@ func (x *sealedExtent) cut(size int64) int64 {
 // checkWrite returns an error that matches tier.ErrNotSupported if n bytes at off, a multiple of a page,
 // cannot be written: they are a part of a block, or an earlier volume has sealed them.
 func (x *sealedExtent) checkWrite(off, n int64) error {
-	end := placement.RoundUp(off+n, tier.Page)
+	end := extent.RoundUp(off+n, tier.Page)
 	if x.key != x.sealer.own {
 		return fmt.Errorf("an earlier volume has sealed this memory: %w", tier.ErrNotSupported)
 	}
@@ -113,7 +113,7 @@ func (x *sealedExtent) checkWrite(off, n int64) error {
 // zeros to the end of its last page. buf has room for that and for a tag. p ends at a multiple of
 // blockSize, unless checkWrite allowed its end.
 func (x *sealedExtent) Write(f io.WriterAt, at int64, p []byte, off int64, buf []byte) error {
-	end := placement.RoundUp(off+int64(len(p)), tier.Page)
+	end := extent.RoundUp(off+int64(len(p)), tier.Page)
 	var made []sealedBlock
 	for a := off; a < end; {
 		b := sealedBlock{Off: a, Len: min(end, (a/x.block+1)*x.block) - a}

@@ -9,10 +9,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
 )
@@ -171,7 +170,7 @@ func (e *extents) do(
 		end = v.watch(ctx, name, at, n, what)
 	}
 	var err error
-	if e.sealed == nil && address.Of(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0 {
+	if e.sealed == nil && extent.Address(p)%v.address == 0 && at%v.offset == 0 && n%v.offset == 0 {
 		move := f.file.ReadAt
 		if what == writing {
 			move = f.file.WriteAt
@@ -180,7 +179,7 @@ func (e *extents) do(
 	} else {
 		borrowed := v.buffers.borrow()
 		buf, start := borrowed.bytes, at-at%tier.Page // at, if p is written
-		pages := buf[:placement.RoundUp(at+n, tier.Page)-start]
+		pages := buf[:extent.RoundUp(at+n, tier.Page)-start]
 		switch {
 		case e.sealed != nil && what == writing:
 			err = e.sealed.Write(f, at, p, off, buf)

@@ -15,7 +15,6 @@ import (
 	"syscall"
 
 	"github.com/spillway-db/spillway/diag"
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
@@ -240,7 +239,7 @@ func (v *Volume) probeFile(direct bool) (err error) {
 		return fmt.Errorf("direct I/O aligned to %d and %d bytes: %w", at, offset, syscall.EINVAL)
 	}
 	v.direct, v.address, v.offset = v.file.Direct(), uintptr(at), int64(offset)
-	page, back := address.Aligned(tier.Page), address.Aligned(tier.Page)
+	page, back := extent.Aligned(tier.Page), extent.Aligned(tier.Page)
 	for i := range page {
 		page[i] = byte(i) ^ 0xa5
 	}

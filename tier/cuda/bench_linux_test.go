@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/spillway-db/spillway/internal/address"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 )
@@ -64,7 +64,7 @@ func benchmarkCopy(b *testing.B, size int64, up bool) {
 	var stream driver.Stream
 	to := driver.Ptr(at) // the same memory: its pages may be better than others
 	must(b, raw.Here(func(c *driver.Calls) (err error) {
-		c.KnowHost(address.Of(mem), size)
+		c.KnowHost(extent.Address(mem), size)
 		stream, err = c.NewStream()
 		return err
 	}))
@@ -74,9 +74,9 @@ func benchmarkCopy(b *testing.B, size int64, up bool) {
 	limit := func() { // the thread waits in the driver
 		must(b, raw.Here(func(c *driver.Calls) error {
 			if up {
-				must(b, c.CopyToDevice(stream, to, address.Of(mem), size))
+				must(b, c.CopyToDevice(stream, to, extent.Address(mem), size))
 			} else {
-				must(b, c.CopyToHost(stream, address.Of(mem), to, size))
+				must(b, c.CopyToHost(stream, extent.Address(mem), to, size))
 			}
 			return c.SyncStream(stream)
 		}))

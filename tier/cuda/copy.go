@@ -3,9 +3,9 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -107,7 +107,7 @@ func (d *gpu) region(r tier.Region, work *due) (p cuda.Copy, err error) {
 	if err != nil || len(mem) == 0 {
 		return p, err
 	}
-	*side = address.Of(mem)
+	*side = extent.Address(mem)
 	if d.driver.lib.Pinned(*side, p.Size) {
 		return p, nil
 	}
@@ -122,7 +122,7 @@ func (d *gpu) region(r tier.Region, work *due) (p cuda.Copy, err error) {
 		work.spent = append(work.spent, b)
 	}
 	work.bytes += int64(cap(b))
-	*side = address.Of(b)
+	*side = extent.Address(b)
 	return p, nil
 }
 

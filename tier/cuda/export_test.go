@@ -1,7 +1,7 @@
 package cuda
 
 import (
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,7 +18,7 @@ func (d *Device) Staged() int64 {
 
 // HasWord reports whether the word of s is in pinned memory.
 func (d *Device) HasWord(s tier.Stream) bool {
-	return d.driver.lib.Pinned(address.Of(s.(*stream).word), 4)
+	return d.driver.lib.Pinned(extent.Address(s.(*stream).word), 4)
 }
 
 // Device is what Open returns.

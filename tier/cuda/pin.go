@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -23,7 +23,7 @@ func (d *gpu) Pin(mem []byte) error {
 	}
 	defer d.gate.Leave()
 	n := int64(len(mem))
-	err := d.dev.Pin(address.Of(mem), n)
+	err := d.dev.Pin(extent.Address(mem), n)
 	if errors.Is(err, cuda.ErrHostMemoryAlreadyRegistered) {
 		return fmt.Errorf("cuda: pinning %d bytes of host memory, of which others have pinned a part: %w", n, err)
 	}
@@ -45,5 +45,5 @@ func (d *gpu) Unpin(mem []byte) error {
 		return tier.ErrClosed
 	}
 	defer d.gate.Leave()
-	return d.dev.Surely(func(c *cuda.Calls) error { return c.Unpin(address.Of(mem)) })
+	return d.dev.Surely(func(c *cuda.Calls) error { return c.Unpin(extent.Address(mem)) })
 }

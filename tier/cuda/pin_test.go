@@ -8,9 +8,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
 	driver "github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 )
@@ -128,10 +128,10 @@ func TestPinWhatOthersHaveRegistered(t *testing.T) {
 			for _, p := range c.pieces {
 				part := mem[p[0]*page : (p[0]+p[1])*page]
 				must(t, other.Here(func(c *driver.Calls) error {
-					return c.RegisterHost(address.Of(part), int64(len(part)))
+					return c.RegisterHost(extent.Address(part), int64(len(part)))
 				}))
 				defer func() {
-					must(t, other.Here(func(c *driver.Calls) error { return c.UnregisterHost(address.Of(part)) }))
+					must(t, other.Here(func(c *driver.Calls) error { return c.UnregisterHost(extent.Address(part)) }))
 				}()
 			}
 			d := r.open(t, cuda.Config{Memory: 1 << 20})

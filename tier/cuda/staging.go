@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math/bits"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
@@ -118,7 +118,7 @@ func (g *staging) takeIdleLocked(rest int64) (chunks [][]byte) {
 func freeHost(c *cuda.Calls, chunks [][]byte) error {
 	var errs []error
 	for _, b := range chunks {
-		errs = append(errs, c.FreeHost(address.Of(b)))
+		errs = append(errs, c.FreeHost(extent.Address(b)))
 	}
 	return firstOf(errs)
 }

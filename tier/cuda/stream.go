@@ -6,9 +6,9 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/spillway-db/spillway/internal/address"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/devpool"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/labels"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -487,9 +487,9 @@ func (s *stream) waitForeign(e tier.Event) error {
 		}
 		d.bounce.count(-1) // it stays until the stream ends
 		s.word = word
-		cuda.StoreWord(address.Of(word), 0)
+		cuda.StoreWord(extent.Address(word), 0)
 	}
-	at := address.Of(s.word)
+	at := extent.Address(s.word)
 	err := d.dev.Here(func(c *cuda.Calls) error {
 		p, err := c.HostDevicePtr(at)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -68,7 +68,7 @@ func (p piece) checkShape(t *testing.T, size int64, cuts []int64) {
 			if len(e) == 0 {
 				t.Fatalf("extent %d of %d is empty", i, len(extents))
 			}
-			if a := int64(address.Of(e)); a%align != 0 {
+			if a := int64(extent.Address(e)); a%align != 0 {
 				t.Fatalf("extent %d of %d starts at address %#x, not a multiple of %d", i, len(extents), a, align)
 			}
 			if i < len(extents)-1 && len(e)%tier.Page != 0 {

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -350,7 +350,7 @@ func byAddress(pieces []piece) []piece {
 	start := func(p piece) (file string, off int64) {
 		switch m := p.Memory.(type) {
 		case tier.HostMemory:
-			off = int64(address.Of(m.Extents()[0]))
+			off = int64(extent.Address(m.Extents()[0]))
 		case tier.DeviceMemory:
 			off = int64(m.Addr())
 		case tier.FileMemory:

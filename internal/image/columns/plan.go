@@ -8,10 +8,10 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
-	"github.com/spillway-db/spillway/internal/placement"
 )
 
 // Plan is the parts of an image that are read at once, and their places in memory. These are whole
@@ -95,7 +95,7 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, e
 		}
 		if b.size > 0 {
 			first := b.at / block * block
-			runs = append(runs, run{off: first, n: min(placement.RoundUp(b.at+b.size, block), of.Body) - first})
+			runs = append(runs, run{off: first, n: min(extent.RoundUp(b.at+b.size, block), of.Body) - first})
 		}
 	}
 	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.off, b.off) })

@@ -6,8 +6,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/placement"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -131,7 +131,7 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 	return r, nil
 }
 
-func aligned(n int64) int64 { return placement.RoundUp(max(n, 0), image.AlignSmall) }
+func aligned(n int64) int64 { return extent.RoundUp(max(n, 0), image.AlignSmall) }
 
 func (r *Rows) tooSmall(need int64) error {
 	return &reservation.ExceededError{

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -33,7 +33,7 @@ func open(t *testing.T, f *FS) disk.File {
 }
 
 func pattern(n int) []byte {
-	b := address.Aligned(n)
+	b := extent.Aligned(n)
 	for i := range b {
 		b[i] = byte(i * 7)
 	}
@@ -47,7 +47,7 @@ func TestNoRulesNoFaults(t *testing.T) {
 	if n, err := file.WriteAt(want, 0); n != len(want) || err != nil {
 		t.Fatal(n, err)
 	}
-	got := address.Aligned(8192)
+	got := extent.Aligned(8192)
 	if n, err := file.ReadAt(got, 0); n != len(got) || err != nil || !bytes.Equal(got, want) {
 		t.Fatal(n, err)
 	}
@@ -190,7 +190,7 @@ func TestShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Add(Rule{Effect: Short()})
-	got := address.Aligned(8192)
+	got := extent.Aligned(8192)
 	if n, err := file.ReadAt(got, 0); err != nil || n != 3584 || !bytes.Equal(got[:n], want[:n]) {
 		t.Errorf("a short read did %d bytes, %v", n, err)
 	}
@@ -242,7 +242,7 @@ func TestBitFlip(t *testing.T) {
 		if !bytes.Equal(given, want) {
 			t.Errorf("%s: the caller's bytes were changed", op)
 		}
-		got := address.Aligned(4096)
+		got := extent.Aligned(4096)
 		if n, err := file.ReadAt(got, 0); n != 4096 || err != nil {
 			t.Fatal(n, err)
 		}

@@ -1,7 +1,7 @@
 package faultfs
 
 import (
-	"github.com/spillway-db/spillway/internal/address"
+	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
@@ -30,7 +30,7 @@ func (f *file) transfer(op string, do func([]byte, int64) (int, error), p []byte
 	case e.short:
 		return f.half(do, p, off)
 	case e.flip && op == opWrite && len(p) > 0:
-		changed := address.Aligned(len(p)) // the caller's bytes must not change
+		changed := extent.Aligned(len(p)) // the caller's bytes must not change
 		copy(changed, p)
 		f.flipBit(changed)
 		p = changed

@@ -1,20 +1,18 @@
-// Package gpuid compares the names that a GPU goes by. NVML, nvidia-smi, CUDA and the kernel write
-// the same address and the same UUID in different ways, and people copy any of them into a
-// configuration.
-//
-//	Address     the kernel's form of a PCI address: 00000000:17:00.0, 17:00.0 and 0000:17:00.0 are one
-//	SameUUID    GPU-… of CUDA, MIG-… of NVML and the bare digits are one
-//	BeginsUUID  GPU-8932f937 is enough of a UUID, as in CUDA_VISIBLE_DEVICES
-//
-// All functions are pure, and may be called at the same time.
-package gpuid
+package nvml
 
 import "strings"
 
-// Address returns the kernel's form of a PCI address: lower case, and four digits for the domain
+// NVML, nvidia-smi, CUDA and the kernel write the same address and the same UUID of a GPU in different
+// ways, and people copy any of them into a configuration. The functions below compare them.
+//
+//	PCIAddress  the kernel's form of a PCI address: 00000000:17:00.0, 17:00.0 and 0000:17:00.0 are one
+//	SameUUID    GPU-… of CUDA, MIG-… of NVML and the bare digits are one
+//	BeginsUUID  GPU-8932f937 is enough of a UUID, as in CUDA_VISIBLE_DEVICES
+
+// PCIAddress returns the kernel's form of a PCI address: lower case, and four digits for the domain
 // unless it needs more. nvidia-smi writes eight, and lspci leaves domain 0 out. Empty: s is no
 // address.
-func Address(s string) string {
+func PCIAddress(s string) string {
 	parts := strings.Split(strings.ToLower(s), ":")
 	if len(parts) == 2 {
 		parts = append([]string{"0000"}, parts...)
@@ -35,8 +33,8 @@ func Address(s string) string {
 
 // SameAddress reports whether both are PCI addresses, and of the same device.
 func SameAddress(a, b string) bool {
-	x := Address(a)
-	return x != "" && x == Address(b)
+	x := PCIAddress(a)
+	return x != "" && x == PCIAddress(b)
 }
 
 // SameUUID reports whether both are UUIDs, and of the same GPU or instance. What is written before

@@ -1,15 +1,13 @@
-package placement
+package extent
 
 import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-
-	"github.com/spillway-db/spillway/internal/extent"
 )
 
 // line is a Source over one allocator.
-type line struct{ *extent.Allocator }
+type line struct{ *Allocator }
 
 func (l line) Free(off, n int64) { l.Allocator.Free(off, n) }
 
@@ -20,7 +18,7 @@ func lineWith(lengths ...int64) line {
 	for _, n := range lengths {
 		size += n + 1
 	}
-	a := extent.New(size)
+	a := New(size)
 	a.Alloc(size)
 	off := int64(0)
 	for _, n := range lengths {

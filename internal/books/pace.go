@@ -1,5 +1,4 @@
-// Package stripe says which of several spaces, that are written side by side, comes next.
-package stripe
+package books
 
 import (
 	"cmp"
@@ -7,7 +6,7 @@ import (
 	"time"
 )
 
-// Pace measures how far ahead of the others a space is with its share of what is written. If a
+// Pace says which of several spaces, that are written side by side, comes next. It measures how far ahead of the others a space is with its share of what is written. If a
 // space is given more only while no other has a smaller Lead, all are busy for equally long. So
 // they are given bytes in proportion to their speed.
 //
@@ -24,13 +23,13 @@ type Pace struct {
 }
 
 // longest is what a Lead does not exceed, so that two of them can be added: 73 years.
-const longest = math.MaxInt64 / 4
+const maxLead = math.MaxInt64 / 4
 
 // After returns the pace of the space when it has taken on n more bytes.
 func (p Pace) After(n int64) Pace {
 	if p.Bandwidth > 0 {
-		took := min(float64(n)/float64(p.Bandwidth)*float64(time.Second), longest)
-		p.Lead = min(min(p.Lead, longest)+time.Duration(took), longest)
+		took := min(float64(n)/float64(p.Bandwidth)*float64(time.Second), maxLead)
+		p.Lead = min(min(p.Lead, maxLead)+time.Duration(took), maxLead)
 	}
 	return p
 }

@@ -1,6 +1,4 @@
-// Package procfs parses the times of processors that Linux has in /proc/stat, as proc_stat(5) describes
-// it. It opens no file, and takes no lock. Package topology reads all else below /proc.
-package procfs
+package main
 
 import (
 	"strconv"
@@ -8,19 +6,19 @@ import (
 	"time"
 )
 
-// CPUTime is the time of a CPU since the system started, in ticks; see Tick.
-type CPUTime struct {
+// cpuTime is the time of a CPU since the system started, in ticks; see tick.
+type cpuTime struct {
 	Busy int64 // with processes, the kernel, interrupts, and other virtual machines of the host (steal)
 	Idle int64 // also while waiting for I/O
 }
 
-// Tick is the unit of CPUTime: USER_HZ is 100 for all programs.
-const Tick = 10 * time.Millisecond
+// tick is the unit of cpuTime: USER_HZ is 100 for all programs.
+const tick = 10 * time.Millisecond
 
-// CPUTimes returns the times of the online CPUs, by number. The text is that of /proc/stat; lines that
+// cpuTimes returns the times of the online CPUs, by number. The text is that of /proc/stat; lines that
 // are not understood are left out.
-func CPUTimes(text string) map[int]CPUTime {
-	times := map[int]CPUTime{}
+func cpuTimes(text string) map[int]cpuTime {
+	times := map[int]cpuTime{}
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line) // cpu0 user nice system idle iowait irq softirq steal guest guest_nice
 		if len(fields) < 5 {
@@ -31,7 +29,7 @@ func CPUTimes(text string) map[int]CPUTime {
 		if !ok || err != nil {
 			continue
 		}
-		var t CPUTime
+		var t cpuTime
 		for i, field := range fields[1:min(len(fields), 9)] { // user has the time of guests
 			n, err := strconv.ParseInt(field, 10, 64)
 			switch {

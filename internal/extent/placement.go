@@ -1,12 +1,4 @@
-// Package placement lays a body that may be split only at given cuts on free
-// ranges that may be shorter than the body:
-//
-//	body     ├──────────┼────┼───────────────┤      ┼: cuts
-//	ranges     ├───────────┤   ├──┤  ├────────────────────┤
-//
-// It is shared by the pools whose memory may consist of several pieces, and
-// has no state and no lock: callers hold the lock of what they allocate from.
-package placement
+package extent
 
 import (
 	"cmp"
@@ -30,10 +22,14 @@ type Piece[P any] struct {
 	At       P
 }
 
-// Place lays a body of size > 0 bytes on src, in one piece if it can, and says
-// whether it could; if not, nothing is taken. cuts are ascending and inside
-// (0, size). Every piece but the last is at least least bytes long (0 for any
-// length).
+// Place lays a body of size > 0 bytes on free ranges that may be shorter than the body, and reports
+// whether it could; if not, nothing is taken. The body may be split only at cuts, which are ascending
+// and inside (0, size). Every piece but the last is at least least bytes long (0 for any length).
+//
+//	body     ├──────────┼────┼───────────────┤      ┼: cuts
+//	ranges     ├───────────┤   ├──┤  ├────────────────────┤
+//
+// It has no state and no lock: callers hold the lock of what they allocate from.
 //
 // Two ways are tried. The first takes the longest stretch from the front that
 // fits, again and again, and so makes few pieces. Where it fails, because a long
@@ -51,7 +47,7 @@ func Place[P any](src Source[P], size int64, cuts []int64, least int64) ([]Piece
 	if pieces, ok := longest(src, size, cuts, least); ok {
 		return pieces, true
 	}
-	return apart(src, size, cuts, least)
+	return betweenCuts(src, size, cuts, least)
 }
 
 // longest takes the longest stretch that fits, from the front.
@@ -82,7 +78,7 @@ func longest[P any](src Source[P], size int64, cuts []int64, least int64) ([]Pie
 }
 
 // apart lays the stretches between the cuts one by one, the longest first.
-func apart[P any](src Source[P], size int64, cuts []int64, least int64) ([]Piece[P], bool) {
+func betweenCuts[P any](src Source[P], size int64, cuts []int64, least int64) ([]Piece[P], bool) {
 	pieces := make([]Piece[P], 0, len(cuts)+1)
 	off := int64(0)
 	for _, c := range cuts {
