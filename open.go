@@ -16,7 +16,6 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/host"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
@@ -52,7 +51,7 @@ func (e *Engine) openSpaces(ctx context.Context) (err error) {
 	settings := &e.limits.settings
 	if q := e.cfg.Limits.Quota; q != nil {
 		*settings = *q
-	} else if lookup, err := nodelimits.Lookup(os.LookupEnv); err != nil {
+	} else if lookup, err := leases.LookupLimits(os.LookupEnv); err != nil {
 		return err
 	} else if *settings, err = quota.FromEnv(lookup); err != nil {
 		return err

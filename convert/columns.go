@@ -7,7 +7,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -36,17 +35,17 @@ import (
 // From host memory the record is opened in place, as Record does it, and leases the
 // whole batch. From a GPU, and from a program's own form, a whole image is first made in
 // host memory, as for Record.
-func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want columns.Selection) (arrow.RecordBatch, error) {
+func (m *Mover) Columns(ctx context.Context, h *batch.Handle, want image.Selection) (arrow.RecordBatch, error) {
 	return m.opened(ctx, h, "opening columns", &want)
 }
 
 // readColumns reads the chosen part of an image on disk, or of a compressed one, into host memory,
 // and waits for room in one piece there.
 func (m *Mover) readColumns(
-	ctx context.Context, by opener, img *batch.Image, c *columns.Columns,
+	ctx context.Context, by opener, img *batch.Image, c *image.Columns,
 ) (rec arrow.RecordBatch, err error) {
 	b := m.cfg.Builtin
-	read := func(pieces []columns.Piece) error { return b.ReadPieces(ctx, img, nil, false, pieces) }
+	read := func(pieces []image.Piece) error { return b.ReadPieces(ctx, img, nil, false, pieces) }
 	p, err := c.Plan(img.Descriptor(), read)
 	if err != nil {
 		return nil, err

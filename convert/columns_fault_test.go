@@ -19,7 +19,6 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -29,7 +28,7 @@ import (
 )
 
 // columnsOf reads some columns of b where it is, and compares them.
-func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want columns.Selection) error {
+func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want image.Selection) error {
 	h, err := b.Open(ctx, tier.ID{}, false)
 	if err != nil {
 		return err
@@ -105,18 +104,18 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		at   int64
-		want columns.Selection
+		want image.Selection
 		seen bool
 	}{
-		{"a number", numbers.Offset + 8*20_000, columns.Selection{Columns: []string{"n"}}, true},
-		{"a number that is one of the rows", numbers.Offset + 8*20_000, columns.Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
-		{"a number that is not", numbers.Offset + 8*20_000, columns.Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
-		{"a number of another column", numbers.Offset + 8*20_000, columns.Selection{Columns: []string{"text", "code"}}, false},
-		{"text", text.Offset + 200_000, columns.Selection{Columns: []string{"text"}}, true},
-		{"text of other rows", text.Offset + 100_000, columns.Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
-		{"an offset that is looked up", offsets.Offset + 4*20_000, columns.Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
-		{"an offset between two", offsets.Offset + 4*20_000, columns.Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
-		{"an offset of other rows", offsets.Offset + 4*20_000, columns.Selection{Columns: []string{"text"}, From: 39_000}, false},
+		{"a number", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}}, true},
+		{"a number that is one of the rows", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
+		{"a number that is not", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
+		{"a number of another column", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"text", "code"}}, false},
+		{"text", text.Offset + 200_000, image.Selection{Columns: []string{"text"}}, true},
+		{"text of other rows", text.Offset + 100_000, image.Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
+		{"an offset that is looked up", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
+		{"an offset between two", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
+		{"an offset of other rows", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 39_000}, false},
 	} {
 		flip(t, b, c.at)
 		err := m.columnsOf(t.Context(), b, c.want)
@@ -167,7 +166,7 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{encrypt: encrypt})
 			b := m.put(t, mixed(2, mixedRows), tier.Disk)
-			for _, s := range []columns.Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
+			for _, s := range []image.Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
 				tried, failed := 0, 0
 				for hit := true; hit; tried++ {
 					ctx, cancel := context.WithCancel(t.Context())
@@ -201,7 +200,7 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 func TestColumnsWaitForRoom(t *testing.T) {
 	m := newMachine(t, machineConfig{})
 	b := m.put(t, mixed(3, mixedRows), tier.Disk)
-	s := columns.Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
+	s := image.Selection{Columns: []string{"text"}, From: 10_000, To: 30_000}
 	all, err := m.reservations.TryReserve(reservation.AnyInTier(tier.Host), m.spaces[tier.Host].State().Available, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +238,7 @@ func TestColumnsBringTheirDictionariesOnly(t *testing.T) {
 		fields []int
 		dicts  []*batch.Descriptor
 	}{{[]int{1}, nil}, {[]int{3, 2}, b.Info().Descriptor.Dictionaries[1:]}, {[]int{0, 3}, b.Info().Descriptor.Dictionaries}} {
-		got, err := m.columns(t, b, columns.Selection{Fields: s.fields, From: 100, To: 2000})
+		got, err := m.columns(t, b, image.Selection{Fields: s.fields, From: 100, To: 2000})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +267,7 @@ func TestColumnsOutliveTheirBatch(t *testing.T) {
 	rec := mixed(5, mixedRows)
 	for _, k := range tier.Kinds() {
 		b := m.make(t, rec, k)
-		got, err := m.columns(t, b, columns.Selection{Columns: []string{"text", "code", "list"}, From: 5000, To: 25_000})
+		got, err := m.columns(t, b, image.Selection{Columns: []string{"text", "code", "list"}, From: 5000, To: 25_000})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,20 +294,20 @@ func TestColumnsOfWhatIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var se *columns.SelectionError
-	if _, err := m.mover.Columns(t.Context(), h, columns.Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
+	var se *image.SelectionError
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
 		t.Errorf("a column that is not there: %v", err)
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.mover.Columns(t.Context(), h, columns.Selection{}); !errors.Is(err, tier.ErrReleased) {
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{}); !errors.Is(err, tier.ErrReleased) {
 		t.Errorf("a closed handle: %v", err)
 	}
 	if err := m.mover.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.mover.Columns(t.Context(), h, columns.Selection{}); !errors.Is(err, tier.ErrClosed) {
+	if _, err := m.mover.Columns(t.Context(), h, image.Selection{}); !errors.Is(err, tier.ErrClosed) {
 		t.Errorf("a closed mover: %v", err)
 	}
 }
@@ -326,7 +325,7 @@ func TestColumnsAndMovesAtTheSameTime(t *testing.T) {
 			for range 40 {
 				n := 1 + rng.Int64N(mixedRows-1)
 				from := rng.Int64N(mixedRows - n)
-				s := columns.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: from, To: from + n}
+				s := image.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: from, To: from + n}
 				if err := m.columnsOf(t.Context(), b, s); err != nil {
 					t.Errorf("%+v: %v", s, err)
 					return
@@ -395,7 +394,7 @@ func TestColumnsOfDescriptorsThatAreWrong(t *testing.T) {
 		case 5:
 			d.Nodes = d.Nodes[:rng.IntN(len(d.Nodes))]
 		}
-		s := columns.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: rng.Int64N(mixedRows), To: mixedRows - 1}
+		s := image.Selection{Fields: rng.Perm(4)[:1+rng.IntN(4)], From: rng.Int64N(mixedRows), To: mixedRows - 1}
 		if rng.IntN(2) == 0 {
 			s.From, s.To = 0, 0
 		} else if s.From > s.To {
@@ -433,7 +432,7 @@ func TestColumnsOutsideOfTheBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	src := h.Payload().(*batch.Image)
-	s := columns.Selection{Fields: []int{0, 1, 2, 3}, From: mixedRows / 2, To: mixedRows - 1}
+	s := image.Selection{Fields: []int{0, 1, 2, 3}, From: mixedRows / 2, To: mixedRows - 1}
 	if _, err := s.Of(src.Descriptor().Schema, src.Descriptor().Rows); err != nil {
 		t.Fatal(err)
 	}
@@ -470,7 +469,7 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 	src := h.Payload().(*batch.Image)
 	rng := rand.New(rand.NewPCG(seed, 7))
 	for i := range 50 {
-		s := columns.Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
+		s := image.Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
 		c, err := s.Of(src.Descriptor().Schema, src.Descriptor().Rows)
 		if err != nil {
 			t.Fatal(err)
@@ -507,7 +506,7 @@ func TestColumnsHaveSeveralRequestsUnderWay(t *testing.T) {
 		}
 		<-four
 	})})()
-	if err := m.columnsOf(t.Context(), b, columns.Selection{}); err != nil {
+	if err := m.columnsOf(t.Context(), b, image.Selection{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := reads.Load(); n != 4 {

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/extent"
-	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/volumes"
@@ -26,7 +26,7 @@ import (
 )
 
 // columns reads from b where it is.
-func (m *machine) columns(t testing.TB, b *batch.Batch, want columns.Selection) (arrow.RecordBatch, error) {
+func (m *machine) columns(t testing.TB, b *batch.Batch, want image.Selection) (arrow.RecordBatch, error) {
 	t.Helper()
 	h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))
 	if err != nil {
@@ -92,7 +92,7 @@ func compact(rec arrow.RecordBatch) arrow.RecordBatch {
 // picked reads some columns and compares them.
 func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to int64) {
 	t.Helper()
-	got, err := m.columns(t, b, columns.Selection{Fields: fields, From: from, To: to})
+	got, err := m.columns(t, b, image.Selection{Fields: fields, From: from, To: to})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,8 +119,8 @@ func (m *machine) reading(f func()) int64 {
 }
 
 // pieces reads pieces of an image.
-func (m *machine) pieces(t *testing.T, img *batch.Image, whole bool) func([]columns.Piece) error {
-	return func(pieces []columns.Piece) error {
+func (m *machine) pieces(t *testing.T, img *batch.Image, whole bool) func([]image.Piece) error {
+	return func(pieces []image.Piece) error {
 		return m.mover.cfg.Builtin.ReadPieces(t.Context(), img, nil, whole, pieces)
 	}
 }
@@ -243,7 +243,7 @@ func TestColumnsReadTheStringsOfARange(t *testing.T) {
 				gen.Nulls = nulls
 				b := m.put(t, gen.Record(arrowgen.Schema(typ, typ), rows), tier.Disk)
 				body := b.Info().Descriptor.Body
-				if body < 2*4*columns.FewText {
+				if body < 2*4*image.FewText {
 					t.Fatalf("a body of %d bytes is too short", body)
 				}
 				for _, r := range [][2]int64{{0, 1}, {rows - 1, rows}, {0, rows}, {1, rows - 1}, {rows / 2, rows/2 + 600}} {
@@ -276,7 +276,7 @@ func TestColumnsLookUpTheBoundsOfAChunkTogether(t *testing.T) {
 	defer a.Release()
 	m := newMachine(t, machineConfig{})
 	on := m.put(t, array.NewRecordBatch(arrowgen.Schema(arrow.BinaryTypes.String), []arrow.Array{a}, rows), tier.Disk)
-	if body := on.Info().Descriptor.Body; body < 2*columns.FewText {
+	if body := on.Info().Descriptor.Body; body < 2*image.FewText {
 		t.Fatalf("a body of %d bytes is too short", body)
 	}
 	if read := m.reading(func() { m.picked(t, on, []int{0}, 100, 200) }); read != 2*payload.SumChunk {
@@ -375,27 +375,27 @@ func TestSelection(t *testing.T) {
 		{Name: "a", Type: arrow.PrimitiveTypes.Int16}, {Name: "c", Type: arrow.PrimitiveTypes.Int8},
 	}, nil)
 	for _, c := range []struct {
-		s    columns.Selection
+		s    image.Selection
 		want string // or the error
 	}{
-		{columns.Selection{}, "[0 1 2 3] 0 10"},
-		{columns.Selection{Columns: []string{}}, "[] 0 10"},
-		{columns.Selection{Fields: []int{}, From: 10}, "[] 10 10"},
-		{columns.Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
-		{columns.Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
-		{columns.Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
-		{columns.Selection{Columns: []string{""}}, `there is no column ""`},
-		{columns.Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
-		{columns.Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
-		{columns.Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
-		{columns.Selection{Fields: []int{4}}, "there is no column 4"},
-		{columns.Selection{Fields: []int{-1}}, "there is no column -1"},
-		{columns.Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
-		{columns.Selection{From: -1}, "a row is negative"},
-		{columns.Selection{To: -1}, "a row is negative"},
-		{columns.Selection{To: 11}, "rows 0 to 11, of 4 columns and 10 rows: the rows end before"},
-		{columns.Selection{From: 11}, "the rows end before"},
-		{columns.Selection{From: 5, To: 4}, "the first row is behind the last"},
+		{image.Selection{}, "[0 1 2 3] 0 10"},
+		{image.Selection{Columns: []string{}}, "[] 0 10"},
+		{image.Selection{Fields: []int{}, From: 10}, "[] 10 10"},
+		{image.Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
+		{image.Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
+		{image.Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
+		{image.Selection{Columns: []string{""}}, `there is no column ""`},
+		{image.Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
+		{image.Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
+		{image.Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
+		{image.Selection{Fields: []int{4}}, "there is no column 4"},
+		{image.Selection{Fields: []int{-1}}, "there is no column -1"},
+		{image.Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
+		{image.Selection{From: -1}, "a row is negative"},
+		{image.Selection{To: -1}, "a row is negative"},
+		{image.Selection{To: 11}, "rows 0 to 11, of 4 columns and 10 rows: the rows end before"},
+		{image.Selection{From: 11}, "the rows end before"},
+		{image.Selection{From: 5, To: 4}, "the first row is behind the last"},
 	} {
 		got, err := c.s.Of(schema, 10)
 		said := fmt.Sprint(err)
@@ -404,7 +404,7 @@ func TestSelection(t *testing.T) {
 			if n := got.Schema.NumFields(); n != len(got.Fields) {
 				t.Errorf("%+v: a schema of %d fields", c.s, n)
 			}
-		} else if !errors.Is(err, columns.ErrSelection) {
+		} else if !errors.Is(err, image.ErrSelection) {
 			t.Errorf("%+v: %v is no ErrSelection", c.s, err)
 		}
 		if len(said) < len(c.want) || said[len(said)-len(c.want):] != c.want {
@@ -452,20 +452,20 @@ func BenchmarkColumns(b *testing.B) {
 	defer h.Close()
 	for _, c := range []struct {
 		name string
-		want columns.Selection
+		want image.Selection
 		size int64
-		open func(columns.Selection) (arrow.RecordBatch, error)
+		open func(image.Selection) (arrow.RecordBatch, error)
 	}{
-		{"whole record", columns.Selection{}, 5 * 8 * rows, func(columns.Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
-		{"5 of 5", columns.Selection{}, 5 * 8 * rows, nil},
-		{"2 of 5", columns.Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
-		{"1 of 5", columns.Selection{Fields: []int{2}}, 8 * rows, nil},
-		{"1 % of the rows of 1", columns.Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
+		{"whole record", image.Selection{}, 5 * 8 * rows, func(image.Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
+		{"5 of 5", image.Selection{}, 5 * 8 * rows, nil},
+		{"2 of 5", image.Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
+		{"1 of 5", image.Selection{Fields: []int{2}}, 8 * rows, nil},
+		{"1 % of the rows of 1", image.Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			open := c.open
 			if open == nil {
-				open = func(s columns.Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
+				open = func(s image.Selection) (arrow.RecordBatch, error) { return m.mover.Columns(b.Context(), h, s) }
 			}
 			b.SetBytes(c.size)
 			b.ReportAllocs()
@@ -517,10 +517,10 @@ func TestPiecesOfTheSameBytes(t *testing.T) {
 	defer h.Close()
 	read := m.pieces(t, h.Payload().(*batch.Image), false)
 	whole := make([]byte, 3<<20)
-	if err := read([]columns.Piece{{To: whole}}); err != nil {
+	if err := read([]image.Piece{{To: whole}}); err != nil {
 		t.Fatal(err)
 	}
-	all := []columns.Piece{
+	all := []image.Piece{
 		{Off: 0, To: make([]byte, 2<<20+100)}, {Off: 2<<20 - 50, To: make([]byte, 300)},
 		{Off: 2<<20 - 50, To: make([]byte, 300)}, {Off: 2<<20 + 70, To: make([]byte, 9000)},
 	}

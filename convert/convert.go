@@ -67,7 +67,6 @@ import (
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 )
 
@@ -84,9 +83,9 @@ type (
 // Types for Mover.Columns.
 type (
 	// Selection selects columns and rows of a batch.
-	Selection = columns.Selection
+	Selection = image.Selection
 	// SelectionError reports that a batch lacks a column or a row of a Selection.
-	SelectionError = columns.SelectionError
+	SelectionError = image.SelectionError
 )
 
 // Types for Mover.AdoptTable.
@@ -121,9 +120,9 @@ const Unknown = image.Unknown
 
 // Errors to compare with errors.Is.
 var (
-	ErrInvalid   = image.ErrInvalid     // matches every *InvalidError
-	ErrCorrupt   = image.ErrCorrupt     // matches every *CorruptError
-	ErrSelection = columns.ErrSelection // matches every *SelectionError
+	ErrInvalid   = image.ErrInvalid   // matches every *InvalidError
+	ErrCorrupt   = image.ErrCorrupt   // matches every *CorruptError
+	ErrSelection = image.ErrSelection // matches every *SelectionError
 )
 
 // NewLayout plans the image of rec, and retains rec until Close. A schema that is not

@@ -7,7 +7,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk/faultfs"
@@ -33,7 +32,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage)
 				},
 				"columns": func() error {
-					return m.columnsOf(t.Context(), b, columns.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
+					return m.columnsOf(t.Context(), b, image.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
 				},
 				"digest": func() error {
 					h, err := b.Open(t.Context(), tier.ID{}, false)

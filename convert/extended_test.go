@@ -18,7 +18,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
@@ -321,7 +320,7 @@ func TestExtensionsAtRandom(t *testing.T) {
 							fail(err)
 							continue
 						}
-						rec, err := m.mover.Columns(t.Context(), h, columns.Selection{})
+						rec, err := m.mover.Columns(t.Context(), h, image.Selection{})
 						fail(err)
 						if err == nil {
 							fail(equal.Records(records[b], rec))

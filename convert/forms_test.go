@@ -12,7 +12,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -138,7 +137,7 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				}
 			}
 			missing("a record", read())
-			_, err := m.columns(t, b, columns.Selection{Columns: []string{"s"}, From: 100, To: 300})
+			_, err := m.columns(t, b, image.Selection{Columns: []string{"s"}, From: 100, To: 300})
 			missing("columns", err)
 			_, err = m.mover.Clone(t.Context(), b, nil)
 			missing("a clone", err)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/equal"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -152,7 +151,7 @@ func manyDictionaries(t *testing.T, shape string, outside bool, n int) {
 	m.move(t, one, tier.Host)
 	same(m.record(t, one), nil)
 	m.move(t, one, tier.Disk)
-	same(m.columns(t, one, columns.Selection{}))
+	same(m.columns(t, one, image.Selection{}))
 	m.rests(t, one, tier.Disk)
 	drop(t, one)
 	same(openedOnHeap(t, l), nil)

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/permit"
@@ -152,7 +152,7 @@ var diskOperations = []struct {
 		return errors.Join(err, h.Close())
 	}},
 	{"columns from disk", tier.Disk, tier.Disk, false, func(ctx context.Context, m *machine, b *batch.Batch) error {
-		return m.columnsOf(ctx, b, columns.Selection{Fields: []int{0}, From: 1000, To: 2000})
+		return m.columnsOf(ctx, b, image.Selection{Fields: []int{0}, From: 1000, To: 2000})
 	}},
 	{"digest from disk", tier.Disk, tier.Disk, false, func(ctx context.Context, m *machine, b *batch.Batch) error {
 		h, err := m.mover.Acquire(ctx, b, reservation.AnyInTier(tier.Disk))

@@ -11,7 +11,6 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -42,7 +41,7 @@ func payloadOf(h *batch.Handle, operation string) (batch.Payload, error) {
 
 // opened opens the wanted part of the batch that h holds, or all of it if want is nil.
 func (m *Mover) opened(
-	ctx context.Context, h *batch.Handle, operation string, want *columns.Selection,
+	ctx context.Context, h *batch.Handle, operation string, want *image.Selection,
 ) (arrow.RecordBatch, error) {
 	ctx, end, err := m.begin(ctx)
 	if err != nil {
@@ -64,7 +63,7 @@ func (m *Mover) opened(
 // open opens the wanted part of a payload in any tier. Of an image on disk, or of a compressed one, it
 // reads only that part. All others become a plain image in host memory first, which is opened in place.
 func (m *Mover) open(
-	ctx context.Context, by opener, p batch.Payload, want *columns.Selection,
+	ctx context.Context, by opener, p batch.Payload, want *image.Selection,
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)

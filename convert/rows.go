@@ -9,7 +9,6 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -24,7 +23,7 @@ import (
 // With the first window it brings the batch's dictionaries into space, for which it waits for room. They
 // are rows.Shared from then on, and the caller releases them.
 func (m *Mover) ReadRows(
-	ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
+	ctx context.Context, h *batch.Handle, rows *image.Rows, space *tier.Space, release func(),
 ) (_ arrow.RecordBatch, err error) {
 	l := image.NewLease(release)
 	defer func() {
@@ -51,7 +50,7 @@ func (m *Mover) ReadRows(
 	}
 	var rec arrow.RecordBatch
 	if err == nil {
-		read := func(pieces []columns.Piece) error {
+		read := func(pieces []image.Piece) error {
 			return m.cfg.Builtin.ReadPieces(ctx, img, space, false, pieces)
 		}
 		rec, err = rows.Next(read, l, transfer.FinderOf(rows.Shared))
@@ -60,7 +59,7 @@ func (m *Mover) ReadRows(
 }
 
 // shareIn sets rows.Shared to the dictionaries of img in space.
-func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *columns.Rows, space *tier.Space) error {
+func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *image.Rows, space *tier.Space) error {
 	q := &request{
 		m: m, to: reservation.Specific(space.ID()), waits: true,
 		room: reservation.Options{Purpose: reservation.Consuming},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/arrowgen"
-	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/internal/transfer"
 	"github.com/spillway-db/spillway/reservation"
@@ -194,7 +194,7 @@ func TestScratchAndChunksInOneOrder(t *testing.T) {
 			wg.Go(func() {
 				for n := range testseed.Rounds(6, 3) {
 					from := int64(i*3000 + n*100)
-					if err := m.columnsOf(ctx, c, columns.Selection{From: from, To: from + 20_000}); err != nil {
+					if err := m.columnsOf(ctx, c, image.Selection{From: from, To: from + 20_000}); err != nil {
 						t.Error(err)
 						return
 					}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -33,8 +32,8 @@ type Cursor struct {
 	inUse     atomic.Bool // by a record
 	closed    bool
 
-	claim   *Claim        // of the batch that is read; nil between batches
-	rows    *columns.Rows // of that batch; nil if none were read
+	claim   *Claim      // of the batch that is read; nil between batches
+	rows    *image.Rows // of that batch; nil if none were read
 	current arrow.RecordBatch
 }
 
@@ -99,7 +98,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 		}
 		if b, ok := r.Peek(number); ok {
 			if d := b.Info().Descriptor; d != nil {
-				_, err = columns.NewRows(d, 0, share, tier.ID{Kind: tier.Host})
+				_, err = image.NewRows(d, 0, share, tier.ID{Kind: tier.Host})
 			}
 			if err != nil {
 				return nil, r.errorf(", partition %d, batch %d: %w", number, b.ID(), err)
@@ -223,7 +222,7 @@ func (c *Cursor) window(ctx context.Context, h *batch.Handle, d *batch.Descripto
 		if c.rows != nil {
 			from = c.rows.Row()
 		}
-		rows, err := columns.NewRows(d, from, int64(len(c.share)), space.ID())
+		rows, err := image.NewRows(d, from, int64(len(c.share)), space.ID())
 		if err != nil {
 			return nil, err
 		}

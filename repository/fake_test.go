@@ -18,7 +18,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -134,7 +134,7 @@ func (m *fakeMover) IngestAs(
 }
 
 func (m *fakeMover) ReadRows(
-	context.Context, *batch.Handle, *columns.Rows, *tier.Space, func(),
+	context.Context, *batch.Handle, *image.Rows, *tier.Space, func(),
 ) (arrow.RecordBatch, error) {
 	panic("the fake has no bytes to read")
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/image/columns"
+	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/lockrank"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
@@ -42,7 +42,7 @@ type Mover interface {
 	// release when the record is released, also on an error. A payload that cannot be read so is
 	// tier.ErrNotSupported.
 	ReadRows(
-		ctx context.Context, h *batch.Handle, rows *columns.Rows, space *tier.Space, release func(),
+		ctx context.Context, h *batch.Handle, rows *image.Rows, space *tier.Space, release func(),
 	) (arrow.RecordBatch, error)
 	// Consume brings b to a space of the strategy, locks it there, and drops it in the step that
 	// locks it. The caller must close the handle. On an error b is whole where it was.

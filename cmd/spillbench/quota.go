@@ -13,7 +13,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/reservation/quota"
 )
 
@@ -59,7 +58,7 @@ removed one that a process uses.`,
 
 // quotaSettings returns the quota that the environment sets. A wrong value there is wrong use.
 func quotaSettings() (*quota.Settings, error) {
-	lookup, err := nodelimits.Lookup(os.LookupEnv)
+	lookup, err := leases.LookupLimits(os.LookupEnv)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,6 @@ var layout = []string{
 	"batch",
 	"internal/codec",
 	"internal/image",
-	"internal/image/columns",
 	"internal/image/imagetest",
 	"internal/transfer",
 	"convert",

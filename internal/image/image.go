@@ -12,7 +12,12 @@
 //	cursor.go       Cursor: reads a descriptor along its schema's types
 //	open.go         Open: a record in place; verify.go: checks bytes as they are read
 //	table_plan.go   what must be read of a device to plan a table; table_parts.go: its copies
-//	columns         which bytes some columns and rows need
+//
+// Some columns and rows of an image are read by these; all three find the buffers in walk.go:
+//
+//	Selection ──Of──▶ Columns ──Within──▶ descriptor            of an image that has all of its bytes
+//	                     └──Plan──▶ ColumnsPlan ──Open──▶ record  of what is read of an image on disk
+//	descriptor ──NewRows──▶ Rows ──Next──▶ record               some rows at a time, in little memory
 //
 // All walks use the table of types in package shape. The comment at Layout specifies the image.
 // docs/formats.md has the part that programs may rely on.

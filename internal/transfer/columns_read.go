@@ -12,7 +12,6 @@ import (
 	"github.com/spillway-db/spillway/internal/codec"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -29,7 +28,7 @@ const (
 // ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and opens
 // them there. enter lists the record in the space as a holder of that memory.
 func (b *Builtin) ReadColumns(
-	ctx context.Context, p *columns.Plan, img *batch.Image, r *reservation.Reservation,
+	ctx context.Context, p *image.ColumnsPlan, img *batch.Image, r *reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
 	needed := make(map[*batch.Descriptor]bool)
@@ -59,7 +58,7 @@ func (b *Builtin) ReadColumns(
 		if buf != nil {
 			enter(l, buf.Space(), &columnsRead{buf, shared}, buf.Charge())
 		}
-		read := func(blocks []columns.Piece) error { return b.ReadPieces(ctx, img, r.Space(), true, blocks) }
+		read := func(blocks []image.Piece) error { return b.ReadPieces(ctx, img, r.Space(), true, blocks) }
 		rec, err = p.Open(read, extents, l, FinderOf(shared))
 		return err
 	})
@@ -81,7 +80,7 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 // to where they belong; otherwise pieces may overlap. Nothing is under way when it returns. The space of
 // the pieces is to; nil if they are on the Go heap.
 func (b *Builtin) ReadPieces(
-	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []columns.Piece,
+	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []image.Piece,
 ) error {
 	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
@@ -94,9 +93,9 @@ func (b *Builtin) ReadPieces(
 	case src.verify:
 		block = src.desc.SumBlock()
 	}
-	slices.SortFunc(all, func(a, b columns.Piece) int { return cmp.Compare(a.Off, b.Off) })
-	var requests [][]columns.Piece // of pieces whose blocks follow each other
-	var size, first, end int64     // of the last request
+	slices.SortFunc(all, func(a, b image.Piece) int { return cmp.Compare(a.Off, b.Off) })
+	var requests [][]image.Piece // of pieces whose blocks follow each other
+	var size, first, end int64   // of the last request
 	for _, p := range all {
 		host, ok := src.Source.(hostMemory)
 		if ok && src.runs == nil {
@@ -110,7 +109,7 @@ func (b *Builtin) ReadPieces(
 			if len(requests) == 0 || begin < first || begin > end || begin-first >= ColumnRequest {
 				requests, first, end = append(requests, nil), begin, begin
 			}
-			var part columns.Piece
+			var part image.Piece
 			part, more = p.Cut(first + ColumnRequest)
 			last := len(requests) - 1
 			requests[last] = append(requests[last], part)
@@ -145,7 +144,7 @@ func (b *Builtin) ReadPieces(
 
 // fill reads the blocks of pieces that follow each other: straight to the pieces if they are whole, or
 // else through the chunk.
-func (r *ranges) fill(ctx context.Context, pieces []columns.Piece, block int64, whole bool) error {
+func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, whole bool) error {
 	for _, p := range pieces {
 		r.until = max(r.until, extent.RoundUp(p.Off+int64(len(p.To)), block))
 	}

@@ -75,7 +75,7 @@
 // Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an image on
 // disk it reads only the chunks under a checksum that have something wanted. It puts them one after
 // the other into one piece of host memory, in which the record is opened like any image. Package
-// internal/image/columns documents how the columns' buffers are found, cut and laid out.
+// internal/image/walk.go documents how the columns' buffers are found, cut and laid out.
 //
 // Of a compressed image it reads the frames that these chunks are in. ReadRows reads rows for a
 // cursor: it copies their bytes out of such chunks, which pass through the scratch memory of a lane.

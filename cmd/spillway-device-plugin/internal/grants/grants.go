@@ -32,7 +32,6 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/atomicfile"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nodelimits"
 	"github.com/spillway-db/spillway/internal/nvml"
 	"github.com/spillway-db/spillway/internal/size"
 )
@@ -214,27 +213,27 @@ func (s *Store) Put(g Grant) (_ Access, err error) {
 	if err := os.Chmod(limits, 0o755); err != nil { // independent of the umask
 		return Access{}, err
 	}
-	text, err := nodelimits.Format(env)
+	text, err := leases.FormatLimits(env)
 	if err != nil {
 		return Access{}, err
 	}
 	readable := func(draft string) error { return os.Chmod(draft, 0o644) } // by all users of the container
-	if err := atomicfile.Write(filepath.Join(limits, nodelimits.File), text, readable); err != nil {
+	if err := atomicfile.Write(filepath.Join(limits, leases.LimitsFile), text, readable); err != nil {
 		return Access{}, err
 	}
 	if env["NVIDIA_VISIBLE_DEVICES"] = strings.Join(uuids(g.GPUs), ","); g.GPUs[0].Simulated {
 		env["NVIDIA_VISIBLE_DEVICES"] = "void" // NVIDIA's runtime gives no GPU then
 	}
 	return Access{Env: env, Mounts: []Mount{
-		{Host: s.Ledger(), Container: nodelimits.Ledger},
-		{Host: limits, Container: nodelimits.Dir, ReadOnly: true},
+		{Host: s.Ledger(), Container: leases.LedgerDir},
+		{Host: limits, Container: leases.LimitsDir, ReadOnly: true},
 	}}, nil
 }
 
 // environment returns the limits of a grant as the variables that the engine reads.
 func (s *Store) environment(g Grant) map[string]string {
 	env := map[string]string{
-		"SPILLWAY_GPU_QUOTA_DIR":   nodelimits.Ledger,
+		"SPILLWAY_GPU_QUOTA_DIR":   leases.LedgerDir,
 		"SPILLWAY_GPU_QUOTA_GROUP": g.Name,
 	}
 	both := func(name, value string) {
@@ -265,7 +264,7 @@ func (s *Store) Has(name string) bool {
 	if checkName(name) != nil {
 		return false
 	}
-	info, err := os.Lstat(filepath.Join(s.dir(name), "limits", nodelimits.File))
+	info, err := os.Lstat(filepath.Join(s.dir(name), "limits", leases.LimitsFile))
 	return err == nil && info.Mode().IsRegular()
 }
 

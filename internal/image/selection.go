@@ -1,12 +1,4 @@
-// Package columns plans the reading of some columns and rows of an image: which bytes they need, and
-// the descriptor of those alone.
-//
-//	Selection ──Of──▶ Columns ──Within──▶ descriptor      of an image that has all of its bytes
-//	                     └──Plan──▶ Plan ──Open──▶ record   of what is read of an image on disk
-//	descriptor ──NewRows──▶ Rows ──Next──▶ record           some rows at a time, in little memory
-//
-// All three find the buffers of the rows in walk.go.
-package columns
+package image
 
 import (
 	"errors"

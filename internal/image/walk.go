@@ -1,4 +1,4 @@
-package columns
+package image
 
 import (
 	"slices"
@@ -7,7 +7,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/bitutil"
 
 	"github.com/spillway-db/spillway/batch"
-	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/internal/sumcopy"
@@ -24,7 +23,7 @@ type chosen struct {
 	desc    batch.Descriptor // of the chosen columns, where they are in Image
 	cut     []bool           // of each column: rows are cut out
 	nodes   []node           // those of desc
-	buffers []buffer         // those of desc
+	buffers []columnBuffer   // those of desc
 	next    int64            // the first row that is read next
 }
 
@@ -36,14 +35,14 @@ type node struct {
 }
 
 // buffer is one buffer of an image, and the part of it that is in memory.
-type buffer struct {
+type columnBuffer struct {
 	shape.Buffer
-	span    payload.Span // in the image
-	node    int          // the array that has it
-	scale   int64        // that of the array; dependent if the buffer cannot be cut
-	inDict  bool         // it is of a dictionary in the body
-	whole   bool         // it is not cut by rows
-	offsets *buffer      // those of a shape.Data that is cut
+	span    payload.Span  // in the image
+	node    int           // the array that has it
+	scale   int64         // that of the array; dependent if the buffer cannot be cut
+	inDict  bool          // it is of a dictionary in the body
+	whole   bool          // it is not cut by rows
+	offsets *columnBuffer // those of a shape.Data that is cut
 
 	first, last int64  // of such Data: the bytes of the rows that are read
 	at, size    int64  // in memory, of the bytes of the rows, or of the whole buffer
@@ -61,7 +60,7 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 		place[f] = i + 1
 	}
 	columns := make([]column, len(c.Fields))
-	cursor := image.NewCursor(d)
+	cursor := NewCursor(d)
 	var passed column // one for all that are not wanted
 	for i, at := range place {
 		passed.nodes, passed.buffers = passed.nodes[:0], passed.buffers[:0]
@@ -76,16 +75,16 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 		}
 	}
 	all := &chosen{Image: d, next: c.From, desc: batch.Descriptor{Schema: c.Schema, Metadata: d.Metadata}}
-	all.buffers = make([]buffer, 0, len(d.Buffers)) // which are pointed to
-	numbers := make(map[*batch.Descriptor]int)      // of the dictionaries
+	all.buffers = make([]columnBuffer, 0, len(d.Buffers)) // which are pointed to
+	numbers := make(map[*batch.Descriptor]int)            // of the dictionaries
 	for _, col := range columns {
 		all.cut = append(all.cut, col.byRows)
 		for i, b := range col.buffers {
 			s := b.span
 			if s.Length > 0 &&
-				(s.Offset < 0 || s.Offset%image.AlignSmall != 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
+				(s.Offset < 0 || s.Offset%AlignSmall != 0 || s.Offset > d.Body || s.Length > d.Body-s.Offset) {
 				const text = "a buffer of %d bytes at %d in a body of %d"
-				return nil, image.Path{}.Invalid(text, s.Length, s.Offset, d.Body)
+				return nil, Path{}.Invalid(text, s.Length, s.Offset, d.Body)
 			}
 			b.node += len(all.nodes)
 			b.whole = !col.byRows || b.scale < 0
@@ -121,13 +120,13 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 // column is the arrays and buffers of one column, depth first.
 type column struct {
 	nodes   []node
-	buffers []buffer
+	buffers []columnBuffer
 	byRows  bool // rows can be cut out
 }
 
 // array takes the parts of an array of type dt, which has scale values for each of the column's rows.
 // It reads no bytes.
-func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, scale, rows int64) error {
+func (c *column) array(cursor *Cursor, name string, dt arrow.DataType, scale, rows int64) error {
 	cursor.Path = append(cursor.Path, name)
 	a, err := cursor.Next(dt)
 	if err != nil {
@@ -135,14 +134,14 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 	}
 	at := len(c.nodes)
 	c.nodes = append(c.nodes, node{a.Node, scale, a.Null})
-	if scale > 0 && rows > image.MaxRows/scale || scale >= 0 && a.Length != scale*rows {
+	if scale > 0 && rows > MaxRows/scale || scale >= 0 && a.Length != scale*rows {
 		c.byRows, scale = false, dependent
 	}
 	if a.Rows == shape.Runs && scale >= 0 {
 		c.byRows = false
 	}
 	for i, s := range a.Spans {
-		b := buffer{span: s, node: at, scale: dependent} // as the data buffers of views are
+		b := columnBuffer{span: s, node: at, scale: dependent} // as the data buffers of views are
 		if i < len(a.Buffers) {
 			b.Buffer = a.Buffers[i]
 			switch role := b.Role; {
@@ -162,7 +161,7 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 	case a.Rows == shape.Same:
 	case a.Rows != shape.Times:
 		scale, rows = dependent, 0 // they do not depend on the rows
-	case scale >= 0 && (a.Size < 0 || a.Size > 0 && scale > image.MaxRows/a.Size):
+	case scale >= 0 && (a.Size < 0 || a.Size > 0 && scale > MaxRows/a.Size):
 		c.byRows, scale = false, dependent
 	case scale >= 0:
 		scale *= a.Size
@@ -195,13 +194,13 @@ func (c *column) array(cursor *image.Cursor, name string, dt arrow.DataType, sca
 }
 
 // part returns which bytes of a buffer the next n rows have.
-func (c *chosen) part(b *buffer, n int64) (off, size int64, err error) {
+func (c *chosen) part(b *columnBuffer, n int64) (off, size int64, err error) {
 	off, size = b.Bytes(c.next*b.scale, n*b.scale)
 	if b.offsets != nil {
 		off, size = b.first, b.last-b.first
 	}
 	if off < 0 || size < 0 || off > b.span.Length || size > b.span.Length-off {
-		return 0, 0, image.Path{}.Invalid("a buffer of %d bytes where %d at %d are needed", b.span.Length, size, off)
+		return 0, 0, Path{}.Invalid("a buffer of %d bytes where %d at %d are needed", b.span.Length, size, off)
 	}
 	return off, size, nil
 }
@@ -260,7 +259,7 @@ func (c *chosen) describe(n, before int64) (_ *batch.Descriptor, skip []int64) {
 			}
 		case shape.Offsets:
 			if !c.buffers[i+1].whole {
-				base := image.OffsetAt(b.to, b.Width, 0)
+				base := OffsetAt(b.to, b.Width, 0)
 				sumcopy.Lower{Width: b.Width, Base: uint64(base)}.Copy(b.to, b.to)
 			}
 		}

@@ -1,12 +1,4 @@
-// Package nodelimits has the format of the limits that a node gives a container as a file, and reads
-// them. A process obeys them even if it does not have the container's environment, as in a login
-// session.
-//
-//	Dir/environment   lines NAME=value; root's alone to write
-//	Ledger            where the node's ledger is mounted
-//
-//	Format ──▶ the file ──▶ Lookup: the file's variables before those of the environment
-package nodelimits
+package leases
 
 import (
 	"bufio"
@@ -26,20 +18,27 @@ import (
 	"github.com/spillway-db/spillway/internal/size"
 )
 
+// A node gives a container its limits as a file. A process obeys them even if it does not have the
+// container's environment, as in a login session.
+//
+//	LimitsDir/environment   lines NAME=value; root's alone to write
+//	LedgerDir               where the node's ledger is mounted
+//
+//	FormatLimits ──▶ the file ──▶ LookupLimits: the file's variables before those of the environment
 const (
-	// Dir is where containers have the directory with the limits.
-	Dir = "/run/spillway/limits"
-	// Ledger is where containers have the ledger.
-	Ledger = "/run/spillway/ledger"
+	// LimitsDir is where containers have the directory with the limits.
+	LimitsDir = "/run/spillway/limits"
+	// LedgerDir is where containers have the ledger.
+	LedgerDir = "/run/spillway/ledger"
 
-	// File is the name of the file with the limits in such a directory.
-	File = "environment"
+	// LimitsFile is the name of the file with the limits in such a directory.
+	LimitsFile = "environment"
 
-	maxFile = 64 << 10
+	maxLimits = 64 << 10
 )
 
-// Format returns the text of a file with the limits in env.
-func Format(env map[string]string) ([]byte, error) {
+// FormatLimits returns the text of a file with the limits in env.
+func FormatLimits(env map[string]string) ([]byte, error) {
 	var text bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		if strings.ContainsAny(name, "=\n\x00") || name == "" || strings.ContainsAny(env[name], "\n\x00") {
@@ -50,17 +49,17 @@ func Format(env map[string]string) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// Lookup returns a function that finds variables in the node's limits in Dir, or else by env. A process
+// LookupLimits returns a function that finds variables in the node's limits in LimitsDir, or else by env. A process
 // may have a lower limit than the node's, never a higher one. If the node sets the limit by nvshare's
 // variable alone, it is a default: a limit of the process's own, by either name, replaces it. Without a
 // file of limits Lookup returns env. A file that users other than root can write to, or that cannot be
 // read, is an error.
-func Lookup(env func(string) (string, bool)) (func(string) (string, bool), error) {
-	return lookup(Dir, env)
+func LookupLimits(env func(string) (string, bool)) (func(string) (string, bool), error) {
+	return lookupLimits(LimitsDir, env)
 }
 
-func lookup(dir string, env func(string) (string, bool)) (func(string) (string, bool), error) {
-	limits, err := read(filepath.Join(dir, File))
+func lookupLimits(dir string, env func(string) (string, bool)) (func(string) (string, bool), error) {
+	limits, err := readLimits(filepath.Join(dir, LimitsFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return env, nil
 	}
@@ -82,6 +81,13 @@ func lookup(dir string, env func(string) (string, bool)) (func(string) (string, 
 	}, nil
 }
 
+// A node gives a container its limits as a file. A process obeys them even if it does not have the
+// container's environment, as in a login session.
+//
+//	LimitsDir/environment   lines NAME=value; root's alone to write
+//	LedgerDir               where the node's ledger is mounted
+//
+//	FormatLimits ──▶ the file ──▶ LookupLimits: the file's variables before those of the environment
 const (
 	limitVar        = "SPILLWAY_GPU_MEMORY_LIMIT"
 	otherLimitVar   = "NVSHARE_GPU_MEMORY_LIMIT"
@@ -125,7 +131,7 @@ func ownLimit(limits map[string]string, env func(string) (string, bool)) (string
 }
 
 // read reads a file of variables. Only root may be able to write to it.
-func read(path string) (map[string]string, error) {
+func readLimits(path string) (map[string]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -139,12 +145,12 @@ func read(path string) (map[string]string, error) {
 		info.Mode()&0o022 != 0 {
 		return nil, fmt.Errorf("%s is not a file that only root can write to", path)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	text, err := io.ReadAll(io.LimitReader(f, maxLimits+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	if len(text) > maxLimits {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxLimits)
 	}
 	limits := map[string]string{}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {

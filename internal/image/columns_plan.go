@@ -1,4 +1,4 @@
-package columns
+package image
 
 import (
 	"cmp"
@@ -10,18 +10,17 @@ import (
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/extent"
 	"github.com/spillway-db/spillway/internal/guard"
-	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/payload"
 )
 
-// Plan is the parts of an image that are read at once, and their places in memory. These are whole
+// ColumnsPlan is the parts of an image that are read at once, and their places in memory. These are whole
 // blocks of its checksums.
 //
 //	image   │block│block│block│block│block│block│block│block│
 //	           a a a a a             b b b           c
 //	memory  │block│block│      │block│block│      │block│      in one piece
 //	           a a a a a             b b b           c
-type Plan struct {
+type ColumnsPlan struct {
 	Memory *batch.Descriptor // the length of the memory, the places of buffers, and the dictionaries
 
 	chosen *chosen
@@ -41,7 +40,7 @@ const FewText = 2 * payload.SumChunk
 
 // Plan plans the reading of the columns and rows from an image. It calls read for the offsets that
 // bound the strings of the rows.
-func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, error) {
+func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*ColumnsPlan, error) {
 	rows := c.To - c.From
 	parts, err := choose(of, c, rows != of.Rows)
 	if err != nil {
@@ -63,7 +62,7 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, e
 			o := b.offsets
 			at := row * o.scale * o.Width
 			if at > o.span.Length-o.Width {
-				return nil, image.Path{}.Invalid("offsets of %d bytes end before row %d", o.span.Length, row)
+				return nil, Path{}.Invalid("offsets of %d bytes end before row %d", o.span.Length, row)
 			}
 			if row > 0 && row < of.Rows {
 				bounds = append(bounds, to)
@@ -75,7 +74,7 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, e
 		return nil, err
 	}
 	for i, to := range bounds {
-		*to = image.OffsetAt(pieces[i].To, int64(len(pieces[i].To)), 0)
+		*to = OffsetAt(pieces[i].To, int64(len(pieces[i].To)), 0)
 	}
 
 	// All blocks that have something of the buffers are read, each once.
@@ -99,7 +98,7 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, e
 		}
 	}
 	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.off, b.off) })
-	p := &Plan{chosen: parts, Memory: &batch.Descriptor{Rows: rows, Dictionaries: parts.desc.Dictionaries}}
+	p := &ColumnsPlan{chosen: parts, Memory: &batch.Descriptor{Rows: rows, Dictionaries: parts.desc.Dictionaries}}
 	for _, r := range runs {
 		if last := len(p.runs) - 1; last >= 0 && r.off <= p.runs[last].off+p.runs[last].n {
 			p.runs[last].n = max(p.runs[last].n, r.off+r.n-p.runs[last].off)
@@ -123,8 +122,8 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Plan, e
 
 // Open reads the blocks into the memory, by a call of read, and opens the rows there. On an error it
 // ends the lease.
-func (p *Plan) Open(
-	read func([]Piece) error, extents [][]byte, l *image.Lease, find image.Finder,
+func (p *ColumnsPlan) Open(
+	read func([]Piece) error, extents [][]byte, l *Lease, find Finder,
 ) (_ arrow.RecordBatch, err error) {
 	defer func() {
 		if err != nil {
@@ -135,7 +134,7 @@ func (p *Plan) Open(
 	var blocks []Piece
 	for _, r := range p.runs {
 		off := r.off
-		err := image.Across(extents, r.at, r.n, func(to []byte) error {
+		err := Across(extents, r.at, r.n, func(to []byte) error {
 			blocks = append(blocks, Piece{Off: off, To: to})
 			off += int64(len(to))
 			return nil
@@ -154,26 +153,26 @@ func (p *Plan) Open(
 			continue
 		}
 		// The bytes before, which are those of other rows, make room for a buffer that is aligned.
-		before := b.at % image.AlignSmall
-		all := image.Stretch(extents, b.at-before, before+b.size)
+		before := b.at % AlignSmall
+		all := Stretch(extents, b.at-before, before+b.size)
 		if all == nil {
-			return nil, image.Path{}.Invalid("a buffer of %d bytes at %d lies in several extents", b.size, b.at)
+			return nil, Path{}.Invalid("a buffer of %d bytes at %d lies in several extents", b.size, b.at)
 		}
 		b.at, b.to = b.at-before, all[:b.size]
 		copy(b.to, all[before:])
 	}
 	d, skip := c.describe(p.Memory.Rows, 0)
 	d.Body = p.Memory.Body
-	return image.OpenRows(d, skip, extents, l, find)
+	return OpenRows(d, skip, extents, l, find)
 }
 
 // NoRows makes a record without rows, for which no memory is needed.
 func (c *Columns) NoRows(of *batch.Descriptor) (arrow.RecordBatch, error) {
-	d, err := image.Empty(c.Schema, of.Metadata)
+	d, err := Empty(c.Schema, of.Metadata)
 	if err != nil {
 		return nil, err
 	}
-	return image.OpenRows(d, nil, nil, image.NewLease(nil), nil)
+	return OpenRows(d, nil, nil, NewLease(nil), nil)
 }
 
 // Within describes the columns where they are, in an image that has all of its bytes. skip is how

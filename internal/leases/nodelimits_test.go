@@ -1,4 +1,4 @@
-package nodelimits
+package leases
 
 import (
 	"os"
@@ -8,12 +8,12 @@ import (
 )
 
 // write writes a file of limits to dir.
-func write(dir string, env map[string]string) error {
-	text, err := Format(env)
+func writeLimits(dir string, env map[string]string) error {
+	text, err := FormatLimits(env)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, File)
+	path := filepath.Join(dir, LimitsFile)
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		return err
 	}
@@ -26,9 +26,9 @@ func TestLookup(t *testing.T) {
 	}
 	node := map[string]string{
 		"SPILLWAY_GPU_MEMORY_LIMIT": "1024Mi", "NVSHARE_GPU_MEMORY_LIMIT": "1024Mi",
-		"SPILLWAY_GPU_PHYSICAL_MEMORY_MB": "4096", "SPILLWAY_GPU_QUOTA_DIR": Ledger, "SPILLWAY_GPU_QUOTA_GROUP": "g",
+		"SPILLWAY_GPU_PHYSICAL_MEMORY_MB": "4096", "SPILLWAY_GPU_QUOTA_DIR": LedgerDir, "SPILLWAY_GPU_QUOTA_GROUP": "g",
 	}
-	whole := map[string]string{"SPILLWAY_GPU_QUOTA_DIR": Ledger}
+	whole := map[string]string{"SPILLWAY_GPU_QUOTA_DIR": LedgerDir}
 	shared := map[string]string{otherLimitVar: "1024Mi"}
 	for name, c := range map[string]struct {
 		node, env  map[string]string
@@ -47,7 +47,7 @@ func TestLookup(t *testing.T) {
 		"nonsense":              {node, map[string]string{limitVar: "much"}, limitVar, "much"},
 		"nothing":               {node, map[string]string{limitVar: ""}, limitVar, ""},
 		"another ledger": {node, map[string]string{"SPILLWAY_GPU_QUOTA_DIR": "/tmp"}, "SPILLWAY_GPU_QUOTA_DIR",
-			Ledger},
+			LedgerDir},
 		"another group":        {node, map[string]string{"SPILLWAY_GPU_QUOTA_GROUP": "h"}, "SPILLWAY_GPU_QUOTA_GROUP", "g"},
 		"a limit of its own":   {whole, map[string]string{limitVar: "2Gi"}, limitVar, "2Gi"},
 		"a default":            {shared, nil, otherLimitVar, "1024Mi"},
@@ -56,10 +56,10 @@ func TestLookup(t *testing.T) {
 		"not the node's":       {node, map[string]string{"HOME": "/root"}, "HOME", "/root"},
 	} {
 		dir := t.TempDir()
-		if err := write(dir, c.node); err != nil {
+		if err := writeLimits(dir, c.node); err != nil {
 			t.Fatal(err)
 		}
-		found, err := lookup(dir, func(name string) (string, bool) { v, ok := c.env[name]; return v, ok })
+		found, err := lookupLimits(dir, func(name string) (string, bool) { v, ok := c.env[name]; return v, ok })
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -76,7 +76,7 @@ func TestLookupRefuses(t *testing.T) {
 		t.Skip("needs root: the file is root's")
 	}
 	env := func(string) (string, bool) { return "", false }
-	if _, err := lookup(filepath.Join(t.TempDir(), "none"), env); err != nil {
+	if _, err := lookupLimits(filepath.Join(t.TempDir(), "none"), env); err != nil {
 		t.Errorf("no directory: %v", err)
 	}
 	for name, spoil := range map[string]func(path string) error{
@@ -84,14 +84,14 @@ func TestLookupRefuses(t *testing.T) {
 		"another's":        func(path string) error { return os.Chown(path, 1001, 0) },
 		"no line":          func(path string) error { return os.WriteFile(path, []byte("A=b\nnonsense\n"), 0o644) },
 		"too long": func(path string) error {
-			return os.WriteFile(path, []byte("A="+strings.Repeat("b", maxFile)),
+			return os.WriteFile(path, []byte("A="+strings.Repeat("b", maxLimits)),
 				0o644)
 		},
 		"a directory": func(path string) error { return os.Mkdir(path+"x", 0o755) },
 	} {
 		dir := t.TempDir()
-		path := filepath.Join(dir, File)
-		if err := write(dir, map[string]string{"A": "b"}); err != nil {
+		path := filepath.Join(dir, LimitsFile)
+		if err := writeLimits(dir, map[string]string{"A": "b"}); err != nil {
 			t.Fatal(err)
 		}
 		if err := spoil(path); err != nil {
@@ -105,11 +105,11 @@ func TestLookupRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := lookup(dir, env); err == nil || strings.Contains(err.Error(), "\n") {
+		if _, err := lookupLimits(dir, env); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Format(map[string]string{"A": "b\nSPILLWAY_X=1"}); err == nil {
+	if _, err := FormatLimits(map[string]string{"A": "b\nSPILLWAY_X=1"}); err == nil {
 		t.Error("a value of two lines is written")
 	}
 }

@@ -1,4 +1,4 @@
-package columns_test
+package image_test
 
 import (
 	"fmt"
@@ -9,7 +9,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"github.com/spillway-db/spillway/internal/image"
-	"github.com/spillway-db/spillway/internal/image/columns"
 	"github.com/spillway-db/spillway/internal/image/imagetest"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -29,7 +28,7 @@ func TestWholeBuffersAreReadOnce(t *testing.T) {
 	defer rec.Release()
 	d, body := imagetest.LaidOut(t, rec)
 	size := int64(len(body)) - 2000*8/4*3 // a quarter of the numbers at a time
-	rows, err := columns.NewRows(d, 0, size, tier.ID{Kind: tier.Host})
+	rows, err := image.NewRows(d, 0, size, tier.ID{Kind: tier.Host})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +36,7 @@ func TestWholeBuffersAreReadOnce(t *testing.T) {
 	windows, read := 0, 0
 	for ; rows.Row() < d.Rows; windows++ {
 		from := rows.Row()
-		got, err := rows.Next(func(all []columns.Piece) error {
+		got, err := rows.Next(func(all []image.Piece) error {
 			for _, p := range all {
 				if !p.FromHeld() {
 					read += copy(p.To, body[p.Off:])

@@ -1,4 +1,4 @@
-package columns
+package image
 
 import (
 	"sort"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/internal/extent"
-	"github.com/spillway-db/spillway/internal/image"
 	"github.com/spillway-db/spillway/internal/shape"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -53,7 +52,7 @@ type held struct {
 type Piece struct {
 	Off int64 // in the image
 	To  []byte
-	of  *buffer // nil for an offset that is only looked up
+	of  *columnBuffer // nil for an offset that is only looked up
 }
 
 // FromHeld copies the part of the piece that is in the kept block. It reports whether that was all.
@@ -131,7 +130,7 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 	return r, nil
 }
 
-func aligned(n int64) int64 { return extent.RoundUp(max(n, 0), image.AlignSmall) }
+func aligned(n int64) int64 { return extent.RoundUp(max(n, 0), AlignSmall) }
 
 func (r *Rows) tooSmall(need int64) error {
 	return &reservation.ExceededError{
@@ -146,7 +145,7 @@ func (r *Rows) Row() int64 { return r.next }
 // Next fills the next window, by calls of read, and opens it as a record, which is valid until the call
 // of Next after that. On an error it ends the lease, and the same rows can be read again. If the memory
 // is too small for a row, the error is a *reservation.ExceededError.
-func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder) (_ arrow.RecordBatch, err error) {
+func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
 	defer func() {
 		if err != nil {
 			l.End()
@@ -190,7 +189,7 @@ func (r *Rows) Next(read func([]Piece) error, l *image.Lease, find image.Finder)
 	d, skip := r.describe(n, int64(len(r.dicts)))
 	d.Body = int64(len(r.dicts)) + end
 	l.Unleased = int64(len(r.dicts))
-	rec, err := image.OpenRows(d, skip, [][]byte{r.dicts, r.Memory[:end]}, l, find)
+	rec, err := OpenRows(d, skip, [][]byte{r.dicts, r.Memory[:end]}, l, find)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +207,7 @@ func (r *Rows) estimate() int64 {
 		if b.whole || b.span.Length <= 0 {
 			continue
 		}
-		room -= image.AlignSmall + 8
+		room -= AlignSmall + 8
 		if b.Role == shape.Data {
 			perRow += float64(max(0, b.span.Length-b.last)) / float64(left)
 		} else {
@@ -230,7 +229,7 @@ func (r *Rows) place(at, n int64, offsets bool) (pieces []Piece, end int64, err 
 			continue
 		}
 		if o := b.offsets; o != nil {
-			b.first, b.last = image.OffsetAt(o.to, o.Width, 0), image.OffsetAt(o.to, o.Width, n*o.scale)
+			b.first, b.last = OffsetAt(o.to, o.Width, 0), OffsetAt(o.to, o.Width, n*o.scale)
 		}
 		off, size, err := r.part(b, n)
 		if err != nil {
