@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/host"
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/cuda"
 	"github.com/spillway-db/spillway/topology"
@@ -60,7 +60,7 @@ func (e *Engine) loadDriver() *driver {
 		if known, ok := lookUp(e.topo.GPUs, info.UUID, info.PCI); ok {
 			used := known.MemoryBytes - known.FreeBytes
 			for _, m := range known.MIG {
-				if nvml.SameUUID(m.UUID, info.UUID) {
+				if named.SameUUID(m.UUID, info.UUID) {
 					used = m.MemoryBytes - m.FreeBytes
 				}
 			}
@@ -141,8 +141,8 @@ func pick(all, left []topology.GPU, id string) (int, error) {
 // lookUp returns the GPU with that UUID or address, or of which an instance has the UUID.
 func lookUp(gpus []topology.GPU, uuid, address string) (topology.GPU, bool) {
 	i := slices.IndexFunc(gpus, func(g topology.GPU) bool {
-		return nvml.SameUUID(g.UUID, uuid) || nvml.SameAddress(g.PCIAddress, address) ||
-			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return nvml.SameUUID(m.UUID, uuid) })
+		return named.SameUUID(g.UUID, uuid) || named.SameAddress(g.PCIAddress, address) ||
+			slices.ContainsFunc(g.MIG, func(m topology.MIGInstance) bool { return named.SameUUID(m.UUID, uuid) })
 	})
 	if i < 0 {
 		return topology.GPU{}, false
@@ -157,8 +157,8 @@ func meantBy(gpus []topology.GPU, id string) (meant []topology.GPU) {
 		return []topology.GPU{g}
 	}
 	for _, g := range gpus {
-		begins := func(m topology.MIGInstance) bool { return nvml.BeginsUUID(id, m.UUID) }
-		if nvml.BeginsUUID(id, g.UUID) || slices.ContainsFunc(g.MIG, begins) {
+		begins := func(m topology.MIGInstance) bool { return named.BeginsUUID(id, m.UUID) }
+		if named.BeginsUUID(id, g.UUID) || slices.ContainsFunc(g.MIG, begins) {
 			meant = append(meant, g)
 		}
 	}
@@ -177,7 +177,7 @@ func (e *Engine) simulated(i int) bool {
 func (m machine) byLoad(gpus []topology.GPU) []topology.GPU {
 	load := func(g topology.GPU) (bytes int64, holders int) {
 		for _, h := range m.held {
-			if nvml.SameUUID(h.Device, idOf(g)) {
+			if named.SameUUID(h.Device, idOf(g)) {
 				bytes += h.Live
 				holders++
 			}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
@@ -136,7 +137,7 @@ func (t *tree) id(p string, digits int) (string, bool) {
 // complete adds to g what the driver does not know and the PCI bus does, and corrects what makes no
 // sense.
 func (t *tree) complete(g *GPU) {
-	g.PCIAddress = nvml.PCIAddress(g.PCIAddress)
+	g.PCIAddress = named.PCIAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
 	// A node with CPUs is the host's. For no node drivers return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
@@ -149,7 +150,7 @@ func (t *tree) complete(g *GPU) {
 			t.warnf(theDriver, "GPU %d has %d NVLinks to %s", g.Index, l.Count, quote(l.Remote))
 			continue
 		}
-		l.Remote = nvml.PCIAddress(l.Remote)
+		l.Remote = named.PCIAddress(l.Remote)
 		links = append(links, l)
 	}
 	g.Links = links
@@ -247,4 +248,4 @@ func (t *tree) correct(p, of string, total, free *int64) {
 
 // isBusAddress reports whether s is a PCI address as the kernel writes it:
 // domain:bus:device.function.
-func isBusAddress(s string) bool { return s != "" && nvml.PCIAddress(s) == s }
+func isBusAddress(s string) bool { return s != "" && named.PCIAddress(s) == s }

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
@@ -193,8 +194,8 @@ func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""
 	}
-	if s := nvml.PCIAddress(info.Address); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
+	if s := named.PCIAddress(info.Address); s != "" || info.Domain == 0 && info.Bus == 0 && info.Device == 0 {
 		return s
 	}
-	return nvml.PCIAddress(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
+	return named.PCIAddress(fmt.Sprintf("%08x:%02x:%02x.0", info.Domain, info.Bus, info.Device))
 }

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-db/spillway/internal/dynlib"
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // Devices describes all devices that the driver shows. None is an error of Load.
@@ -47,7 +47,7 @@ func (l *Library) device(ordinal int) (info DeviceInfo, dev int32, err error) {
 		return info, 0, err
 	}
 	info.PCI = dynlib.Text(pci[:])
-	if address := nvml.PCIAddress(info.PCI); address != "" {
+	if address := named.PCIAddress(info.PCI); address != "" {
 		info.PCI = address
 	}
 	identify := l.cuDeviceGetUuid_v2

@@ -1,6 +1,6 @@
 // Package named writes the names that programs give, of plans, operators and tasks, into texts for
 // people. Such a name may be a whole query: it is cut, and nothing in it may break a line or a table, or
-// reach a terminal as a command.
+// reach a terminal as a command. It also compares the names that GPUs have: see gpuid.go.
 package named
 
 import (

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/devpool"
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/topology"
@@ -64,7 +64,7 @@ func EngineEnv(t *topology.Topology, eng *spillway.Engine) Env {
 			default:
 				e.GPU, e.Driver = d.Name, d.Driver
 				for _, g := range t.GPUs {
-					if nvml.SameAddress(g.PCIAddress, d.PCI) {
+					if named.SameAddress(g.PCIAddress, d.PCI) {
 						e.PCIeLink = link(g)
 					}
 				}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -236,7 +236,7 @@ func (d *Driver) instance(part nvml.Device, gpu GPU) (GPU, error) {
 		return g, err
 	}
 	g.Parent, g.Name, g.Node, g.Minor = gpu.UUID, gpu.Name, gpu.Node, gpu.Minor
-	if nvml.SameUUID(g.UUID, gpu.UUID) {
+	if named.SameUUID(g.UUID, gpu.UUID) {
 		return g, errors.New("it has no UUID of its own: it needs a newer driver")
 	}
 	return g, nil

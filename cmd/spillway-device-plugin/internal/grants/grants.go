@@ -32,7 +32,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/atomicfile"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/gpus"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 	"github.com/spillway-db/spillway/internal/size"
 )
 
@@ -159,7 +159,7 @@ func (s *Store) Outdated(list []gpus.GPU) (string, error) {
 	var first string
 	found := map[string]bool{}
 	for _, h := range held {
-		i := slices.IndexFunc(list, func(g gpus.GPU) bool { return nvml.SameUUID(g.UUID, h.Device) })
+		i := slices.IndexFunc(list, func(g gpus.GPU) bool { return named.SameUUID(g.UUID, h.Device) })
 		if i < 0 {
 			continue
 		}

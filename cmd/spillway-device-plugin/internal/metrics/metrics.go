@@ -26,7 +26,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/grants"
 	"github.com/spillway-db/spillway/cmd/spillway-device-plugin/internal/units"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 // Source has what the metrics show. All fields are required. It is a prometheus.Collector.
@@ -146,7 +146,7 @@ func (s Source) parts() (map[owner]part, error) {
 	for _, h := range held {
 		k := key{h.Group, otherGPU}
 		for _, g := range s.Inventory.GPUs() {
-			if nvml.SameUUID(g.UUID, h.Device) { // the ledger has CUDA's name of a MIG instance
+			if named.SameUUID(g.UUID, h.Device) { // the ledger has CUDA's name of a MIG instance
 				k.gpu = g.UUID
 			}
 		}

@@ -1,9 +1,9 @@
-package nvml_test
+package named_test
 
 import (
 	"testing"
 
-	"github.com/spillway-db/spillway/internal/nvml"
+	"github.com/spillway-db/spillway/internal/named"
 )
 
 func TestAddress(t *testing.T) {
@@ -13,11 +13,11 @@ func TestAddress(t *testing.T) {
 		"": "", "../..": "", "0000:3b:00": "", "3b": "", "3b:00": "", ":3b:00.0": "", "000000000:3b:00.0": "", "0000:3b:00:0": "",
 		"0000:3b:00.00": "", "000g:3b:00.0": "", "0000-3b:00.0": "", "0000:3b:00.0 ": "", "0000:0000:3b:00.0": "",
 	} {
-		if got := nvml.PCIAddress(text); got != want {
+		if got := named.PCIAddress(text); got != want {
 			t.Errorf("Address(%q) = %q, want %q", text, got, want)
 		}
 	}
-	if !nvml.SameAddress("00000000:3B:00.0", "3b:00.0") || nvml.SameAddress("3b:00.0", "3c:00.0") || nvml.SameAddress("", "") {
+	if !named.SameAddress("00000000:3B:00.0", "3b:00.0") || named.SameAddress("3b:00.0", "3c:00.0") || named.SameAddress("", "") {
 		t.Error("addresses are compared wrongly")
 	}
 }
@@ -38,11 +38,11 @@ func TestUUID(t *testing.T) {
 		"GPU-9":                                    {},
 		"GPU-8932f937-d72c-4106-c12f-20bd9faed9f6-0": {},
 	} {
-		if same, begins := nvml.SameUUID(id, uuid), nvml.BeginsUUID(id, uuid); same != want.same || begins != want.begins {
+		if same, begins := named.SameUUID(id, uuid), named.BeginsUUID(id, uuid); same != want.same || begins != want.begins {
 			t.Errorf("%q: the same is %v, the beginning %v; want %v", id, same, begins, want)
 		}
 	}
-	if nvml.SameUUID("", "") || nvml.SameUUID("GPU-", "MIG-") || nvml.BeginsUUID("GPU-1", "") {
+	if named.SameUUID("", "") || named.SameUUID("GPU-", "MIG-") || named.BeginsUUID("GPU-1", "") {
 		t.Error("no UUID is taken for one")
 	}
 }
