@@ -8,7 +8,6 @@ import (
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/reservation/arrowmem"
-	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -47,12 +46,12 @@ type (
 	// QuotaSettings are what Limits.Quota asks for.
 	QuotaSettings = quota.Settings
 	// Budget limits what is taken on all GPUs of the engines that have it in Limits.Budgets.
-	Budget = budget.Budget
+	Budget = quota.Budget
 )
 
 // NewBudget returns a budget of so many bytes, above 0. Errors call it by its name.
 func NewBudget(limit int64, name string) (*Budget, error) {
-	return budget.New(limit, name)
+	return quota.NewBudget(limit, name)
 }
 
 type (

@@ -10,7 +10,6 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/reservation/admission"
-	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -41,7 +40,7 @@ type Limits struct {
 	// Budgets limit what is allocated and promised on all of the engine's GPUs together. Engines
 	// that are given the same budget share it: each takes what the others leave. Memory that an
 	// engine leaks on a GPUConfig.Device that is not its own stays charged until it is released.
-	Budgets []*budget.Budget
+	Budgets []*quota.Budget
 
 	// Permits limits the transfers with disks that are under way: their bytes of host memory, and
 	// how many write at once (slots). It needs a budget permit.Host. The monitor takes free slots.

@@ -15,14 +15,14 @@ import (
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
-func newBudget(t *testing.T, limit int64) *budget.Budget {
+func newBudget(t *testing.T, limit int64) *quota.Budget {
 	t.Helper()
-	b, err := budget.New(limit, "the test's GPU budget")
+	b, err := quota.NewBudget(limit, "the test's GPU budget")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func openGPU(t *testing.T, gpu spillway.GPUConfig) (*spillway.Engine, *repositor
 }
 
 // wrapIn returns a GPUConfig.Wrap that puts the device behind b.
-func wrapIn(b *budget.Budget) func(tier.Device) (tier.Device, error) {
+func wrapIn(b *quota.Budget) func(tier.Device) (tier.Device, error) {
 	return func(d tier.Device) (tier.Device, error) { return b.Wrap(d) }
 }
 
@@ -75,7 +75,7 @@ func gpuOf(t *testing.T, eng *spillway.Engine) *tier.Space {
 	return s
 }
 
-func noBytesLeft(t *testing.T, b *budget.Budget) {
+func noBytesLeft(t *testing.T, b *quota.Budget) {
 	t.Helper()
 	if s := b.Stats(); s.Reserved != 0 || s.Live != 0 || s.Retired != 0 || s.Promised != 0 {
 		t.Errorf("the budget ends with %+v", s)
@@ -88,12 +88,12 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 	t.Parallel()
 	const limit = 512 << 10
 	log := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	for name, wrap := range map[string]func(*budget.Budget, tier.Device) (tier.Device, error){
-		"budget":              func(b *budget.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(d) },
-		"budget over logging": func(b *budget.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(budget.Logged(d, log)) },
-		"logging over budget": func(b *budget.Budget, d tier.Device) (tier.Device, error) {
+	for name, wrap := range map[string]func(*quota.Budget, tier.Device) (tier.Device, error){
+		"budget":              func(b *quota.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(d) },
+		"budget over logging": func(b *quota.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(quota.Logged(d, log)) },
+		"logging over budget": func(b *quota.Budget, d tier.Device) (tier.Device, error) {
 			w, err := b.Wrap(d)
-			return budget.Logged(w, log), err
+			return quota.Logged(w, log), err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -423,7 +423,7 @@ func TestDevicesThatCannotBeHad(t *testing.T) {
 }
 
 // openBudgets opens an engine with two GPUs of 1 MiB, all of them under the budgets.
-func openBudgets(t *testing.T, change func(*spillway.Config), budgets ...*budget.Budget) *spillway.Engine {
+func openBudgets(t *testing.T, change func(*spillway.Config), budgets ...*quota.Budget) *spillway.Engine {
 	t.Helper()
 	cfg := plainConfig(t)
 	cfg.GPUs = []spillway.GPUConfig{cfg.GPUs[0], cfg.GPUs[0]}
@@ -549,13 +549,13 @@ func TestEnginesInTurnOnOneDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logged := func(d tier.Device) (tier.Device, error) { return budget.Logged(d, slog.New(slog.DiscardHandler)), nil }
+	logged := func(d tier.Device) (tier.Device, error) { return quota.Logged(d, slog.New(slog.DiscardHandler)), nil }
 	for i, c := range []struct {
-		budgets []*budget.Budget
+		budgets []*quota.Budget
 		wrap    func(tier.Device) (tier.Device, error)
 	}{
-		{[]*budget.Budget{a, b}, nil}, {[]*budget.Budget{a, b}, nil}, {[]*budget.Budget{a, a, b}, nil}, {[]*budget.Budget{b}, nil},
-		{[]*budget.Budget{a}, nil}, {[]*budget.Budget{b, a}, nil}, {[]*budget.Budget{a, b}, logged}, {[]*budget.Budget{a, b}, logged},
+		{[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, a, b}, nil}, {[]*quota.Budget{b}, nil},
+		{[]*quota.Budget{a}, nil}, {[]*quota.Budget{b, a}, nil}, {[]*quota.Budget{a, b}, logged}, {[]*quota.Budget{a, b}, logged},
 	} {
 		open := func() *spillway.Engine {
 			return openBudgets(t, func(cfg *spillway.Config) {
@@ -627,7 +627,7 @@ func TestLimitsNest(t *testing.T) {
 				if dev.Info().Backend != "sim" || tier.QuotaOf(dev) != nil {
 					t.Errorf("Wrap is given %T, which has limits", dev)
 				}
-				wrapped = append(wrapped, budget.Logged(dev, slog.New(slog.DiscardHandler)))
+				wrapped = append(wrapped, quota.Logged(dev, slog.New(slog.DiscardHandler)))
 				return wrapped[len(wrapped)-1], nil
 			}
 		}
@@ -638,7 +638,7 @@ func TestLimitsNest(t *testing.T) {
 		if _, total, _ := dev.MemInfo(); total != 256<<10 {
 			t.Errorf("gpu:%d shows %d bytes", i, total)
 		}
-		for _, b := range []*budget.Budget{outer, inner} {
+		for _, b := range []*quota.Budget{outer, inner} {
 			dev = under(dev)
 			if own, err := b.Wrap(dev); err != nil || own != dev { // a budget returns a device of its own as it is
 				t.Errorf("gpu:%d: %T is not of the budget of %d bytes: %v", i, dev, b.Stats().Limit, err)

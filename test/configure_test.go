@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/test/testfs"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
@@ -459,7 +459,7 @@ func TestConfigurePlacesErrors(t *testing.T) {
 		"disk:0: Capacity: there are both": {Disks: []spillway.DiskConfig{{Capacity: both}}},
 		"the machine has no NUMA node ":    {Hosts: []spillway.HostConfig{{Memory: mib, Node: 5000}}},
 		"the topology has no NUMA node":    {Topology: new(topology.Topology)},
-		"Budgets[1] is nil":                {Limits: spillway.Limits{Budgets: []*budget.Budget{newBudget(t, 1), nil}}},
+		"Budgets[1] is nil":                {Limits: spillway.Limits{Budgets: []*quota.Budget{newBudget(t, 1), nil}}},
 	} {
 		cfg.Disks = append(cfg.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)})
 		if cfg.Hosts == nil {

@@ -24,7 +24,6 @@ import (
 	"github.com/spillway-db/spillway/internal/leases"
 	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
@@ -195,11 +194,11 @@ func TestGPUSizeWarning(t *testing.T) {
 			c.gpu.Memory = spillway.Bytes(c.asked)
 			cfg.GPUs = []spillway.GPUConfig{c.gpu}
 			if c.budget > 0 {
-				b, err := budget.New(c.budget, "test")
+				b, err := quota.NewBudget(c.budget, "test")
 				if err != nil {
 					t.Fatal(err)
 				}
-				cfg.Limits.Budgets = []*budget.Budget{b}
+				cfg.Limits.Budgets = []*quota.Budget{b}
 			}
 			eng, err := spillway.Open(t.Context(), cfg)
 			if err != nil {

@@ -27,7 +27,6 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/admission"
-	"github.com/spillway-db/spillway/reservation/budget"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -521,7 +520,7 @@ var settings = []setting{
 	}},
 	{field: "Limits.Budgets", set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		b := newBudget(t, 512<<10)
-		c.Limits.Budgets = []*budget.Budget{b}
+		c.Limits.Budgets = []*quota.Budget{b}
 		return func(eng *spillway.Engine) bool {
 			defer full(t, spaceAt(eng, tier.GPU, 0), eng)()
 			return b.Stats().Promised > 0

@@ -36,7 +36,6 @@ var layout = []string{
 	"reservation/permit",
 	"reservation/admission",
 	"reservation/quota",
-	"reservation/budget",
 	"internal/leases",
 	"batch",
 	"internal/codec",

@@ -1,18 +1,18 @@
-package budget_test
+package quota_test
 
 import (
 	"errors"
 	"fmt"
 	"log"
 
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
 
 // Two devices share a budget that is smaller than either.
 func ExampleBudget_Wrap() {
-	b, err := budget.New(1<<20, "the query's GPU budget")
+	b, err := quota.NewBudget(1<<20, "the query's GPU budget")
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -52,7 +52,7 @@ func (l *lines) of(t *testing.T, op string) (out []map[string]any) {
 func TestLoggedOnce(t *testing.T) {
 	log, l := newLines(slog.LevelDebug)
 	b := newBudget(t, 64*kib)
-	d, s := wrap(t, b, budget.Logged(newSim(t, 256*kib), log))
+	d, s := wrap(t, b, quota.Logged(newSim(t, 256*kib), log))
 	a, err := d.Alloc(s, 60*kib)
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestLoggedOnce(t *testing.T) {
 func TestLoggingOverBudgetLogsTheRefusal(t *testing.T) {
 	log, l := newLines(slog.LevelDebug)
 	inner, s := wrap(t, newBudget(t, 64*kib), newSim(t, 256*kib))
-	d := budget.Logged(inner, log)
+	d := quota.Logged(inner, log)
 	if _, err := d.Alloc(s, 65*kib); !errors.Is(err, tier.ErrOutOfBudget) {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestLoggedPanic(t *testing.T) {
 	log, l := newLines(slog.LevelDebug)
 	boom := func() error { panic(errFault) }
 	sp := &spy{Device: newSim(t, 64*kib), beforeAlloc: boom, beforeFree: boom}
-	d, s := wrap(t, newBudget(t, 64*kib), budget.Logged(sp, log))
+	d, s := wrap(t, newBudget(t, 64*kib), quota.Logged(sp, log))
 	if p := panics(func() { _, _ = d.Alloc(s, kib) }); p != errFault {
 		t.Errorf("%v", p)
 	}
@@ -133,7 +133,7 @@ func TestLoggingDisabledIsCheap(t *testing.T) {
 			}
 		}
 	}
-	with, without := testing.AllocsPerRun(100, calls(budget.Logged(raw, log))), testing.AllocsPerRun(100, calls(raw))
+	with, without := testing.AllocsPerRun(100, calls(quota.Logged(raw, log))), testing.AllocsPerRun(100, calls(raw))
 	if with != without {
 		t.Errorf("%v allocations, and %v without logging", with, without)
 	}
@@ -147,7 +147,7 @@ func TestLoggingDisabledIsCheap(t *testing.T) {
 
 // TestLoggedPassesOn: a logged device does what the device does, and looks like it to peers.
 func TestLoggedPassesOn(t *testing.T) {
-	d, peer := budget.Logged(newSim(t, 64*kib), discard), newSim(t, 64*kib)
+	d, peer := quota.Logged(newSim(t, 64*kib), discard), newSim(t, 64*kib)
 	ps, err := peer.NewStream()
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestLoggedPassesOn(t *testing.T) {
 	}
 	in, out := []byte("spillway"), make([]byte, 8)
 	if err := errors.Join(
-		d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: in}}), d.CopyPeer(s, b, budget.Logged(peer, discard), a, 8),
+		d.CopyRegions(s, []tier.Region{{Dst: a, HostSrc: in}}), d.CopyPeer(s, b, quota.Logged(peer, discard), a, 8),
 		s.Sync(), peer.CopyRegions(ps, []tier.Region{{HostDst: out, Src: b}}), ps.Sync(), d.Close(), peer.Close(),
 	); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/sim"
 	"github.com/spillway-db/spillway/internal/testseed"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -38,7 +38,7 @@ var errRecording = errors.New("a fault on purpose while recording")
 // world is what the goroutines of one run share.
 type world struct {
 	*testing.T
-	b       *budget.Budget
+	b       *quota.Budget
 	devices []tier.Device // as the goroutines see them
 	raw     []tier.Device
 	// held is what the goroutines hold for certain, by their own account: charged
@@ -69,7 +69,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 		}
 		var dev tier.Device = raw
 		if i == 1 {
-			dev = budget.Logged(dev, discard)
+			dev = quota.Logged(dev, discard)
 		}
 		if i == 2 {
 			dev = plain{dev}

@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -44,8 +44,8 @@ func newSpace(t *testing.T, dev tier.Device, capacity int64) *tier.Space {
 func TestPromisesHold(t *testing.T) {
 	b := newBudget(t, 64*kib)
 	d1, _ := wrap(t, b, newSim(t, 64*kib))
-	d2, s2 := wrap(t, b, budget.Logged(newSim(t, 64*kib), discard))
-	one, two := newSpace(t, d1, 64*kib), newSpace(t, budget.Logged(d2, discard), 64*kib)
+	d2, s2 := wrap(t, b, quota.Logged(newSim(t, 64*kib), discard))
+	one, two := newSpace(t, d1, 64*kib), newSpace(t, quota.Logged(d2, discard), 64*kib)
 	promise, err := one.Promise(40 * kib)
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestPromisesInTwoBudgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range []*budget.Budget{inner, outer} {
+	for _, b := range []*quota.Budget{inner, outer} {
 		if st := b.Stats(); st.Reserved != 32*kib || st.Promised != 32*kib {
 			t.Errorf("%+v", st)
 		}
@@ -241,7 +241,7 @@ func TestManagerLeavesTheFiguresAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st := b.Stats(); st != (budget.Stats{Limit: limit}) {
+		if st := b.Stats(); st != (quota.BudgetStats{Limit: limit}) {
 			t.Errorf("%+v", st)
 		}
 		if err := m.Close(); err != nil {

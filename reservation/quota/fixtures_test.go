@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 	"github.com/spillway-db/spillway/tier/tiertest"
@@ -108,7 +108,7 @@ const kib = 1 << 10
 // rig is a budget over a spied simulated device.
 type rig struct {
 	*testing.T
-	b   *budget.Budget
+	b   *quota.Budget
 	spy *spy
 	dev tier.Device
 	s   tier.Stream
@@ -123,9 +123,9 @@ func newSim(t testing.TB, memory int64) tier.Device {
 	return d
 }
 
-func newBudget(t testing.TB, limit int64, name ...string) *budget.Budget {
+func newBudget(t testing.TB, limit int64, name ...string) *quota.Budget {
 	t.Helper()
-	b, err := budget.New(limit, strings.Join(name, ""))
+	b, err := quota.NewBudget(limit, strings.Join(name, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func newBudget(t testing.TB, limit int64, name ...string) *budget.Budget {
 }
 
 // wrap wraps dev, which is closed with the test, and opens a stream.
-func wrap(t testing.TB, b *budget.Budget, dev tier.Device) (tier.Device, tier.Stream) {
+func wrap(t testing.TB, b *quota.Budget, dev tier.Device) (tier.Device, tier.Stream) {
 	t.Helper()
 	d, err := b.Wrap(dev)
 	if err != nil {
@@ -203,7 +203,7 @@ func (r *rig) want(live, retired int64) {
 
 // checkBooks checks what holds whenever nothing is under way and nothing is
 // promised.
-func checkBooks(t testing.TB, s budget.Stats) {
+func checkBooks(t testing.TB, s quota.BudgetStats) {
 	t.Helper()
 	if s.Reserved != s.Live+s.Retired || s.Pending != 0 {
 		t.Fatalf("reserved is not live + retired: %+v", s)

@@ -1,4 +1,4 @@
-package budget
+package quota
 
 import (
 	"cmp"
@@ -8,31 +8,30 @@ import (
 	"slices"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
 // Budget is one limit for everything that is allocated through the devices that Wrap has returned.
 // It is safe for concurrent use and need not be closed.
 type Budget struct {
-	quota *quota.Quota // has the limit, the sum that is charged, its peak, and the subscribers
+	quota *Quota // has the limit, the sum that is charged, its peak, and the subscribers
 
 	mu struct {
 		lockrank.Mutex[lockrank.Space]
-		devices map[*device]bool // those that are charged anything
+		devices map[*budgetedDevice]bool // those that are charged anything
 		refused int64
 	}
 }
 
-// New returns a budget of limit > 0 bytes. Its errors contain name, which should name the place
+// NewBudget returns a budget of limit > 0 bytes. Its errors contain name, which should name the place
 // where the limit was set; "" stands for a general name.
-func New(limit int64, name string) (*Budget, error) {
-	q, err := quota.New(quota.Config{Limit: limit, Name: cmp.Or(name, "the device budget")})
+func NewBudget(limit int64, name string) (*Budget, error) {
+	q, err := New(Config{Limit: limit, Name: cmp.Or(name, "the device budget")})
 	if err != nil {
 		return nil, fmt.Errorf("budget: %w", err)
 	}
 	b := &Budget{quota: q}
-	b.mu.devices = make(map[*device]bool)
+	b.mu.devices = make(map[*budgetedDevice]bool)
 	return b, nil
 }
 
@@ -40,10 +39,10 @@ func New(limit int64, name string) (*Budget, error) {
 // charged, new requests are refused.
 func (b *Budget) SetLimit(n int64) error { return b.quota.SetLimit(n) }
 
-// Stats is a snapshot of a budget. Sizes are in bytes, as the devices charge them. While no call is
+// BudgetStats is a snapshot of a budget. Sizes are in bytes, as the devices charge them. While no call is
 // in progress and no space has promised anything, Reserved = Live + Retired. At all times,
 // Reserved >= Live + Retired + Pending.
-type Stats struct {
+type BudgetStats struct {
 	Limit    int64
 	Reserved int64 // charged: what remains is Limit - Reserved, or nothing
 	Live     int64 // in allocations that are in use
@@ -54,12 +53,12 @@ type Stats struct {
 	Refused  int64 // requests that found no room
 }
 
-// Stats returns a snapshot of the budget.
-func (b *Budget) Stats() Stats {
+// BudgetStats returns a snapshot of the budget.
+func (b *Budget) Stats() BudgetStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	q := b.quota.Stats()
-	s := Stats{Limit: q.Limit, Reserved: q.Used, Peak: q.Peak, Refused: b.mu.refused}
+	s := BudgetStats{Limit: q.Limit, Reserved: q.Used, Peak: q.Peak, Refused: b.mu.refused}
 	for d := range b.mu.devices {
 		s.Live += d.live
 		s.Retired += d.retired
@@ -90,12 +89,12 @@ func (b *Budget) Wrap(dev tier.Device) (tier.Device, error) {
 	if dev == nil {
 		return nil, errors.New("budget: there is no device to wrap")
 	}
-	for d, ok := tier.As[*device](dev); ok; d, ok = tier.As[*device](d.inner) {
+	for d, ok := tier.As[*budgetedDevice](dev); ok; d, ok = tier.As[*budgetedDevice](d.inner) {
 		if d.budget == b {
 			return dev, nil
 		}
 	}
-	return &device{
+	return &budgetedDevice{
 		decorator: decorator{dev}, budget: b, member: b.quota.Member(), allocs: make(map[tier.Addr]int64),
 	}, nil
 }

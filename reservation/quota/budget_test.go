@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"errors"
@@ -6,13 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 )
 
 func TestLimitsThatAreNone(t *testing.T) {
 	for _, n := range []int64{0, -1, math.MinInt64} {
-		if b, err := budget.New(n, ""); err == nil {
+		if b, err := quota.NewBudget(n, ""); err == nil {
 			t.Errorf("New(%d) gave %v", n, b)
 		}
 		if err := newBudget(t, 1).SetLimit(n); err == nil {
@@ -363,7 +363,7 @@ func TestSetLimit(t *testing.T) {
 	r.want(0, 0)
 }
 
-func TestMemInfo(t *testing.T) {
+func TestBudgetMemInfo(t *testing.T) {
 	b := newBudget(t, 64*kib)
 	small, s1 := wrap(t, b, newSim(t, 16*kib))
 	large, s2 := wrap(t, b, newSim(t, 256*kib))
@@ -406,7 +406,7 @@ func TestWrappedTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, dev := range []tier.Device{d, budget.Logged(d, discard), outer} {
+	for _, dev := range []tier.Device{d, quota.Logged(d, discard), outer} {
 		if got, err := b.Wrap(dev); err != nil || got != dev {
 			t.Errorf("wrapping it again gave %v, %v", got, err)
 		}

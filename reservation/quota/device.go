@@ -1,4 +1,4 @@
-package budget
+package quota
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ import (
 //
 // A panic of the wrapped device reaches the caller, with the counters as they would be after an
 // error. Callers of devices, such as tier.Space, turn panics into errors.
-type device struct {
+type budgetedDevice struct {
 	decorator
 	budget *Budget
 	member tier.Quota // of the budget's quota; charged as much as charged() returns
@@ -53,11 +53,11 @@ type free struct {
 
 // charged returns what the budget charges for d. Promised and allocated bytes cover each other,
 // because a space allocates what it has promised before.
-func (d *device) charged() int64 { return max(d.promised, d.allocated) }
+func (d *budgetedDevice) charged() int64 { return max(d.promised, d.allocated) }
 
 // charge adds n bytes to counter, which is &d.promised or &d.allocated. If they do not fit, it
 // reaps and tries once more.
-func (d *device) charge(counter *int64, n int64) error {
+func (d *budgetedDevice) charge(counter *int64, n int64) error {
 	err := d.tryCharge(counter, n)
 	if !errors.Is(err, tier.ErrOutOfBudget) {
 		return err
@@ -69,7 +69,7 @@ func (d *device) charge(counter *int64, n int64) error {
 	return err
 }
 
-func (d *device) tryCharge(counter *int64, n int64) error {
+func (d *budgetedDevice) tryCharge(counter *int64, n int64) error {
 	d.budget.mu.Lock()
 	defer d.budget.mu.Unlock()
 	if d.closed {
@@ -88,7 +88,7 @@ func (d *device) tryCharge(counter *int64, n int64) error {
 // change calls f with the budget locked. f must not increase the charge of d. change
 // credits what the charge falls by, which notifies the spaces. It notifies them also when a promise
 // ends, because the space may have room again although other allocations keep the charge up.
-func (d *device) change(f func()) {
+func (d *budgetedDevice) change(f func()) {
 	b := d.budget
 	b.mu.Lock()
 	charged, promised := d.charged(), d.promised
@@ -105,7 +105,7 @@ func (d *device) change(f func()) {
 
 // Alloc implements tier.Device. Over the limit it returns a tier.NoSpaceError, as any device
 // without room does, whose cause is a tier.OutOfBudgetError, and does not call the wrapped device.
-func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
+func (d *budgetedDevice) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 	charge := max(0, size, d.inner.Charge(size))
 	if err := d.charge(&d.allocated, charge); err != nil {
 		if full, ok := errors.AsType[*tier.OutOfBudgetError](err); ok {
@@ -139,7 +139,7 @@ func (d *device) Alloc(s tier.Stream, size int64) (a tier.Addr, err error) {
 //
 // A free that the device refuses, for example because its stream is closed, changes nothing. If the
 // device was closed without the budget, its bytes stay charged until this Device is closed too.
-func (d *device) Free(s tier.Stream, a tier.Addr) error {
+func (d *budgetedDevice) Free(s tier.Stream, a tier.Addr) error {
 	if err := d.free(s, a); err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (d *device) Free(s tier.Stream, a tier.Addr) error {
 	return nil
 }
 
-func (d *device) free(s tier.Stream, a tier.Addr) error {
+func (d *budgetedDevice) free(s tier.Stream, a tier.Addr) error {
 	var charge int64
 	d.change(func() {
 		charge = d.allocs[a]
@@ -186,7 +186,7 @@ func (d *device) free(s tier.Stream, a tier.Addr) error {
 // Reap implements tier.Device. It returns the bytes that were credited to the budget: those of
 // frees whose event was done before the device was reaped, or all if the device has nothing
 // outstanding then. The device's Outstanding is passed on as it is.
-func (d *device) Reap() (credit int64) {
+func (d *budgetedDevice) Reap() (credit int64) {
 	d.budget.mu.Lock()
 	frees := slices.Clone(d.frees)
 	d.budget.mu.Unlock()
@@ -222,7 +222,7 @@ func isDone(e tier.Event) bool {
 
 // MemInfo implements tier.Device. The total is at most the limit, and the free bytes are at most
 // what remains of the budget.
-func (d *device) MemInfo() (free, total int64, err error) {
+func (d *budgetedDevice) MemInfo() (free, total int64, err error) {
 	free, total, err = d.inner.MemInfo()
 	return min(free, max(0, d.member.Remaining())), min(total, d.member.Limit()), err
 }
@@ -230,7 +230,7 @@ func (d *device) MemInfo() (free, total int64, err error) {
 // Close implements tier.Device. It closes the wrapped device and credits what was charged for it,
 // even if the device returns an error or was closed before, or if some of its memory stays because
 // it is lent (tier.Lender): the budget does not count memory that others hold.
-func (d *device) Close() error {
+func (d *budgetedDevice) Close() error {
 	err := d.inner.Close()
 	d.change(func() {
 		d.closed = true
@@ -242,12 +242,12 @@ func (d *device) Close() error {
 }
 
 // Quota implements tier.Limited.
-func (d *device) Quota() tier.Quota { return promises{d.member, d} }
+func (d *budgetedDevice) Quota() tier.Quota { return promises{d.member, d} }
 
 // promises charges the reservations of the spaces over a device.
 type promises struct {
 	tier.Quota
-	device *device
+	device *budgetedDevice
 }
 
 // Charge implements tier.Quota.

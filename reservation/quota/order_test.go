@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"testing"

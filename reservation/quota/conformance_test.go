@@ -1,4 +1,4 @@
-package budget_test
+package quota_test
 
 import (
 	"math"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/sim"
-	"github.com/spillway-db/spillway/reservation/budget"
+	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/tiertest"
 )
@@ -39,12 +39,12 @@ func TestConforms(t *testing.T) {
 		"budget": func(t *testing.T, memory int64, d tier.Device) tier.Device {
 			return budgeted(t, memory, d) // the whole memory, so that out of memory is out of budget
 		},
-		"logging": func(_ *testing.T, _ int64, d tier.Device) tier.Device { return budget.Logged(d, discard) },
+		"logging": func(_ *testing.T, _ int64, d tier.Device) tier.Device { return quota.Logged(d, discard) },
 		"budget over logging": func(t *testing.T, memory int64, d tier.Device) tier.Device {
-			return budgeted(t, memory, budget.Logged(d, discard))
+			return budgeted(t, memory, quota.Logged(d, discard))
 		},
 		"logging over budget": func(t *testing.T, _ int64, d tier.Device) tier.Device {
-			return budget.Logged(budgeted(t, math.MaxInt64, d), discard) // so that out of memory is the device's
+			return quota.Logged(budgeted(t, math.MaxInt64, d), discard) // so that out of memory is the device's
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
