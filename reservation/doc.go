@@ -14,7 +14,7 @@
 //	policy.go        Options: what happens when a reservation is used up; what its bytes are for
 //	demand.go        what is waited for; makeRoom: the oldest waiter has batches evicted
 //	owner.go         tasks that hold and wait; deadlock.go: deadlocks; reclaim.go: memory to reclaim
-//	report.go        long waits, and figures
+//	report.go        long waits, and figures; streams.go: what is allocated on each stream of a GPU
 //
 // # Ownership
 //

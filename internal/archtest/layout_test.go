@@ -32,7 +32,6 @@ var layout = []string{
 	"tier/faultdev",
 	"reservation",
 	"reservation/arrowmem",
-	"reservation/streams",
 	"reservation/permit",
 	"reservation/admission",
 	"reservation/quota",

@@ -1,15 +1,10 @@
-// Package streams counts what is allocated on each stream of a GPU. The allocations of a stream may
-// draw from a reservation that is attached to it.
-//
-// Its lock has the rank of a reservation's, and is never held with another of this rank.
-package streams
+package reservation
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/spillway-db/spillway/internal/lockrank"
-	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
 )
 
@@ -18,9 +13,10 @@ import (
 // streams may share a reservation; a stream has at most one.
 //
 // Streams owns nothing: the owner of an attached reservation releases it, and a stream that was
-// closed is forgotten with Forget. It is safe for concurrent use.
+// closed is forgotten with Forget. It is safe for concurrent use. Its lock is never held with another
+// one of a reservation's rank.
 type Streams struct {
-	manager *reservation.Manager
+	manager *Manager
 	space   *tier.Space
 
 	mu struct { // also guards the streams' fields
@@ -32,15 +28,15 @@ type Streams struct {
 // stream has the numbers of one stream.
 type stream struct {
 	current, peak int64
-	attached      *reservation.Reservation
+	attached      *Reservation
 }
 
-// New returns Streams of a GPU space of the manager.
-func New(m *reservation.Manager, id tier.ID) (*Streams, error) {
+// NewStreams returns Streams of a GPU space of the manager.
+func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
 	space, ok := m.Spaces().ByID(id)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("reservation: streams of %s: %w", id, reservation.ErrNoCandidate)
+		return nil, fmt.Errorf("reservation: streams of %s: %w", id, ErrNoCandidate)
 	case !id.Kind.IsDevice():
 		return nil, fmt.Errorf("reservation: %s has no streams: %w", id, tier.ErrNotSupported)
 	}
@@ -54,7 +50,7 @@ var errNoStream = errors.New("reservation: a stream is required")
 // Attach makes allocations on a stream draw from r, which stays the caller's. A
 // stream can have one only, even if that was released meanwhile. r must be of the Streams' own
 // space and open.
-func (s *Streams) Attach(on tier.Stream, r *reservation.Reservation) error {
+func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
 	switch {
 	case on == nil:
 		return errNoStream
@@ -77,7 +73,7 @@ func (s *Streams) Attach(on tier.Stream, r *reservation.Reservation) error {
 // Detach ends what Attach began and returns the reservation, which the caller may
 // release now; nil if there was none. Buffers that were drawn from it on the stream
 // are counted until they are freed.
-func (s *Streams) Detach(on tier.Stream) (r *reservation.Reservation) {
+func (s *Streams) Detach(on tier.Stream) (r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st := s.mu.streams[on]; st != nil {
@@ -112,7 +108,7 @@ func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if r == nil {
 		// The reservation ends at once, so that the bytes are the space's when the buffer is freed.
 		var err error
-		if r, err = s.manager.TryReserve(reservation.Specific(s.space.ID()), size, nil); err != nil {
+		if r, err = s.manager.TryReserve(Specific(s.space.ID()), size, nil); err != nil {
 			return nil, err
 		}
 		defer func() { _ = r.Release() }() // nobody else can have released it

@@ -1,4 +1,4 @@
-package streams_test
+package reservation_test
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/reservation/streams"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/sim"
 )
@@ -20,7 +19,7 @@ import (
 // manager. A page is charged for each allocation.
 func simStreams(
 	t *testing.T, capacity int64, n int,
-) (*streams.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
+) (*reservation.Streams, []tier.Stream, *reservation.Manager, *tier.Space) {
 	t.Helper()
 	dev, err := sim.New(sim.Config{Memory: capacity})
 	if err != nil {
@@ -41,8 +40,8 @@ func simStreams(
 			t.Error(err)
 		}
 	})
-	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, gpu1, 100), spaceOf(t, host, 100)}})
-	s, err := streams.New(m, gpu0)
+	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, "gpu:1", 100), spaceOf(t, "host:0", 100)}})
+	s, err := reservation.NewStreams(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +65,7 @@ func simStreams(
 
 const granule = 4096 // a multiple of the simulated GPU's
 
-func mustAllocOn(t testing.TB, s *streams.Streams, on tier.Stream, size int64) *tier.Buffer {
+func mustAllocOn(t testing.TB, s *reservation.Streams, on tier.Stream, size int64) *tier.Buffer {
 	t.Helper()
 	b, err := s.Alloc(on, size)
 	if err != nil {
@@ -75,7 +74,7 @@ func mustAllocOn(t testing.TB, s *streams.Streams, on tier.Stream, size int64) *
 	return b
 }
 
-func wantStreamUsage(t testing.TB, what string, s *streams.Streams, on tier.Stream, current, peak int64) {
+func wantStreamUsage(t testing.TB, what string, s *reservation.Streams, on tier.Stream, current, peak int64) {
 	t.Helper()
 	if now, most := s.Usage(on); now != current*granule || most != peak*granule {
 		t.Errorf("%s: %d bytes, at most %d; want %d, %d", what, now, most, current*granule, peak*granule)
@@ -83,7 +82,7 @@ func wantStreamUsage(t testing.TB, what string, s *streams.Streams, on tier.Stre
 }
 
 // total is how many bytes are counted on all streams.
-func total(s *streams.Streams) int64 {
+func total(s *reservation.Streams) int64 {
 	now, _ := s.Usage(nil)
 	return now
 }
@@ -176,10 +175,10 @@ func TestAttachRefuses(t *testing.T) {
 	if err := s.Attach(on[0], gone); !errors.Is(err, tier.ErrReleased) {
 		t.Error(err)
 	}
-	if _, err := streams.New(m, host); !errors.Is(err, tier.ErrNotSupported) {
+	if _, err := reservation.NewStreams(m, host); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("streams of a host space: %v", err)
 	}
-	if _, err := streams.New(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err, reservation.ErrNoCandidate) {
+	if _, err := reservation.NewStreams(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err, reservation.ErrNoCandidate) {
 		t.Errorf("streams of no space: %v", err)
 	}
 }
@@ -187,8 +186,8 @@ func TestAttachRefuses(t *testing.T) {
 // Without a reservation an allocation neither waits nor takes what is kept for waiters.
 func TestStreamsHeedTheDoor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, gpu0, 100)}, Bypass: -1})
-		s, err := streams.New(m, gpu0)
+		m := managerOf(t, reservation.Config{Spaces: []*tier.Space{spaceOf(t, "gpu:0", 100)}, Bypass: -1})
+		s, err := reservation.NewStreams(m, gpu0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,8 +225,8 @@ type namedStream struct{ tier.Stream }
 // A buffer that the device has not given back yet counts still, and is counted off before its bytes
 // can be reused.
 func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
-	m, space := one(t, 100)
-	s, err := streams.New(m, gpu0)
+	m, space := one(t, 100, 0)
+	s, err := reservation.NewStreams(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,8 +258,8 @@ func TestStreamsCountWhatTheDeviceHolds(t *testing.T) {
 // What a stream frees of an overdrawn reservation goes to the space at once, and is counted off
 // before: a listener never finds more counted than used.
 func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
-	m, space := one(t, 100)
-	s, err := streams.New(m, gpu0)
+	m, space := one(t, 100, 0)
+	s, err := reservation.NewStreams(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,8 +290,8 @@ func TestStreamsCountOffBeforeTheyCredit(t *testing.T) {
 func TestStreamsAtOnce(t *testing.T) {
 	const each, rounds = 8, 200
 	t.Run("memory that is back at once", func(t *testing.T) {
-		m, _ := one(t, 1024*granule)
-		s, err := streams.New(m, gpu0)
+		m, _ := one(t, 1024*granule, 0)
+		s, err := reservation.NewStreams(m, gpu0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,7 +324,7 @@ func TestStreamsAtOnce(t *testing.T) {
 	})
 }
 
-func streamsAtOnce(t *testing.T, s *streams.Streams, m *reservation.Manager, on []tier.Stream, each, rounds int) {
+func streamsAtOnce(t *testing.T, s *reservation.Streams, m *reservation.Manager, on []tier.Stream, each, rounds int) {
 	freed := make(chan func())
 	var allocators, freers, full sync.WaitGroup
 	full.Add(len(on))
