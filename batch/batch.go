@@ -86,19 +86,26 @@ func (ids *IDs) Next() ID { return ID(ids.last.Add(1)) }
 //
 // The transitions, and the methods that make them:
 //
-//	from                               to                                 by                        note
-//	idle                               task-created                       CreateTask                pending +1
-//	task-created, processing           same                               CreateTask                pending +1
-//	task-created, processing           processing                         Lock                      pending −1, active +1; the data must be in the space named
-//	idle, task-created, processing     processing, released               Open                      as CreateTask, unless one is pending, and Lock; the last as Drop
-//	idle, task-created, processing     processing                         Read                      active +1
-//	processing                         idle, task-created                 last Handle.Close         task-created if tasks are pending
-//	task-created, processing           idle, task-created, processing     CancelTask                pending −1
-//	in-transit                         in-transit                         CancelTask                pending −1; see below
-//	idle, task-created                 in-transit                         Transit                   no handle is open in these states
-//	in-transit                         idle, task-created                 Commit, Abort             task-created if tasks are pending or Commit is asked to create one
-//	in-transit                         processing, released               Commit with Open          as Commit and Open
-//	idle, task-created, processing     released                           Drop                      the payload is freed: with handles open, after the last
+//	from                            to                              by                 note
+//	idle                            task-created                    CreateTask         pending +1
+//	task-created, processing        same                            CreateTask         pending +1
+//	task-created, processing        processing                      Lock               pending -1, active +1; see (1)
+//	idle, task-created, processing  processing, released            Open               CreateTask, Lock; see (2)
+//	idle, task-created, processing  processing                      Read               active +1
+//	processing                      idle, task-created              last Handle.Close  see (3)
+//	task-created, processing        idle, task-created, processing  CancelTask         pending -1
+//	in-transit                      in-transit                      CancelTask         pending -1; see below
+//	idle, task-created              in-transit                      Transit
+//	in-transit                      idle, task-created              Commit, Abort      see (3)
+//	in-transit                      processing, released            Commit with Open   as Commit and Open
+//	idle, task-created, processing  released                        Drop               see (4)
+//
+// The notes:
+//
+//  1. The data must be in the space that Lock names.
+//  2. CreateTask is left out if a task is pending. The last user also drops the batch, as Drop does.
+//  3. The batch is task-created afterwards if tasks are pending, or Commit is asked to create one.
+//  4. The payload is freed: at once or, with handles open, after the last of them.
 //
 // While handles are open a created task only counts as pending: the state stays processing. A task
 // may be cancelled while the batch is in transit. Otherwise a caller that gives up its work while

@@ -24,10 +24,10 @@
 // page. A Layout writes it from a record, with a checksum for each 64 KiB. Open returns a record
 // whose buffers are the image's bytes, in place. Moves between the two only copy bytes.
 //
-//	arrow.RecordBatch ──Layout──▶ image (GPU) ◀─▶ image (host) ◀─▶ image (disk)
-//	                                   ▲                │               ▲
-//	                                   └────────────────┼───────────────┘
-//	arrow.RecordBatch ◀───────Open──────────────────────┘
+//	arrow.RecordBatch --Layout--> image (GPU) <-> image (host) <-> image (disk)
+//	                                   ^                |               ^
+//	                                   +----------------+---------------+
+//	arrow.RecordBatch <-------Open----------------------+
 //
 // # Converters and moves
 //

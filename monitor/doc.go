@@ -2,12 +2,12 @@
 // Waiters for room evict on their own goroutines (Evict). The monitor's goroutine (Run) evicts from
 // spaces whose pressure has reached the trigger, and pre-cleans.
 //
-//	reservation.Manager ──Evict: a waiter lacks bytes──▶ ┌───────┐  snapshot  ┌────────┐
-//	tier.Space ──pressure at the trigger──▶ Run ───────▶ │ evict │ ─────────▶ │ decide │ pure
-//	batch.Batch ──BatchChanged──▶ index ───victims─────▶ └───────┘ ◀──moves── └────────┘
-//	                                                         │ from one space to one other,
-//	                                                         ▼ MovesPerEdge at once
-//	                                                       Mover ──▶ Events
+//	reservation.Manager --Evict: a waiter lacks bytes--> +-------+  snapshot  +--------+
+//	tier.Space --pressure at the trigger--> Run -------> | evict | ---------> | decide | pure
+//	batch.Batch --BatchChanged--> index ---victims-----> +-------+ <--moves-- +--------+
+//	                                                         | from one space to one other,
+//	                                                         v MovesPerEdge at once
+//	                                                       Mover --> Events
 //
 //	evict.go      Evict, relieve and Clear: lists of moves out of a space
 //	monitor.go    Run: a step each period and when a trigger is reached; Headroom

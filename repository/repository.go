@@ -1,7 +1,7 @@
 // Package repository holds the stores of batches between a plan's operators: one
 // operator puts, the next takes, and in between the batches are in any memory that has room.
 //
-//	Manager ──Key──▶ Repository ──number──▶ partition ──in order of arrival──▶ batch.Batch
+//	Manager --Key--> Repository --number--> partition --in order of arrival--> batch.Batch
 //	 one a plan       between two             a queue
 //	                  operators
 //

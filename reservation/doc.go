@@ -1,11 +1,11 @@
 // Package reservation promises bytes of a machine's memories before they are allocated, and keeps
 // requests that have to wait in a fair order.
 //
-//	Strategy ── which spaces ──▶ Manager ── promises ──▶ Reservation ── draws ──▶ tier.Buffer
-//	                                │                        │  ▲                     │
-//	                            reserves                  returns └────── credits ────┘
-//	                                ▼                        ▼
-//	                            tier.Space ◀─────────────────┘
+//	Strategy -- which spaces --> Manager -- promises --> Reservation -- draws --> tier.Buffer
+//	                                |                        |  ^                     |
+//	                            reserves                  returns +------ credits ----+
+//	                                v                        v
+//	                            tier.Space <-----------------+
 //
 //	manager.go       Reserve, TryReserve: takes room, or waits for it
 //	strategy.go      the candidates of a request, in order; spaces.go: the set of all spaces

@@ -2,15 +2,15 @@
 // names of the spaces in them, the books of a space, the buffers that are drawn from it, and the
 // small interfaces that a backend implements. The backends are in the packages below this one.
 //
-//	Promise ──▶  Space ─────────── books: live, retired, reserved, cached
-//	Draw    ──▶  │ limit, trigger, stop; subscribers
-//	             │                                        ┌▶ HostMemory    internal/host
-//	             └─ Pool ── Alloc, Free ── Memory ────────┼▶ FileMemory    internal/volumes
-//	Buffer  ◀──     │                                     └▶ DeviceMemory  tier/sim
-//	│ Lease                                                 Device ── Stream, Event
-//	│ Release
-//	▼
-//	retired ──▶ reclaimed: to the promise that the bytes were drawn from, or free
+//	Promise -->  Space ----------- books: live, retired, reserved, cached
+//	Draw    -->  | limit, trigger, stop; subscribers
+//	             |                                        +> HostMemory    internal/host
+//	             +- Pool -- Alloc, Free -- Memory --------+> FileMemory    internal/volumes
+//	Buffer  <--     |                                     +> DeviceMemory  tier/sim
+//	| Lease                                                 Device -- Stream, Event
+//	| Release
+//	v
+//	retired --> reclaimed: to the promise that the bytes were drawn from, or free
 //
 //	space.go          Space: limits, loss, subscribers, promises
 //	space_memory.go   buffers that are drawn from promised bytes, and freed

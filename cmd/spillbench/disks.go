@@ -74,7 +74,8 @@ func (e *engineFlags) addDisks(ctx context.Context, m *machine, memory int64) (e
 		if where.InMemory() {
 			if free = e.freeFor(ctx, given, where); free == 0 && amount.Share > 0 {
 				return fail.Environmentf("--disk %s=%s: the sizes of other directories take all %s that are "+
-					"free there (give them less, or name a directory elsewhere)", f.dir, amount, size.Approx(where.FreeBytes))
+					"free there (give them less, or name a directory elsewhere)",
+					f.dir, amount, size.Approx(where.FreeBytes))
 			}
 		}
 		capacity, err := amount.Of(free) // 0: the engine's default

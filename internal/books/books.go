@@ -3,9 +3,9 @@
 //
 // Every byte of a space is free or in exactly one of four accounts:
 //
-//	free ──Reserve──▶ reserved ──Draw──▶ live ──Retire──▶ retired ──Reclaim──▶ reserved or free
-//	     ◀──Release──          ◀─Undraw─  │
-//	free ◀───────Uncache─────── cached ◀──┘ Cache
+//	free --Reserve--> reserved --Draw--> live --Retire--> retired --Reclaim--> reserved or free
+//	     <--Release--          <-Undraw-  |
+//	free <-------Uncache------- cached <--+ Cache
 //
 // Reserved bytes are promised to a reservation and in no buffer. Live bytes are in buffers. Retired
 // bytes were freed by their owner, but the device may still work on them. Cached bytes are clean

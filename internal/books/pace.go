@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// Pace says which of several spaces, that are written side by side, comes next. It measures how far ahead of the others a space is with its share of what is written. If a
-// space is given more only while no other has a smaller Lead, all are busy for equally long. So
-// they are given bytes in proportion to their speed.
+// Pace says which of several spaces, that are written side by side, comes next. It measures how far
+// ahead of the others a space is with its share of what is written. If a space is given more only
+// while no other has a smaller Lead, all are busy for equally long. So they are given bytes in
+// proportion to their speed.
 //
 // The zero Pace is that of a space which has none: it is before and behind no other.
 type Pace struct {

@@ -2,7 +2,7 @@
 // spill file. It accesses no memory itself.
 //
 //	0            off        off+n                             size
-//	├── taken ────┼── free ──┼── taken ──┼──────── free ────────┤
+//	+-- taken ----+-- free --+-- taken --+-------- free --------+
 //
 // Allocation is best fit: the shortest free range that is long enough, and among equally long ones
 // the lowest. So the high end of the line stays free and can be given back. Freed ranges are joined

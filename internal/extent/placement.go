@@ -26,8 +26,8 @@ type Piece[P any] struct {
 // whether it could; if not, nothing is taken. The body may be split only at cuts, which are ascending
 // and inside (0, size). Every piece but the last is at least least bytes long (0 for any length).
 //
-//	body     ├──────────┼────┼───────────────┤      ┼: cuts
-//	ranges     ├───────────┤   ├──┤  ├────────────────────┤
+//	body     +----------+----+---------------+      +: cuts
+//	ranges     +-----------+   +--+  +--------------------+
 //
 // It has no state and no lock: callers hold the lock of what they allocate from.
 //

@@ -2,13 +2,13 @@
 // copy engines and direct I/O all reach.
 //
 //	Arena (a tier.Pool)                          one a NUMA node
-//	┌─────────────────────────────────────────┐
-//	│ one contiguous range of addresses       │  mapped once, as long as the capacity;
-//	│ ├ extent ┤├── free ──┤├ extent ┤├ slab ┤│  pages come when touched: ahead, in steps
-//	└────────────┬────────────────────────────┘  of 2 MiB, or at first use
-//	             │ Alloc: a tier.HostMemory of one extent, or of several that
-//	             ▼ meet at cuts only, so that no Arrow buffer straddles two
-//	        tier.Buffer ──▶ Staging: one buffer lent out as chunks of equal length
+//	+-----------------------------------------+
+//	| one contiguous range of addresses       |  mapped once, as long as the capacity;
+//	| + extent ++-- free --++ extent ++ slab +|  pages come when touched: ahead, in steps
+//	+------------+----------------------------+  of 2 MiB, or at first use
+//	             | Alloc: a tier.HostMemory of one extent, or of several that
+//	             v meet at cuts only, so that no Arrow buffer straddles two
+//	        tier.Buffer --> Staging: one buffer lent out as chunks of equal length
 //
 // # Free room in pieces
 //

@@ -12,9 +12,9 @@ import (
 // A dictionary whose first values are those of an earlier one extends it: its image has only the
 // bytes that the earlier one, its base, does not have. See payload.Descriptor.From.
 //
-//	buffers of the whole array    offsets ────────────┬───────   data ─────────┬────────
-//	what the base has             0 … From[1]         │          0 … From[2]   │
-//	what this image has           Buffers[1] ─────────┴───────   Buffers[2] ───┴────────
+//	buffers of the whole array    offsets ------------+-------   data ---------+--------
+//	what the base has             0 … From[1]         |          0 … From[2]   |
+//	what this image has           Buffers[1] ---------+-------   Buffers[2] ---+--------
 //
 // Only arrays without children and views can extend others: those of numbers, booleans, times,
 // strings and binaries.

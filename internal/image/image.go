@@ -1,8 +1,8 @@
 // Package image lays out the bytes of a batch, and opens and verifies them. It does no I/O and
 // takes no memory from a space: package internal/transfer does.
 //
-//	arrow.RecordBatch ──NewLayout, WriteTo──▶ image ──Open──▶ arrow.RecordBatch
-//	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
+//	arrow.RecordBatch --NewLayout, WriteTo--> image --Open--> arrow.RecordBatch
+//	DeviceTable --PlanTable--> TablePlan --PartsOf--> Parts   where a table's buffers go in an image
 //
 //	plan.go         planner: walks the arrays of a record, or of a table on a device, and decides
 //	                where each buffer goes
@@ -15,9 +15,9 @@
 //
 // Some columns and rows of an image are read by these; all three find the buffers in walk.go:
 //
-//	Selection ──Of──▶ Columns ──Within──▶ descriptor            of an image that has all of its bytes
-//	                     └──Plan──▶ ColumnsPlan ──Open──▶ record  of what is read of an image on disk
-//	descriptor ──NewRows──▶ Rows ──Next──▶ record               some rows at a time, in little memory
+//	Selection --Of--> Columns --Within--> descriptor            of an image that has all of its bytes
+//	                     +--Plan--> ColumnsPlan --Open--> record  of what is read of an image on disk
+//	descriptor --NewRows--> Rows --Next--> record               some rows at a time, in little memory
 //
 // All walks use the table of types in package shape. The comment at Layout specifies the image.
 // docs/formats.md has the part that programs may rely on.

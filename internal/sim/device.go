@@ -3,10 +3,10 @@
 // there is no GPU, and what its tests run on everywhere; figures measured with
 // it are labelled "sim".
 //
-//	                       ┌─ stream ── queue ── worker ─┐
-//	copy, fill ───────────▶├─ stream ── queue ── worker ─┼──▶ arena ◀── extent.Allocator
-//	                       └─ stream ── queue ── worker ─┘      ▲
-//	     ◀── event ◀── Record                                   └── Alloc, Free: 256-byte granule
+//	                       +- stream -- queue -- worker -+
+//	copy, fill ----------->+- stream -- queue -- worker -+--> arena <-- extent.Allocator
+//	                       +- stream -- queue -- worker -+      ^
+//	     <-- event <-- Record                                   +-- Alloc, Free: 256-byte granule
 //
 // It behaves like the real thing where programs can see a difference. Its capacity is hard. Work is
 // asynchronous: a call puts it on a stream, whose worker does it later, in order. Only events order

@@ -190,7 +190,9 @@ func (v *Volume) checkRoom() error {
 // probe finds the best kind of file that the file system has: anonymous before named, and direct
 // before buffered.
 func (v *Volume) probe() (err error) {
-	for _, kind := range []struct{ anonymous, direct bool }{{true, true}, {true, false}, {false, true}, {false, false}} {
+	for _, kind := range []struct{ anonymous, direct bool }{
+		{true, true}, {true, false}, {false, true}, {false, false},
+	} {
 		if kind.anonymous && v.cfg.Persist {
 			continue
 		}

@@ -2,9 +2,9 @@
 // and spill slots, asked for all at once. A Permit is taken for the time of one
 // transfer, where a reservation is kept for as long as there is data.
 //
-//	Request ── Acquire, TryAcquire ──▶ Pool ── grants ──▶ Permit ── Release ──┐
-//	                                    ▲ budgets, slots, waiters             │
-//	                                    └─────────────────────────────────────┘
+//	Request -- Acquire, TryAcquire --> Pool -- grants --> Permit -- Release --+
+//	                                    ^ budgets, slots, waiters             |
+//	                                    +-------------------------------------+
 //
 // A Pool has named budgets of bytes in a fixed order, and slots, which limit how many
 // transfers write to disk at once. A Request names bytes of some of the budgets, or

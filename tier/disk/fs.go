@@ -2,8 +2,8 @@
 // file system, so that programs can provide another one, and the tier's figures and errors. An
 // engine opens the volumes that its configuration names (spillway.DiskConfig).
 //
-//	spillway.DiskConfig.FS ──▶ FS ── OpenAnonymous, Create ──▶ File ◀── reads and writes of a volume
-//	                            └─ OS(), or a decorator of it, such as faultfs.FS
+//	spillway.DiskConfig.FS --> FS -- OpenAnonymous, Create --> File <-- reads and writes of a volume
+//	                            +- OS(), or a decorator of it, such as faultfs.FS
 //
 // A volume calls FS and File on several goroutines, and with no lock held. Panics are errors there.
 package disk

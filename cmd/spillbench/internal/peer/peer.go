@@ -1,8 +1,8 @@
 // Package peer implements spillbench compare: it spills the same batches by Spillway and as a Go
 // program does without it, by arrow-go's ipc.FileWriter, reads them back, and times both in turns.
 //
-//	verify    ours ─▶ compare with the source    ipc ─▶ compare with the source
-//	round 1   ours: host ─▶ disk ─▶ host, touch  ipc: heap ─▶ file, sync ─▶ drop cache ─▶ heap, touch
+//	verify    ours -> compare with the source    ipc -> compare with the source
+//	round 1   ours: host -> disk -> host, touch  ipc: heap -> file, sync -> drop cache -> heap, touch
 //	round 2   the same, the peer first
 //
 // In each round our side opens an engine of its own and closes it before the peer's turn, so that
