@@ -46,7 +46,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -771,7 +770,12 @@ func (b *Batch) Subscribe() (cancel func()) {
 		})
 	}
 	add(1)
-	return sync.OnceFunc(func() { add(-1) })
+	var ended atomic.Bool // not a sync.Once, because an observer that add calls may call cancel, too
+	return func() {
+		if !ended.Swap(true) {
+			add(-1)
+		}
+	}
 }
 
 // SetPlace sets the batch's place in its plan, for a batch that no repository keeps.

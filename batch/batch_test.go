@@ -61,6 +61,29 @@ func TestOldestTask(t *testing.T) {
 	}
 }
 
+// observerFunc is an Observer.
+type observerFunc func(now Info)
+
+func (f observerFunc) BatchChanged(_ *Batch, now Info) { f(now) }
+
+// TestCancelWithinTheObserver: an observer may end a subscription while it is told of its end.
+func TestCancelWithinTheObserver(t *testing.T) {
+	cancel, seen := func() {}, -1
+	b := newBatch(t, &form{space: newSpace(t, "gpu:0"), desc: new(Descriptor)}, observerFunc(func(now Info) {
+		seen = now.Subscribers
+		cancel()
+	}))
+	end := b.Subscribe()
+	if seen != 1 {
+		t.Errorf("%d subscribers were seen, want 1", seen)
+	}
+	cancel = end
+	end()
+	if n := b.Info().Subscribers; seen != 0 || n != 0 {
+		t.Errorf("%d subscribers were seen and %d are left, want none", seen, n)
+	}
+}
+
 // TestObserverSeesEveryChange: each operation that changes something tells the
 // observer once, and one that fails does not.
 func TestObserverSeesEveryChange(t *testing.T) {
