@@ -28,8 +28,8 @@ type (
 	Kind = tier.Kind
 	// SpaceID names a space, as gpu:0.
 	SpaceID = tier.ID
-	// Fractions are the marks of a tier: how much is given out, and when batches move down.
-	Fractions = tier.Fractions
+	// Marks are the marks of a tier: how much is given out, and when batches move down.
+	Marks = tier.Marks
 	// Amount says how large something is: a number of bytes, or a share of what there is.
 	Amount = tier.Amount
 )

@@ -40,9 +40,9 @@ type Config struct {
 	// is one of the GPU's memory, or, where the GPU is simulated, of the memory that the process
 	// may use. The default is that of GPUConfig.Memory.
 	GPUMemory Amount
-	// MostGPUs is how many GPUs are used at most where GPUs is nil; it must not be set elsewhere.
+	// MaxGPUs is how many GPUs are used at most where GPUs is nil; it must not be set elsewhere.
 	// Those are chosen of which the fewest bytes are in use. 0 means all.
-	MostGPUs int
+	MaxGPUs int
 	// HostMemory is how much all host spaces take together where Hosts is nil, and must not be set
 	// elsewhere. A share is one of the memory that the process may use. The default is a quarter of
 	// that, and no more than half of any node's memory.
@@ -52,9 +52,9 @@ type Config struct {
 	// whose memory the process may use.
 	HostPerGPU bool
 
-	// The marks of each tier; zero fields mean the defaults (tier.Fractions.In). A space may have
+	// The marks of each tier; zero fields mean the defaults (tier.Marks.In). A space may have
 	// its own, and they can be changed while the engine runs (tier.Space.SetMarks).
-	GPUMarks, HostMarks, DiskMarks tier.Fractions
+	GPUMarks, HostMarks, DiskMarks tier.Marks
 
 	// Policy chooses what the monitor moves down; nil means monitor.CostAware.
 	Policy monitor.Policy
@@ -124,7 +124,7 @@ type GPUConfig struct {
 	// leave of that. This is also the most for a simulated GPU that replaces one with an ID.
 	Memory Amount
 	// Marks are this space's; zero fields mean those of Config.GPUMarks.
-	Marks tier.Fractions
+	Marks tier.Marks
 	// Node, if set, is the NUMA node that the space counts as nearest to, or -1 for none. Nil
 	// means what the device says; a simulated one is given a node of its own.
 	Node *int
@@ -150,7 +150,7 @@ type HostConfig struct {
 	// Memory is its size, which must be set. A share is one of the memory that the process may use.
 	Memory Amount
 	// Marks are this space's; zero fields mean those of Config.HostMarks.
-	Marks tier.Fractions
+	Marks tier.Marks
 	// Node is the NUMA node that the memory is bound to; -1 means any.
 	Node int
 	// GPUs are the numbers of the GPU spaces that it is set apart for: what moves down from
@@ -168,7 +168,7 @@ type DiskConfig struct {
 	// divide what is free there, without the capacities in bytes of others, equally among them.
 	Capacity Amount
 	// Marks are this space's; zero fields mean those of Config.DiskMarks.
-	Marks tier.Fractions
+	Marks tier.Marks
 	// Node, if set, is the NUMA node that the disk is on, or -1 for none. Data goes to it rather
 	// than to disks farther away. Nil means the node that the topology knows for Dir, if FS is nil.
 	Node *int

@@ -121,7 +121,7 @@ func (m machine) configured(cfg Config, gpus []topology.GPU) (_ Config, err erro
 		}
 	}
 	cfg.Topology = m.top
-	cfg.GPUMemory, cfg.MostGPUs, cfg.HostMemory, cfg.HostPerGPU = Amount{}, 0, Amount{}, false
+	cfg.GPUMemory, cfg.MaxGPUs, cfg.HostMemory, cfg.HostPerGPU = Amount{}, 0, Amount{}, false
 	return cfg, cfg.check() // what was a share may be too little
 }
 
@@ -201,7 +201,7 @@ func shown(all []topology.GPU) []topology.GPU {
 // simulated one if there are none.
 func (m machine) gpus(cfg Config, all []topology.GPU) (gpus []GPUConfig, err error) {
 	chosen := m.byLoad(all)
-	if n := cfg.MostGPUs; n > 0 {
+	if n := cfg.MaxGPUs; n > 0 {
 		chosen = chosen[:min(n, len(chosen))]
 	}
 	for _, g := range all {

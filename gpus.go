@@ -227,9 +227,9 @@ func (e *Engine) lookAtGPUs() {
 	for i, s := range e.reservations.Spaces().InTier(tier.GPU) { // by number, as e.wrapped
 		var n int64
 		var ok bool
-		e.panics.Do("Device.MemInfo", func() { n, ok = s.ForeignOn(e.wrapped[i]) })
+		e.panics.Do("Device.MemInfo", func() { n, ok = s.ExternalOn(e.wrapped[i]) })
 		if ok {
-			s.SetForeign(n)
+			s.SetExternal(n)
 		}
 		e.panics.Do("Stream.Err", s.Pool.(*devpool.Memory).Retry)
 	}

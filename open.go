@@ -158,7 +158,7 @@ func (e *Engine) openGPU(dev tier.Device, i int, g GPUConfig) error {
 		hint = "a larger GPU memory, or a higher limit of its budget, would help"
 	}
 	space, err := e.addSpace(tier.SpaceConfig{
-		ID: id, Capacity: memory, Fractions: marks(g.Marks, e.cfg.GPUMarks), Node: nodeOr(g.Node, dev.Info().Node),
+		ID: id, Capacity: memory, Marks: marks(g.Marks, e.cfg.GPUMarks), Node: nodeOr(g.Node, dev.Info().Node),
 		Backend: dev.Info().Backend, Pool: pool, Hint: hint, Quota: quota,
 	})
 	if err != nil {
@@ -265,7 +265,7 @@ func (e *Engine) openHost() error {
 		e.pin(id, arena, pinners)
 		e.warnFor(id, func() []diag.Warning { return e.swapped(arena.Stats().Warnings) })
 		if _, err := e.addSpace(tier.SpaceConfig{
-			ID: id, Capacity: capacity, Fractions: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
+			ID: id, Capacity: capacity, Marks: marks(h.Marks, e.cfg.HostMarks), Node: h.Node,
 			Backend: "host", Pool: arena, Hint: "more host memory would help",
 		}); err != nil {
 			return err
@@ -320,7 +320,7 @@ func (e *Engine) openDisk(i int, d DiskConfig) (*volumes.Volume, error) {
 	}
 	e.warnFor(id, volume.Warnings)
 	space, err := e.addSpace(tier.SpaceConfig{
-		ID: id, Capacity: capacity, Fractions: marks(d.Marks, e.cfg.DiskMarks), Node: nodeOr(d.Node, topology.Unknown),
+		ID: id, Capacity: capacity, Marks: marks(d.Marks, e.cfg.DiskMarks), Node: nodeOr(d.Node, topology.Unknown),
 		Backend: "disk", Pool: volume, Hint: fmt.Sprintf("a larger disk capacity of %s would help", d.Dir),
 	})
 	if err != nil || !d.Persist {

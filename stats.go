@@ -46,7 +46,7 @@ type SpaceStats struct {
 	ID       tier.ID
 	Backend  string
 	Capacity int64
-	// Limit, Trigger and Stop are the marks, in bytes; see tier.Fractions.
+	// Limit, Trigger and Stop are the marks, in bytes; see tier.Marks.
 	Limit, Trigger, Stop int64
 	External             int64 // what others hold on the device, sampled each second; part of the pressure
 	Lost                 bool  // its device is lost, with what is in use here; see tier.Space.Lost
@@ -104,7 +104,7 @@ func (s Stats) String() string {
 			b.WriteByte('\n')
 		}
 	}
-	spaces := tabular.Rows{{"space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">foreign"}}
+	spaces := tabular.Rows{{"space", "backend", ">capacity", ">used", ">reserved", ">copies", ">peak", ">external"}}
 	for _, p := range s.Spaces {
 		spaces.Add(p.ID, p.Backend, size.Approx(p.Capacity), size.Approx(p.Used()), size.Approx(p.Reserved),
 			size.Approx(p.Cached), size.Approx(p.Peak), size.Approx(p.External))

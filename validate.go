@@ -43,15 +43,15 @@ func (p *problems) node(n int, any string) {
 
 // marks refuses marks of a space or a tier that make no sense. Those of a space are checked if it has
 // own ones.
-func (p *problems) marks(what string, k tier.Kind, own, tiers tier.Fractions) {
-	if err := marks(own, tiers).In(k).Validate(); err != nil && own != (tier.Fractions{}) {
+func (p *problems) marks(what string, k tier.Kind, own, tiers tier.Marks) {
+	if err := marks(own, tiers).In(k).Validate(); err != nil && own != (tier.Marks{}) {
 		p.add("%s: %w", what, err)
 	}
 }
 
 // marks are a space's own, where they are set, or those of its tier.
-func marks(own, tiers tier.Fractions) tier.Fractions {
-	return tier.Fractions{
+func marks(own, tiers tier.Marks) tier.Marks {
+	return tier.Marks{
 		Limit: cmp.Or(own.Limit, tiers.Limit), Trigger: cmp.Or(own.Trigger, tiers.Trigger), Stop: cmp.Or(own.Stop,
 			tiers.Stop),
 	}
@@ -75,13 +75,13 @@ func (c *Config) check() error {
 		}
 	}
 	both("GPUMemory", "GPUs", !c.GPUMemory.IsZero() && c.GPUs != nil)
-	both("MostGPUs", "GPUs", c.MostGPUs != 0 && c.GPUs != nil)
+	both("MaxGPUs", "GPUs", c.MaxGPUs != 0 && c.GPUs != nil)
 	both("HostMemory", "Hosts", !c.HostMemory.IsZero() && c.Hosts != nil)
 	both("HostPerGPU", "Hosts", c.HostPerGPU && c.Hosts != nil)
 	p.size("GPUMemory", c.GPUMemory, tier.Page)
 	p.size("HostMemory", c.HostMemory, smallestHostSpace)
-	if c.MostGPUs < 0 {
-		p.add("MostGPUs is %d: want a number above 0, or 0 for all", c.MostGPUs)
+	if c.MaxGPUs < 0 {
+		p.add("MaxGPUs is %d: want a number above 0, or 0 for all", c.MaxGPUs)
 	}
 	if c.HostPerGPU && c.GPUs != nil && len(c.GPUs) == 0 {
 		p.add("HostPerGPU is set, but GPUs has no GPU space that a host space could be for")

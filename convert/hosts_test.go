@@ -87,7 +87,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 		h.pools[i] = &looking{Pool: arena}
 		h.spaces[i], err = tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.Host, Ordinal: i}, Capacity: capacity[i], Pool: h.pools[i], Backend: "host", Node: i,
-			Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9},
+			Marks: tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9},
 		})
 		check(err)
 		h.at[i] = reservation.Specific(h.spaces[i].ID())

@@ -99,7 +99,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		}
 	}
 	m := &machine{spaces: make(map[tier.Kind]*tier.Space), records: make(map[batch.ID]arrow.RecordBatch), digests: make(map[batch.ID]tier.Digest)}
-	full := tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+	full := tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
 
 	dev := cfg.gpus.open(t, 0, sim.Config{Memory: size(cfg.gpu, 4<<20), Touch: cfg.fast}, cfg.faults)
 	gpuPool, err := devpool.NewMemory(dev)
@@ -129,7 +129,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 		{ID: tier.ID{Kind: tier.Host}, Capacity: size(cfg.host, 4<<20), Pool: arena, Backend: "host"},
 		{ID: tier.ID{Kind: tier.Disk}, Capacity: size(cfg.disk, 16<<20), Pool: volume, Backend: "disk"},
 	} {
-		c.Fractions = full
+		c.Marks = full
 		s, err := tier.NewSpace(c)
 		check(err)
 		m.spaces[c.ID.Kind] = s

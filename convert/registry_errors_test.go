@@ -119,7 +119,7 @@ func TestWhoseFailureWhenOthersMeetIt(t *testing.T) {
 	end()
 	space := func(id tier.ID) (*tier.Space, *losableHeap) {
 		p := &losableHeap{}
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 1 << 20, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 1 << 20, Pool: p, Marks: tier.Marks{Limit: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -69,7 +69,7 @@ func TestHeadroomUnderQuota(t *testing.T) {
 		for id, q := range map[tier.ID]tier.Quota{host0: quota, disk0: nil} {
 			sp, err := tier.NewSpace(tier.SpaceConfig{
 				ID: id, Capacity: 100 * kib, Node: -1, Backend: "phantom", Pool: &phantomPool{}, Quota: q,
-				Fractions: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+				Marks: tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6},
 			})
 			if err != nil {
 				t.Fatal(err)

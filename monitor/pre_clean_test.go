@@ -75,14 +75,14 @@ func TestWrittenWhenADiskHasRoom(t *testing.T) {
 			copied.Add(1)
 			return kib
 		})
-		if err := w.spaces[disk0].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.02, Stop: 0.01}); err != nil {
+		if err := w.spaces[disk0].SetMarks(tier.Marks{Limit: 1, Trigger: 0.02, Stop: 0.01}); err != nil {
 			t.Fatal(err)
 		}
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
 		w.start()
 		settle(time.Minute)
 		room.Store(true)
-		if err := w.spaces[disk0].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+		if err := w.spaces[disk0].SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 			t.Fatal(err)
 		}
 		settle(3 * time.Second)

@@ -244,7 +244,7 @@ func worldOf(t testing.TB, s sizes) *world {
 		w.pools[id] = &phantomPool{}
 		sp, err := tier.NewSpace(tier.SpaceConfig{
 			ID: id, Capacity: n, Node: -1, Backend: "phantom", Pool: w.pools[id],
-			Fractions: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+			Marks: tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6},
 		})
 		if err != nil {
 			t.Fatal(err)

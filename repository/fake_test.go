@@ -60,7 +60,7 @@ func newMover(t testing.TB, gpu, host, disk int64) *fakeMover {
 	for i, room := range []int64{gpu, host, disk} {
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.Kinds()[i]}, Capacity: room * bodySize, Node: -1, Backend: "heap", Pool: heapPool{},
-			Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9},
+			Marks: tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9},
 		})
 		if err != nil {
 			t.Fatal(err)

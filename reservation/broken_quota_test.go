@@ -51,7 +51,7 @@ func brokenSpace(t *testing.T) (*reservation.Manager, *brokenQuota) {
 	t.Helper()
 	q := &brokenQuota{room: 100}
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
+		ID: gpu0, Capacity: 100, Marks: tier.Marks{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -157,7 +157,7 @@ func newField(t testing.TB, bypass int) *field {
 	} {
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: idOf(t, c.id), Capacity: c.capacity, Node: -1, Pool: c.pool,
-			Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+			Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -156,7 +156,7 @@ func lever(h tier.Holdings, hint string) string {
 		{h.Others, "try again when what is being moved has arrived"},
 		{h.Retired, "try again when the device has ended the work that may still read what was freed"},
 		{h.Engine, "give the space more memory than the engine's own needs"},
-		{h.Foreign, "end what else holds memory of the device, such as other programs"},
+		{h.External, "end what else holds memory of the device, such as other programs"},
 	} {
 		if part.bytes > most {
 			text, most = part.helps, part.bytes

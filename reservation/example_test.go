@@ -20,7 +20,7 @@ func newExampleOf(evict func(context.Context, tier.ID, int64) reservation.Evicti
 	var spaces []*tier.Space
 	for _, id := range []tier.ID{{Kind: tier.GPU}, {Kind: tier.Host}} {
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: id, Capacity: 1000, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Hint: "set GPUMemory",
+			ID: id, Capacity: 1000, Marks: tier.Marks{Limit: 1}, Pool: &heapPool{granule: 1}, Hint: "set GPUMemory",
 		})
 		if err != nil {
 			log.Fatal(err)

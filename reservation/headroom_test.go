@@ -83,10 +83,10 @@ func TestEarly(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, c.headroom)
 			s, _ := m.Spaces().ByID(tier.ID{Kind: tier.GPU})
-			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+			if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 				t.Fatal(err)
 			}
-			s.SetForeign(c.foreign)
+			s.SetExternal(c.foreign)
 			var all sync.WaitGroup
 			got := make([]*reservation.Reservation, 200)
 			for i := range got {
@@ -117,7 +117,7 @@ func TestEarly(t *testing.T) {
 // TestEarlyInTheSlowestTier: there is no headroom there, but what is above the stop mark stays free.
 func TestEarlyInTheSlowestTier(t *testing.T) {
 	m, s := one(t, 100, 0)
-	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+	if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 		t.Fatal(err)
 	}
 	held := mustTry(t, m, onGPU0, 50, nil)
@@ -331,7 +331,7 @@ func (q *sharedQuota) Remaining() int64 {
 func TestHeadroomAndAGrowingQuota(t *testing.T) {
 	q := &sharedQuota{brokenQuota: brokenQuota{room: 100, told: func() {}}}
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: gpu0, Capacity: 100, Fractions: tier.Fractions{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
+		ID: gpu0, Capacity: 100, Marks: tier.Marks{Limit: 1}, Pool: &heapPool{granule: 1}, Quota: q,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -192,12 +192,12 @@ func TestErrorSaysWhatHelps(t *testing.T) {
 		helps string
 	}{
 		{tier.Holdings{}, "(close handles, and release records"},
-		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, Foreign: 20}, "(close handles, and release records"},
-		{tier.Holdings{Holders: some(10), Batches: some(30), Foreign: 20}, "(use up or drop batches"},
+		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, External: 20}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(10), Batches: some(30), External: 20}, "(use up or drop batches"},
 		{tier.Holdings{Holders: some(10), Batches: some(20), Others: 30}, "(try again when what is being moved has arrived"},
 		{tier.Holdings{Holders: some(10), Others: 20, Retired: 30}, "(try again when the device has ended the work"},
 		{tier.Holdings{Holders: some(10), Others: 20, Engine: 30}, "(give the space more memory"},
-		{tier.Holdings{Holders: some(10), Engine: 20, Foreign: 30}, "(end what else holds memory of the device"},
+		{tier.Holdings{Holders: some(10), Engine: 20, External: 30}, "(end what else holds memory of the device"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			m := managerOf(t, reservation.Config{

@@ -23,7 +23,7 @@ func losable(t *testing.T) (m *reservation.Manager, spaces []*tier.Space, pools 
 	t.Helper()
 	for _, id := range []tier.ID{gpu0, gpu1, host} {
 		p := &losablePool{heapPool: heapPool{granule: 1}}
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Marks: tier.Marks{Limit: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -313,10 +313,10 @@ func TestClosedManagerRefuses(t *testing.T) {
 func TestReservePresses(t *testing.T) {
 	for foreign, want := range map[int64]int64{0: 80, 30: 50} {
 		m, s := one(t, 100, 0)
-		if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+		if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 			t.Fatal(err)
 		}
-		s.SetForeign(foreign)
+		s.SetExternal(foreign)
 		pressed := 0
 		defer s.Subscribe(func(p bool) {
 			if p {

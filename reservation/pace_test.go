@@ -29,7 +29,7 @@ func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
 		p := &pacedPool{heapPool: heapPool{granule: 1}, pace: books.Pace{Bandwidth: 10}}
 		pools = append(pools, p)
 		s, err := tier.NewSpace(tier.SpaceConfig{
-			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Fractions: tier.Fractions{}.In(tier.Disk),
+			ID: tier.ID{Kind: tier.Disk, Ordinal: i}, Capacity: 1000, Marks: tier.Marks{}.In(tier.Disk),
 			Node: i / 2, Backend: "paced", Pool: p,
 		})
 		if err != nil {

@@ -91,7 +91,7 @@ func spaceAt(t testing.TB, id string, capacity, granule int64, node int) *tier.S
 	}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: name, Capacity: capacity, Node: node, Backend: "heap", Hint: "enlarge " + id,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5}, Pool: &heapPool{granule: granule},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5}, Pool: &heapPool{granule: granule},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func arenaOf(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 	}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Node: -1, Backend: "host", Pool: a,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

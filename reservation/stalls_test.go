@@ -146,11 +146,11 @@ func (q *hookedQuota) Subscribe(f func()) (cancel func()) {
 // with a headroom of 10.
 func underQuotas(t *testing.T, quotas ...tier.Quota) *reservation.Manager {
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID:        gpu0,
-		Capacity:  100,
-		Fractions: tier.Fractions{Limit: 1},
-		Pool:      &heapPool{granule: 1},
-		Quota:     tier.Quotas(quotas...),
+		ID:       gpu0,
+		Capacity: 100,
+		Marks:    tier.Marks{Limit: 1},
+		Pool:     &heapPool{granule: 1},
+		Quota:    tier.Quotas(quotas...),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 		for _, id := range []tier.ID{gpu0, host} {
 			p := &heapPool{granule: 1}
 			s, err := tier.NewSpace(
-				tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}},
+				tier.SpaceConfig{ID: id, Capacity: 100, Pool: p, Marks: tier.Marks{Limit: 1}},
 			)
 			if err != nil {
 				t.Fatal(err)
@@ -367,7 +367,7 @@ func TestShortWaitsAreNoDeadlock(t *testing.T) {
 func TestNoDeadlockWhileTheDeviceIsBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &heapPool{granule: 1, hold: true}
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Pool: p, Fractions: tier.Fractions{Limit: 1}})
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: gpu0, Capacity: 100, Pool: p, Marks: tier.Marks{Limit: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -575,7 +575,7 @@ func TestBytesAreFreedDuringALook(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			pool := &hookedPool{heapPool: &heapPool{granule: 1}}
 			small, err := tier.NewSpace(tier.SpaceConfig{
-				ID: gpu0, Capacity: 40, Pool: pool, Fractions: tier.Fractions{Limit: 1},
+				ID: gpu0, Capacity: 40, Pool: pool, Marks: tier.Marks{Limit: 1},
 			})
 			if err != nil {
 				t.Fatal(err)

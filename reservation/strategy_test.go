@@ -151,7 +151,7 @@ func TestPairedComesFirst(t *testing.T) {
 func TestFirstBelowItsTrigger(t *testing.T) {
 	a, b := spaceOf(t, "gpu:0", 100), spaceOf(t, "gpu:1", 100)
 	for _, s := range []*tier.Space{a, b} {
-		if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
+		if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 			t.Fatal(err)
 		}
 	}

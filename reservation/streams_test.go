@@ -30,7 +30,7 @@ func simStreams(
 		t.Fatal(err)
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID: gpu0, Capacity: capacity, Fractions: tier.Fractions{Limit: 1}, Pool: pool, Backend: "sim",
+		ID: gpu0, Capacity: capacity, Marks: tier.Marks{Limit: 1}, Pool: pool, Backend: "sim",
 	})
 	if err != nil {
 		t.Fatal(err)

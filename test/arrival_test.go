@@ -37,7 +37,7 @@ type slowSpill struct {
 	release func()
 }
 
-func openSlowSpill(t *testing.T, marks tier.Fractions) *slowSpill {
+func openSlowSpill(t *testing.T, marks tier.Marks) *slowSpill {
 	t.Helper()
 	s := &slowSpill{t: t, files: faultfs.New(disk.OS(), 1)}
 	eng, err := spillway.Open(t.Context(), spillway.Config{
@@ -202,7 +202,7 @@ func TestRowsComeInOrder(t *testing.T) {
 	t.Parallel()
 	for name, consume := range inOrder {
 		t.Run(name, func(t *testing.T) {
-			s := openSlowSpill(t, tier.Fractions{})
+			s := openSlowSpill(t, tier.Marks{})
 			n := s.spillHead()
 			gone, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -233,7 +233,7 @@ func TestRowsComeInOrder(t *testing.T) {
 // TestHeadIsSpilledForItsWaiter: one drain waits for room, the monitor moves the next
 // batch out to make it, and another drain waits for that batch. Both get theirs.
 func TestHeadIsSpilledForItsWaiter(t *testing.T) {
-	s := openSlowSpill(t, tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}) // only on demand
+	s := openSlowSpill(t, tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}) // only on demand
 	s.release()
 	s.put(0)
 	first, _ := s.repo.Peek(0)
@@ -281,7 +281,7 @@ func TestHeadIsSpilledForItsWaiter(t *testing.T) {
 // TestClaimOfEverything: right after the input is closed, while the monitor still moves
 // batches, one claim has all of them; another says that there are no more.
 func TestClaimOfEverything(t *testing.T) {
-	s := openSlowSpill(t, tier.Fractions{})
+	s := openSlowSpill(t, tier.Marks{})
 	n := s.spillHead()
 	s.repo.CloseInput()
 	gone, cancel := context.WithCancel(t.Context())

@@ -493,7 +493,7 @@ func TestSecondEngineOfABudget(t *testing.T) {
 	for _, held := range []int64{limit * 3 / 4, limit} {
 		b := newBudget(t, limit)
 		sized := func(c *spillway.Config) { // a size that nobody has set
-			c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5}
+			c.GPUMarks = tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5}
 			for i := range c.GPUs {
 				c.GPUs[i] = spillway.GPUConfig{Open: func(context.Context, int64) (tier.Device, error) { return openSim(t, 4*limit), nil }}
 			}

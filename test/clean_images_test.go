@@ -55,7 +55,7 @@ func TestOtherBytesWhileACopyIsMade(t *testing.T) {
 			return transit.Commit(other, false)
 		}
 		// All that is above the stop mark is copied.
-		if err := host.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.001}); err != nil {
+		if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.001}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -86,7 +86,7 @@ func TestWritingAheadEndsAtTheStopMark(t *testing.T) {
 		eng, repo, space := openWritingAhead(t, 64*mib, func(c *spillway.Config) {
 			c.Events = on(events.CopyMade, func(spillway.Event) {
 				if copies.Add(1) == 1 { // as if memory had become free
-					if err := host.SetMarks(tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.95}); err != nil {
+					if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 1, Stop: 0.95}); err != nil {
 						t.Error(err)
 					}
 				}
@@ -111,7 +111,7 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 		c.Disks[0].Capacity, c.WriteAhead = spillway.Bytes(8*mib), -1
 		// Above the stop mark, the monitor frees copies that share a dictionary first. The disk is not
 		// so full before the last copy has gone.
-		c.DiskMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9999}
+		c.DiskMarks = tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9999}
 		c.Events = told.add
 	})
 	dropped := func() (all []batch.ID) {

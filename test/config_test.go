@@ -18,7 +18,7 @@ import (
 
 // TestValidate: what cannot be is refused without the machine, by its name.
 func TestValidate(t *testing.T) {
-	wrong := tier.Fractions{Limit: 0.5, Trigger: 0.9, Stop: 0.1}
+	wrong := tier.Marks{Limit: 0.5, Trigger: 0.9, Stop: 0.1}
 	for _, c := range []struct {
 		want string
 		cfg  spillway.Config
@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 		{"host marks: ", spillway.Config{HostMarks: wrong}},
 		{"disk marks: ", spillway.Config{DiskMarks: wrong}},
 		{"gpu:0: Marks: ", spillway.Config{GPUs: []spillway.GPUConfig{{Marks: wrong}}}},
-		{"host:1: Marks: ", spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 20)}, {Memory: spillway.Bytes(1 << 20), Marks: tier.Fractions{Trigger: 0.5}}}}},
+		{"host:1: Marks: ", spillway.Config{Hosts: []spillway.HostConfig{{Memory: spillway.Bytes(1 << 20)}, {Memory: spillway.Bytes(1 << 20), Marks: tier.Marks{Trigger: 0.5}}}}},
 		{"disk:0: Marks: ", spillway.Config{Disks: []spillway.DiskConfig{{Marks: wrong}}}},
 		{"-1 moves per edge", spillway.Config{MovesPerEdge: -1}},
 		{"1025 moves per edge", spillway.Config{MovesPerEdge: monitor.MaxMovesPerEdge + 1}},

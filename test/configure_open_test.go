@@ -149,7 +149,7 @@ func TestOpenConfigures(t *testing.T) {
 		"more than are shown":  {1, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), HostPerGPU: true}, false},
 		"more than are known":  {2, 1, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
 		"no driver, two known": {0, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), GPUMemory: spillway.Bytes(1 << 20)}, false},
-		"one of two":           {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), MostGPUs: 1}, true},
+		"one of two":           {2, 2, spillway.Config{HostMemory: spillway.Bytes(2 << 20), MaxGPUs: 1}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := numa([][]int{{10, 30}, {30, 10}}, []int64{32, 96})
@@ -158,7 +158,7 @@ func TestOpenConfigures(t *testing.T) {
 					Index: i, UUID: fmt.Sprintf(uuid, i), PCIAddress: fmt.Sprintf("0000:e%d:00.0", i), Driver: "nvidia", Node: 1 - i, MemoryBytes: 64 << 20,
 				})
 			}
-			if c.cfg.MostGPUs == 1 {
+			if c.cfg.MaxGPUs == 1 {
 				top.GPUs[1].FreeBytes = 64 << 20 // so the second is the least used
 			}
 			cfg := c.cfg
@@ -170,7 +170,7 @@ func TestOpenConfigures(t *testing.T) {
 			defer closeClean(t, eng)
 			gpus := eng.Reservations().Spaces().InTier(tier.GPU)
 			want := max(1, c.devices)
-			if c.cfg.MostGPUs == 1 {
+			if c.cfg.MaxGPUs == 1 {
 				want = 1
 			}
 			if len(gpus) != want || (gpus[0].Backend == "sim") != (c.devices == 0) {

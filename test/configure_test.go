@@ -255,7 +255,7 @@ func TestConfigureSizes(t *testing.T) {
 		top.GPUs[i].MemoryBytes = 40 << 30
 	}
 	cfg, err := spillway.Configure(top, spillway.Config{
-		HostMemory: spillway.Share(0.5), GPUMemory: spillway.Share(0.25), MostGPUs: 3,
+		HostMemory: spillway.Share(0.5), GPUMemory: spillway.Share(0.25), MaxGPUs: 3,
 		Disks: []spillway.DiskConfig{
 			{
 				Dir:      "/raid/spill",
@@ -384,7 +384,7 @@ func TestConfigureErrors(t *testing.T) {
 		"too little for eight":        {dgx, spillway.Config{HostMemory: bytes(1 << 20)}, "of 8 spaces"},
 		"too much for the GPUs' nodes": {dgx, spillway.Config{HostPerGPU: true, HostMemory: share(1)},
 			"HostMemory: 2 spaces"},
-		"a negative number of GPUs":    {vm, spillway.Config{MostGPUs: -1}, "MostGPUs is -1"},
+		"a negative number of GPUs":    {vm, spillway.Config{MaxGPUs: -1}, "MaxGPUs is -1"},
 		"less GPU memory than a page":  {vm, spillway.Config{GPUMemory: bytes(10)}, "GPUMemory: 10 bytes are too little"},
 		"a share of next to nothing":   {vm, spillway.Config{GPUMemory: share(1e-12)}, "GPUMemory: 0.0000000001% of"},
 		"a share of an unknown GPU":    {dgx, spillway.Config{GPUMemory: share(0.5)}, "GPUMemory: a share of GPU 0"},
@@ -438,7 +438,7 @@ func TestConfigurePlacesErrors(t *testing.T) {
 		"HostMemory and Hosts are both":    {HostMemory: mib, Hosts: []spillway.HostConfig{{Memory: mib}}},
 		"HostPerGPU and Hosts are both":    {HostPerGPU: true, Hosts: []spillway.HostConfig{{Memory: mib}}},
 		"GPUMemory and GPUs are both":      {GPUMemory: mib, GPUs: []spillway.GPUConfig{{Memory: mib}}},
-		"MostGPUs and GPUs are both":       {MostGPUs: 1, GPUs: []spillway.GPUConfig{}},
+		"MaxGPUs and GPUs are both":        {MaxGPUs: 1, GPUs: []spillway.GPUConfig{}},
 		"GPUs has no GPU space that":       {HostPerGPU: true, GPUs: []spillway.GPUConfig{}},
 		"no host space in Hosts":           {Hosts: []spillway.HostConfig{}},
 		"host:1: memory of 0 bytes":        {Hosts: []spillway.HostConfig{{Memory: mib}, {}}},
@@ -618,7 +618,7 @@ func TestConfigureTwice(t *testing.T) {
 	for _, name := range recorded {
 		top := recordedMachine(t, name)
 		for i, cfg := range []spillway.Config{
-			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MostGPUs: 1, HostPerGPU: true, StallTimeout: 7},
+			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MaxGPUs: 1, HostPerGPU: true, StallTimeout: 7},
 			{GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}},
 			{
 				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},

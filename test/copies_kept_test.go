@@ -159,7 +159,7 @@ func TestReadAheadKeepsWhatPersists(t *testing.T) {
 			dir := t.TempDir()
 			eng := persistentEngine(t, dir, func(c *spillway.Config) {
 				c.Disks[0].Capacity = spillway.Bytes(4 * mib)
-				c.Disks[0].Marks = tier.Fractions{Limit: 1, Trigger: 0.99, Stop: 0.98}
+				c.Disks[0].Marks = tier.Marks{Limit: 1, Trigger: 0.99, Stop: 0.98}
 			})
 			repo := scanOf(t, eng)
 			put := func(partition int, n int64) error {

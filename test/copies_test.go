@@ -215,8 +215,8 @@ func TestWaiterAboveDictionariesOfCopies(t *testing.T) {
 	eng := openMarked(t, 4*mib, func(c *spillway.Config) {
 		c.Disks[0].Capacity = spillway.Bytes(2 * mib)
 		c.StallTimeout = 2 * time.Second
-		c.HostMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
-		c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+		c.HostMarks = tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
+		c.GPUMarks = tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
 	})
 	repo := scanOf(t, eng)
 	fillWithDictionariesOfCopies(t, eng, repo, 0.75)
@@ -256,7 +256,7 @@ func TestMonitorGoesOnWhileFilesHang(t *testing.T) {
 		}
 		<-goOn
 	})})()
-	if err := eng.Spaces()[2].SetMarks(tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.3}); err != nil {
+	if err := eng.Spaces()[2].SetMarks(tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.3}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -290,7 +290,7 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 			files := faultfs.New(disk.OS(), 1)
 			eng := openMarked(t, 8*mib, func(c *spillway.Config) {
 				c.GPUs, c.HostMemory = []spillway.GPUConfig{}, spillway.Bytes(hostMemory)
-				c.HostMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.6}
+				c.HostMarks = tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.6}
 				c.Disks[0].FS = files
 				c.Disks = append(c.Disks, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 * mib)})
 				c.Policy = monitor.LRU()
@@ -396,7 +396,7 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 	files := faultfs.New(disk.OS(), 1)
 	eng := persistentEngine(t, t.TempDir(), func(c *spillway.Config) {
 		c.Disks[0].FS, c.Disks[0].Capacity = files, spillway.Bytes(1*mib)
-		c.Disks[0].Marks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+		c.Disks[0].Marks = tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
 	})
 	repo := scanOf(t, eng)
 	var both [2]*batch.Batch

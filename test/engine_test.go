@@ -247,7 +247,7 @@ func TestOpenRefuses(t *testing.T) {
 		"no CUDA":                        {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: spillway.CUDA}}, CUDALibrary: "/nowhere/libcuda.so", Disks: small}, tier.ErrNotSupported, "CUDA"},
 		"an unknown backend":             {spillway.Config{GPUs: []spillway.GPUConfig{{Backend: "opencl"}}, Disks: small}, nil, "opencl"},
 		"negative memory":                {spillway.Config{HostMemory: spillway.Bytes(-1), Disks: small}, nil, "negative"},
-		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Fractions{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
+		"marks in the wrong order":       {spillway.Config{GPUMarks: tier.Marks{Trigger: 0.5, Stop: 0.6}, Disks: small}, nil, "stop"},
 		"a key that is too short":        {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Encrypt: true, Key: make([]byte, 20)}}}, nil, "disk:0: the key has 20 bytes"},
 		"kept with a key that is made":   {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Encrypt: true, Persist: true}}}, nil, "disk:0: Persist with Encrypt needs a Key"},
 		"a key for nothing":              {spillway.Config{Disks: []spillway.DiskConfig{{Dir: small[0].Dir, Capacity: spillway.Bytes(1 << 20), Key: make([]byte, 32)}}}, nil, "Encrypt is not set"},
@@ -450,7 +450,7 @@ func TestClonesAreSpilled(t *testing.T) {
 func TestOpenWithTheLeast(t *testing.T) {
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{{Memory: spillway.Bytes(64 << 10)}}, HostMemory: spillway.Bytes(256 << 10),
-		HostMarks: tier.Fractions{Limit: 0.2, Trigger: 0.15, Stop: 0.1},
+		HostMarks: tier.Marks{Limit: 0.2, Trigger: 0.15, Stop: 0.1},
 		Disks:     []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(1 << 20)}},
 	})
 	if err != nil {

@@ -130,7 +130,7 @@ func movesAtOnce(t *testing.T, eng *spillway.Engine) int32 {
 		}
 		defer c.Drop()
 	}
-	if err := spaceAt(eng, tier.GPU, 0).SetMarks(tier.Fractions{Limit: 0.9, Trigger: 0.02, Stop: 0.01}); err != nil {
+	if err := spaceAt(eng, tier.GPU, 0).SetMarks(tier.Marks{Limit: 0.9, Trigger: 0.02, Stop: 0.01}); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Second)

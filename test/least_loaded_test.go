@@ -182,16 +182,16 @@ func testLeastLoadedSpace(t *testing.T) {
 			t.Errorf("put %d went to %s", i, at)
 		}
 	}
-	gpus[0].SetForeign(1 << 20)
+	gpus[0].SetExternal(1 << 20)
 	for i := range 3 {
 		if at := put(); at != gpus[1].ID() {
-			t.Errorf("put %d beside foreign bytes went to %s", i, at)
+			t.Errorf("put %d beside external bytes went to %s", i, at)
 		}
 	}
 	if at := admitted(); at != gpus[1].ID() {
 		t.Errorf("a task went to %s", at)
 	}
-	gpus[0].SetForeign(0)
+	gpus[0].SetExternal(0)
 	if at := admitted(); at != gpus[0].ID() {
 		t.Errorf("a task went to %s", at)
 	}
@@ -213,7 +213,7 @@ func TestConfigureTheLeastUsed(t *testing.T) {
 	for most, want := range map[int][]string{
 		0: {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}, 1: {"GPU-1"}, 2: {"GPU-1", "GPU-3"}, 3: {"GPU-0", "GPU-1", "GPU-3"},
 	} {
-		cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: most, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(top, spillway.Config{MaxGPUs: most, Disks: []spillway.DiskConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,7 +232,7 @@ func TestConfigureTheLeastUsed(t *testing.T) {
 		unnumbered.GPUs[i].Index = 0
 	}
 	for name, top := range map[string]*topology.Topology{"names": &unnamed, "numbers": &unnumbered} {
-		cfg, err := spillway.Configure(top, spillway.Config{MostGPUs: 1, Disks: []spillway.DiskConfig{}})
+		cfg, err := spillway.Configure(top, spillway.Config{MaxGPUs: 1, Disks: []spillway.DiskConfig{}})
 		if err != nil || len(cfg.GPUs) != 1 {
 			t.Errorf("of one GPU at most, without %s: %d, %v", name, len(cfg.GPUs), err)
 		}

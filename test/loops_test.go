@@ -200,7 +200,7 @@ func TestWorkingSetAboveTheTrigger(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				eng := openMarked(t, c.gpu*mib, func(cfg *spillway.Config) {
 					cfg.HostMemory, cfg.Policy = spillway.Bytes(c.host*mib), monitor.CostAware()
-					cfg.GPUMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.8}
+					cfg.GPUMarks = tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.8}
 					cfg.HostMarks = cfg.GPUMarks
 				})
 				all := ingested(t, eng, c.n)

@@ -48,7 +48,7 @@ func (r *heard) once(t *testing.T, kinds ...events.Kind) spillway.Event {
 
 // quietly has an engine with plain marks whose batches move only when they must.
 func quietly(c *spillway.Config) {
-	marks := tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}
+	marks := tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}
 	c.GPUMarks, c.HostMarks, c.DiskMarks = marks, marks, marks
 	c.WriteAhead, c.Codec = -1, convert.CodecNone
 }

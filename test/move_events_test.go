@@ -387,7 +387,7 @@ func TestMoveEventsComeInTransit(t *testing.T) {
 			batches[uint64(b.ID())] = b
 		}
 		host := eng.Reservations().Spaces().InTier(tier.Host)[0]
-		if err := host.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
+		if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)

@@ -21,7 +21,7 @@ const mib = 1 << 20
 // host memory and a disk.
 func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()
-	marks := tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}
+	marks := tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}
 	cfg := spillway.Config{
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(memory)}},
 		HostMemory: spillway.Bytes(memory),

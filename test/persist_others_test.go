@@ -227,7 +227,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
-	if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.001, Stop: 0.0005}); err != nil {
+	if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.0005}); err != nil {
 		t.Fatal(err)
 	}
 	var once sync.Once

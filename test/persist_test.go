@@ -691,7 +691,7 @@ func TestFailedOpenLeavesWhatPersists(t *testing.T) {
 	_, err := openPersistent(t, dir, func(c *spillway.Config) { // no room for the chunks that transfers go through
 		c.HostMemory, c.HostMarks = spillway.Bytes(
 			64*tier.Page,
-		), tier.Fractions{
+		), tier.Marks{
 			Limit:   0.01,
 			Trigger: 0.008,
 			Stop:    0.005,

@@ -236,11 +236,11 @@ var settings = []setting{
 			return capacity(tier.GPU, 0, 16<<20)(eng) && capacity(tier.GPU, 1, 16<<20)(eng)
 		}
 	}},
-	{field: "MostGPUs", with: func(t *testing.T, c *spillway.Config) {
+	{field: "MaxGPUs", with: func(t *testing.T, c *spillway.Config) {
 		withDriver(t, c)
 		c.GPUs = nil
 	}, set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.MostGPUs = 1
+		c.MaxGPUs = 1
 		return func(eng *spillway.Engine) bool { return spaceAt(eng, tier.GPU, 1) == nil }
 	}},
 	{field: "Hosts", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -376,7 +376,7 @@ var settings = []setting{
 		return marked(tier.Disk)
 	}},
 	{field: "GPUs.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs[0].Marks, c.GPUMarks = tier.Fractions{Limit: 0.75, Stop: 0.25}, tier.Fractions{Limit: 0.9, Trigger: 0.5, Stop: 0.3}
+		c.GPUs[0].Marks, c.GPUMarks = tier.Marks{Limit: 0.75, Stop: 0.25}, tier.Marks{Limit: 0.9, Trigger: 0.5, Stop: 0.3}
 		return marked(tier.GPU)
 	}},
 	{field: "Hosts.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
@@ -422,7 +422,7 @@ var settings = []setting{
 		}
 	}},
 	{field: "WriteAhead", with: func(_ *testing.T, c *spillway.Config) {
-		c.HostMarks = tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.01}
+		c.HostMarks = tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.01}
 	}, set: func(t *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
 		c.WriteAhead = -1
 		return func(eng *spillway.Engine) bool {
@@ -635,7 +635,7 @@ func defaultLog(t *testing.T) *syncBuffer {
 }
 
 // otherMarks are no tier's own.
-var otherMarks = tier.Fractions{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
+var otherMarks = tier.Marks{Limit: 0.75, Trigger: 0.5, Stop: 0.25}
 
 // marked heeds otherMarks.
 func marked(k tier.Kind) func(*spillway.Engine) bool {

@@ -176,7 +176,7 @@ func benchEngine(b *testing.B, gpu, host, disk int64, change ...func(*spillway.C
 
 // handsOutAll has the engine hand out all of its memory.
 func handsOutAll(c *spillway.Config) {
-	c.GPUMarks, c.HostMarks = tier.Fractions{Limit: 1}, tier.Fractions{Limit: 1}
+	c.GPUMarks, c.HostMarks = tier.Marks{Limit: 1}, tier.Marks{Limit: 1}
 }
 
 // zeros returns a record of n numbers.

@@ -22,7 +22,7 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng := openMarked(t, mib, func(c *spillway.Config) {
 			c.StallTimeout = time.Second
-			c.GPUMarks = tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9}
+			c.GPUMarks = tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
 		})
 		repo := scanOf(t, eng)
 		rec := arrowgen.Ints(1, 40_000, 1) // a third of the GPU
@@ -80,7 +80,7 @@ func TestOneStuckWaitFailsAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const stallTimeout = 10 * time.Second
 		eng := openMarked(t, mib, func(c *spillway.Config) {
-			c.HostMemory, c.StallTimeout, c.GPUMarks = spillway.Bytes(8*mib), stallTimeout, tier.Fractions{}
+			c.HostMemory, c.StallTimeout, c.GPUMarks = spillway.Bytes(8*mib), stallTimeout, tier.Marks{}
 		})
 		repo := scanOf(t, eng)
 		fillGPU(t.Context(), t, eng, repo, 2*crowdSize)

@@ -84,7 +84,7 @@ func victimsOfMany(t *testing.T, rng *rand.Rand) {
 	slices.SortFunc(left, func(a, b put) int {
 		return cmp.Or(cmp.Compare(b.plan, a.plan), cmp.Compare(b.b.ID(), a.b.ID()))
 	})
-	if err := host.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
+	if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Minute)

@@ -37,7 +37,7 @@ func (a Amount) Validate() error {
 		return errors.New("there are both bytes and a share: want one of them")
 	case a.Bytes < 0:
 		return fmt.Errorf("%d bytes are negative", a.Bytes)
-	case a.Share != 0 && !(a.Share >= size.LeastShare && a.Share <= 1): // NaN is neither
+	case a.Share != 0 && !(a.Share >= size.MinShare && a.Share <= 1): // NaN is neither
 		return fmt.Errorf("a share of %v: want one above 0, up to 1", a.Share)
 	}
 	return nil

@@ -40,7 +40,7 @@ func cleanSpace(t testing.TB, pages int64, quota tier.Quota) *tier.Space {
 	pool.left.Store(pages * page)
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk}, Capacity: pages * page, Pool: pool, Quota: quota,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.9},
+		Marks: tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9},
 	})
 	ok(t, err)
 	return s

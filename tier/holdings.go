@@ -140,7 +140,7 @@ type Holdings struct {
 	Engine    int64    // the engine's own for as long as it is open, such as staging
 	Retired   int64    // freed, but the device may still read it
 	Others    int64    // promised to moves: where data is being moved to
-	Foreign   int64    // what others hold on the device, as it was sampled; not part of Used
+	External  int64    // what others hold on the device, as it was sampled; not part of Used
 	Cached    int64    // copies, which go when the room is needed; not part of Used
 	Holders   []Holder // the largest first
 	// Batches are those at rest and in transit, by plan and operator: what the monitor could move,
@@ -196,7 +196,7 @@ func (a Holdings) String() string {
 	part(a.Reserved, "promised")
 	part(a.Engine, "the engine's own")
 	part(a.Retired, "freed and not yet back")
-	part(a.Foreign, "held by others on the device")
+	part(a.External, "held by others on the device")
 	part(a.Cached, "in copies, which go when the room is needed")
 	for _, all := range [][]Holder{a.Holders, a.Batches} {
 		for _, h := range all[:min(len(all), maxHolders)] {
@@ -218,7 +218,7 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 	u := s.State()
 	a := Holdings{
 		Space: s.ID(), Used: u.Used(), Available: u.Available, Limit: u.Limit, Reserved: u.Reserved,
-		Retired: u.Retired, Engine: u.Held - u.Unsure, Foreign: u.External, Cached: u.Cached,
+		Retired: u.Retired, Engine: u.Held - u.Unsure, External: u.External, Cached: u.Cached,
 	}
 	rest := a.Used - a.Engine - a.Retired
 	sums := make(map[Holder]*Holder)

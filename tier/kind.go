@@ -108,11 +108,11 @@ const (
 var kinds = [...]struct {
 	name   string
 	access access
-	marks  Fractions // the defaults
+	marks  Marks // the defaults
 }{
-	GPU:  {"gpu", device, Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
-	Host: {"host", memory, Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
-	Disk: {"disk", storage, Fractions{Limit: 1.00, Trigger: 0.95, Stop: 0.85}}, // it has nowhere to move to
+	GPU:  {"gpu", device, Marks{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
+	Host: {"host", memory, Marks{Limit: 0.90, Trigger: 0.85, Stop: 0.65}},
+	Disk: {"disk", storage, Marks{Limit: 1.00, Trigger: 0.95, Stop: 0.85}}, // it has nowhere to move to
 }
 
 // access is how bytes of a tier are reached.

@@ -19,7 +19,7 @@ func losable(t *testing.T, capacity int64) (*tier.Space, *faultdev.Device) {
 	pool, err := devpool.NewMemory(dev)
 	ok(t, err)
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Fractions: tier.Fractions{Limit: 1},
+		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Marks: tier.Marks{Limit: 1},
 	})
 	ok(t, err)
 	return s, dev
@@ -58,7 +58,7 @@ func TestSpaceIsLost(t *testing.T) {
 	_, err = s.Occupy(1)
 	isLost("occupying", err)
 	isLost("a limit", s.SetLimit(1<<20))
-	isLost("marks", s.SetMarks(tier.Fractions{}))
+	isLost("marks", s.SetMarks(tier.Marks{}))
 	_, err = drawFrom(s, r, 256)
 	isLost("drawing", err)
 	taken, _, _ := s.Books.Reserve(nil, 1, 0)

@@ -119,7 +119,7 @@ func TestCeiling(t *testing.T) {
 	q := &counter{limit: 8000}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.GPU}, Capacity: 10_000, Pool: pool, Quota: q,
-		Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+		Marks: tier.Marks{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,15 +14,15 @@ import (
 // SpaceConfig describes a space. ID, Capacity and Pool are required; zero
 // fractions mean the tier's defaults.
 type SpaceConfig struct {
-	ID        ID
-	Capacity  int64 // bytes; above 0
-	Fractions Fractions
-	Node      int          // the NUMA node it is bound to or nearest to; -1 for unknown
-	Backend   string       // "sim", "cuda", "host", "disk": what reports call it
-	Pool      Pool         // hands out the memory; the space closes it
-	Hint      string       // the setting that would make the space larger, for error messages
-	Quota     Quota        // charged for what is reserved here; may be nil, and shared by spaces
-	Logger    *slog.Logger // logs panics of subscribers; nil means slog.Default
+	ID       ID
+	Capacity int64 // bytes; above 0
+	Marks    Marks
+	Node     int          // the NUMA node it is bound to or nearest to; -1 for unknown
+	Backend  string       // "sim", "cuda", "host", "disk": what reports call it
+	Pool     Pool         // hands out the memory; the space closes it
+	Hint     string       // the setting that would make the space larger, for error messages
+	Quota    Quota        // charged for what is reserved here; may be nil, and shared by spaces
+	Logger   *slog.Logger // logs panics of subscribers; nil means slog.Default
 }
 
 // A Space is one bounded memory in a tier. Its books count every byte; its pool allocates the
@@ -32,7 +32,7 @@ type SpaceConfig struct {
 //
 // A space is open from NewSpace on: promises are made and buffers are drawn up to the limit.
 //
-// A space is pressed while used and foreign bytes reach the trigger. Nothing is refused for that,
+// A space is pressed while used and external bytes reach the trigger. Nothing is refused for that,
 // but subscribers are called, so that the monitor evicts until the pressure
 // is as far below the trigger as it was above, and at most down to Stop.
 //
@@ -48,7 +48,7 @@ type Space struct {
 
 	lost     atomic.Pointer[LostError]
 	whenLost chan struct{} // closed when the space is lost
-	foreign  atomic.Int64  // bytes that others hold on the device
+	external atomic.Int64  // bytes that others hold on the device
 	held     atomic.Int64  // see Hold
 	evicted  atomic.Int64  // see Evicted
 	clean    cleanImages
@@ -67,7 +67,7 @@ func NewSpace(cfg SpaceConfig) (*Space, error) {
 	case cfg.Pool == nil:
 		return nil, fmt.Errorf("tier: %s: a pool is required", cfg.ID)
 	}
-	marks, err := cfg.Fractions.of(cfg.ID, cfg.Capacity)
+	marks, err := cfg.Marks.of(cfg.ID, cfg.Capacity)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ type State struct {
 
 // State returns what is in the space. The books are read at one moment, and the quota just after.
 func (s *Space) State() State {
-	now, external := s.Books.Now(), s.foreign.Load()
+	now, external := s.Books.Now(), s.external.Load()
 	x := State{
 		Usage: now.Usage, CleanChanges: now.CleanChanges, Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
 		External: external, Pressure: now.Used() + external, Held: s.held.Load(),
@@ -184,7 +184,7 @@ type paced interface {
 // and below the trigger. SetMarks replaces a limit that SetLimit set. Open reservations keep their
 // bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
 // error is a LostError.
-func (s *Space) SetMarks(f Fractions) error {
+func (s *Space) SetMarks(f Marks) error {
 	marks, err := f.of(s.ID(), s.Capacity)
 	if err != nil {
 		return err
@@ -237,7 +237,7 @@ func (s *Space) lose(why error) {
 func (s *Space) WhenLost() <-chan struct{} { return s.whenLost }
 
 // Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
-// pressed, used or foreign bytes rose, and the pressure is at the trigger or above it, or more is
+// pressed, used or external bytes rose, and the pressure is at the trigger or above it, or more is
 // used than a new limit allows: the monitor should evict. Without pressed, they fell, the limit
 // changed or the space was lost: a waiter may fit now, or can never fit. Rises below the trigger
 // make no call. f must be quick and must not block. A panic of f is logged. The returned function
@@ -253,7 +253,7 @@ func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
 // Books, with the state of the books then.
 func (s *Space) Reserved(now books.State) {
-	if now.Used() > min(now.Trigger-s.foreign.Load()-1, now.Limit) {
+	if now.Used() > min(now.Trigger-s.external.Load()-1, now.Limit) {
 		s.notify(true)
 	}
 }
@@ -270,11 +270,11 @@ func (s *Space) Freed(n int64) {
 	}
 }
 
-// SetForeign records how many bytes others hold on the device, as sampled. Subscribers are called
-// if that presses the space, or if it is less than before. ForeignOn documents the number.
-func (s *Space) SetForeign(n int64) {
+// SetExternal records how many bytes others hold on the device, as sampled. Subscribers are called
+// if that presses the space, or if it is less than before. ExternalOn documents the number.
+func (s *Space) SetExternal(n int64) {
 	n = min(max(0, n), math.MaxInt64-s.Capacity) // so that the pressure is a number
-	switch before := s.foreign.Swap(n); {
+	switch before := s.external.Swap(n); {
 	case before > n:
 		s.notify(false)
 	case before < n:
@@ -282,18 +282,18 @@ func (s *Space) SetForeign(n int64) {
 	}
 }
 
-// ForeignOn returns how many bytes of the space's capacity others hold on dev, the device
+// ExternalOn returns how many bytes of the space's capacity others hold on dev, the device
 // that the space is on: other processes, other libraries of this one, and other spaces on
 // the same device. These bytes are neither free nor in the space's own books. Freed memory
 // that the device keeps counts as free, and memory of others that the space has adopted
 // as its own. If the device is larger than the space, others may fill the rest
 // of it first.
 //
-// Decorators are looked through, because the limits that they make are not foreign bytes.
+// Decorators are looked through, because the limits that they make are not external bytes.
 // ok is false if the number cannot be found now: the space is lost, the device does not answer, or
 // the space's books change all the time. The call may take as long as the device's driver
 // does; it must be made with no lock held.
-func (s *Space) ForeignOn(dev Device) (bytes int64, ok bool) {
+func (s *Space) ExternalOn(dev Device) (bytes int64, ok bool) {
 	for d := range layers(dev) {
 		dev = d // the innermost
 	}

@@ -17,7 +17,7 @@ func TestAdoptedMemoryIsChargedAsDrawn(t *testing.T) {
 	pool := &adoptPool{}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk}, Capacity: 10 * page, Pool: pool,
-		Fractions: tier.Fractions{Limit: 0.5, Trigger: 0.5, Stop: 0.4},
+		Marks: tier.Marks{Limit: 0.5, Trigger: 0.5, Stop: 0.4},
 	})
 	ok(t, err)
 	r, err := s.Occupy(8 * page)

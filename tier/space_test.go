@@ -78,13 +78,13 @@ func (p *fakePool) reclaim() {
 func newSpace(t testing.TB, capacity int64, pool tier.Pool) *tier.Space {
 	t.Helper()
 	s, err := tier.NewSpace(tier.SpaceConfig{
-		ID:        tier.ID{Kind: tier.Host, Ordinal: 2},
-		Capacity:  capacity,
-		Fractions: tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
-		Node:      1,
-		Backend:   "fake",
-		Pool:      pool,
-		Hint:      "raise HostMemory",
+		ID:       tier.ID{Kind: tier.Host, Ordinal: 2},
+		Capacity: capacity,
+		Marks:    tier.Marks{Limit: 0.9, Trigger: 0.8, Stop: 0.5},
+		Node:     1,
+		Backend:  "fake",
+		Pool:     pool,
+		Hint:     "raise HostMemory",
 	})
 	ok(t, err)
 	return s
@@ -98,48 +98,48 @@ func usage(t testing.TB, s *tier.Space, when string, live, retired, reserved int
 	}
 }
 
-func TestFractions(t *testing.T) {
+func TestMarks(t *testing.T) {
 	for _, k := range tier.Kinds() {
-		if err := (tier.Fractions{}).In(k).Validate(); err != nil {
+		if err := (tier.Marks{}).In(k).Validate(); err != nil {
 			t.Errorf("the defaults of %v: %v", k, err)
 		}
 	}
-	want := tier.Fractions{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
-	if got := (tier.Fractions{}).In(tier.GPU); got != want {
+	want := tier.Marks{Limit: 0.90, Trigger: 0.85, Stop: 0.65}
+	if got := (tier.Marks{}).In(tier.GPU); got != want {
 		t.Errorf("gpu: %+v, want %+v", got, want)
 	}
-	want = tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}
-	if got := (tier.Fractions{}).In(tier.Disk); got != want {
+	want = tier.Marks{Limit: 1, Trigger: 0.95, Stop: 0.85}
+	if got := (tier.Marks{}).In(tier.Disk); got != want {
 		t.Errorf("disk: %+v, want %+v", got, want)
 	}
 	nan := math.NaN()
 	for _, c := range []struct {
-		f    tier.Fractions
+		f    tier.Marks
 		want string // part of the error; "" for none
 	}{
-		{tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.5}, ""},
-		{tier.Fractions{Limit: 0.9, Trigger: 0.9, Stop: 0.899}, ""},
-		{tier.Fractions{Limit: 1e-9, Trigger: 1e-9, Stop: 1e-10}, ""},
-		{tier.Fractions{}, "stop 0, trigger 0 and limit 0: want 0 < stop < trigger <= limit <= 1"},
-		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: -0.1}, "stop -0.1,"},
-		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: 0.8}, "stop 0.8, trigger 0.8"},
-		{tier.Fractions{Limit: 0.9, Trigger: 0.5, Stop: 0.6}, "stop 0.6, trigger 0.5"},
-		{tier.Fractions{Limit: 0.7, Trigger: 0.8, Stop: 0.5}, "trigger 0.8 and limit 0.7"},
-		{tier.Fractions{Limit: 1.01, Trigger: 0.8, Stop: 0.5}, "limit 1.01"},
-		{tier.Fractions{Limit: math.Inf(1), Trigger: 0.8, Stop: 0.5}, "limit +Inf"},
-		{tier.Fractions{Limit: nan, Trigger: 0.8, Stop: 0.5}, "limit NaN"},
-		{tier.Fractions{Limit: 0.9, Trigger: nan, Stop: 0.5}, "trigger NaN"},
-		{tier.Fractions{Limit: 0.9, Trigger: 0.8, Stop: nan}, "stop NaN"},
+		{tier.Marks{Limit: 1, Trigger: 1, Stop: 0.5}, ""},
+		{tier.Marks{Limit: 0.9, Trigger: 0.9, Stop: 0.899}, ""},
+		{tier.Marks{Limit: 1e-9, Trigger: 1e-9, Stop: 1e-10}, ""},
+		{tier.Marks{}, "stop 0, trigger 0 and limit 0: want 0 < stop < trigger <= limit <= 1"},
+		{tier.Marks{Limit: 0.9, Trigger: 0.8, Stop: -0.1}, "stop -0.1,"},
+		{tier.Marks{Limit: 0.9, Trigger: 0.8, Stop: 0.8}, "stop 0.8, trigger 0.8"},
+		{tier.Marks{Limit: 0.9, Trigger: 0.5, Stop: 0.6}, "stop 0.6, trigger 0.5"},
+		{tier.Marks{Limit: 0.7, Trigger: 0.8, Stop: 0.5}, "trigger 0.8 and limit 0.7"},
+		{tier.Marks{Limit: 1.01, Trigger: 0.8, Stop: 0.5}, "limit 1.01"},
+		{tier.Marks{Limit: math.Inf(1), Trigger: 0.8, Stop: 0.5}, "limit +Inf"},
+		{tier.Marks{Limit: nan, Trigger: 0.8, Stop: 0.5}, "limit NaN"},
+		{tier.Marks{Limit: 0.9, Trigger: nan, Stop: 0.5}, "trigger NaN"},
+		{tier.Marks{Limit: 0.9, Trigger: 0.8, Stop: nan}, "stop NaN"},
 	} {
 		err := c.f.Validate()
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%+v: %v; want %q", c.f, err, c.want)
 		}
 	}
-	for _, c := range []struct{ f, want tier.Fractions }{
-		{tier.Fractions{}, tier.Fractions{Limit: 1, Trigger: 0.95, Stop: 0.85}},
-		{tier.Fractions{Limit: 7}, tier.Fractions{Limit: 7, Trigger: 0.95, Stop: 0.85}},
-		{tier.Fractions{Trigger: 7, Stop: 8}, tier.Fractions{Limit: 1, Trigger: 7, Stop: 8}},
+	for _, c := range []struct{ f, want tier.Marks }{
+		{tier.Marks{}, tier.Marks{Limit: 1, Trigger: 0.95, Stop: 0.85}},
+		{tier.Marks{Limit: 7}, tier.Marks{Limit: 7, Trigger: 0.95, Stop: 0.85}},
+		{tier.Marks{Trigger: 7, Stop: 8}, tier.Marks{Limit: 1, Trigger: 7, Stop: 8}},
 	} {
 		if got := c.f.In(tier.Disk); got != c.want {
 			t.Errorf("%+v.In(disk) = %+v, want %+v", c.f, got, c.want)
@@ -159,8 +159,8 @@ func TestNewSpaceRefuses(t *testing.T) {
 		"negative capacity": func(c *tier.SpaceConfig) { c.Capacity = -1 },
 		"no pool":           func(c *tier.SpaceConfig) { c.Pool = nil },
 		// only together with the default trigger of 0.85 is this stop too high
-		"stop over trigger": func(c *tier.SpaceConfig) { c.Fractions.Stop = 0.9 },
-		"stop of no byte":   func(c *tier.SpaceConfig) { c.Fractions.Stop = 0.009 },
+		"stop over trigger": func(c *tier.SpaceConfig) { c.Marks.Stop = 0.9 },
+		"stop of no byte":   func(c *tier.SpaceConfig) { c.Marks.Stop = 0.009 },
 		"marks of one byte": func(c *tier.SpaceConfig) { c.Capacity = 2 },
 	} {
 		cfg := good
@@ -393,20 +393,20 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	c.expect(t, "a limit below what is used", false, true)
 	ok(t, s.SetLimit(1000))
 	c.expect(t, "raising the limit", false)
-	s.SetForeign(789)
-	c.expect(t, "foreign bytes below the trigger")
-	s.SetForeign(790)
-	c.expect(t, "foreign bytes that press", true)
-	s.SetForeign(790)
-	c.expect(t, "the same foreign bytes")
+	s.SetExternal(789)
+	c.expect(t, "external bytes below the trigger")
+	s.SetExternal(790)
+	c.expect(t, "external bytes that press", true)
+	s.SetExternal(790)
+	c.expect(t, "the same external bytes")
 	if ok, _, _ := s.Books.Reserve(nil, 1, 0); !ok {
 		t.Fatal("no room")
 	}
 	s.Reserved(s.Books.Now())
 	c.expect(t, "bytes reserved in the books", true)
 	s.Books.Unreserve(1)
-	s.SetForeign(0)
-	c.expect(t, "no foreign bytes", false)
+	s.SetExternal(0)
+	c.expect(t, "no external bytes", false)
 	if n := s.Subscribers(); n != 1 {
 		t.Errorf("%d subscribers", n)
 	}
@@ -441,16 +441,16 @@ func TestPanicOfASubscriber(t *testing.T) {
 func TestSpaceForeign(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	promise(t, s, 100)
-	s.SetForeign(300)
+	s.SetExternal(300)
 	if s.State().Pressure != 400 || s.State().External != 300 || s.State().Used() != 100 || s.State().Available != 800 {
 		t.Errorf("pressure %d, foreign %d, used %d, available %d",
 			s.State().Pressure, s.State().External, s.State().Used(), s.State().Available)
 	}
-	s.SetForeign(-5)
+	s.SetExternal(-5)
 	if s.State().Pressure != 100 || s.State().External != 0 {
 		t.Errorf("pressure %d with a negative sample", s.State().Pressure)
 	}
-	s.SetForeign(math.MaxInt64)
+	s.SetExternal(math.MaxInt64)
 	if s.State().Pressure < s.Capacity {
 		t.Errorf("pressure %d with a sample that is too large", s.State().Pressure)
 	}
@@ -460,7 +460,7 @@ func TestSpaceForeign(t *testing.T) {
 func TestSetMarks(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	marks := func() [3]int64 { return [3]int64{s.State().Limit, s.State().Trigger, s.State().Stop} }
-	for _, wrong := range []tier.Fractions{
+	for _, wrong := range []tier.Marks{
 		{Limit: 0.5}, {Limit: 1.1}, {Limit: 0.9, Trigger: 0.8, Stop: 0.8}, {Stop: -1}, {Trigger: math.NaN()},
 		// less than a byte, or less apart
 		{Trigger: 2e-6, Stop: 1e-6}, {Trigger: 0.002, Stop: 1e-6}, {Trigger: 0.0019, Stop: 0.0018},
@@ -469,23 +469,23 @@ func TestSetMarks(t *testing.T) {
 			t.Errorf("%+v: %v, marks %v", wrong, err, marks())
 		}
 	}
-	ok(t, s.SetMarks(tier.Fractions{Limit: 0.9, Trigger: 0.0025, Stop: 0.0015}))
+	ok(t, s.SetMarks(tier.Marks{Limit: 0.9, Trigger: 0.0025, Stop: 0.0015}))
 	if marks() != [3]int64{900, 2, 1} {
 		t.Errorf("the least: marks %v", marks())
 	}
 	promise(t, s, 600)
 	var heard []bool
 	defer s.Subscribe(func(pressed bool) { heard = append(heard, pressed) })()
-	ok(t, s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.7, Stop: 0.1}))
+	ok(t, s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.7, Stop: 0.1}))
 	if marks() != [3]int64{1000, 700, 100} || !slices.Equal(heard, []bool{false}) {
 		t.Errorf("marks %v, heard %v", marks(), heard)
 	}
 	heard = nil
-	ok(t, s.SetMarks(tier.Fractions{Limit: 0.7, Trigger: 0.6, Stop: 0.5}))
+	ok(t, s.SetMarks(tier.Marks{Limit: 0.7, Trigger: 0.6, Stop: 0.5}))
 	if marks() != [3]int64{700, 600, 500} || !slices.Equal(heard, []bool{false, true}) {
 		t.Errorf("at the trigger: marks %v, heard %v", marks(), heard)
 	}
-	ok(t, s.SetMarks(tier.Fractions{}))
+	ok(t, s.SetMarks(tier.Marks{}))
 	if marks() != [3]int64{900, 850, 650} {
 		t.Errorf("the defaults: marks %v", marks())
 	}

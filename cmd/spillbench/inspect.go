@@ -78,10 +78,10 @@ func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool
 }
 
 // describeKept returns the part of the document for one directory.
-func describeKept(d *persist.Directory) report.KeptDirectory {
-	k := report.KeptDirectory{
+func describeKept(d *persist.Directory) report.PersistedDirectory {
+	k := report.PersistedDirectory{
 		Path: d.Path, InUse: d.InUse, Encrypted: d.Sealed, Records: len(d.Records), FileBytes: d.FileBytes,
-		Batches: []report.KeptBatch{}, Dictionaries: len(d.Dictionaries),
+		Batches: []report.PersistedBatch{}, Dictionaries: len(d.Dictionaries),
 		Unlisted: append([]string{}, d.Unlisted...), Damaged: []string{}, Error: line(d.Err),
 	}
 	for _, r := range d.Records {
@@ -95,7 +95,7 @@ func describeKept(d *persist.Directory) report.KeptDirectory {
 		}
 	}
 	for _, l := range d.Batches {
-		b := report.KeptBatch{Bytes: l.Room, Columns: []string{}, Error: line(l.Err)}
+		b := report.PersistedBatch{Bytes: l.Room, Columns: []string{}, Error: line(l.Err)}
 		if e := l.Entry; e != nil {
 			b.ID, b.Plan, b.Operator, b.Port, b.Partition = uint64(e.ID), e.Plan, e.Operator, e.Port, e.Partition
 			b.Rows, b.ImageBytes, b.Dictionaries = e.Descriptor.Rows, e.Descriptor.Body, len(e.Dictionaries)

@@ -173,7 +173,7 @@ func TestInspect(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 		sum := d.DictionaryBytes
-		for i, want := range []report.KeptBatch{
+		for i, want := range []report.PersistedBatch{
 			{Rows: 50_000, Port: 0, Partition: 0, Columns: []string{"c0: int64", "c1: int64"}},
 			{Rows: 3000, Port: 1, Partition: 0, Columns: []string{"w: dictionary<values=utf8, indices=int32, ordered=false>"}, Dictionaries: 1},
 			{Rows: 4000, Port: 1, Partition: 1, Columns: []string{"w: dictionary<values=utf8, indices=int32, ordered=false>"}, Dictionaries: 1},

@@ -60,7 +60,7 @@ type engineFlags struct {
 
 // register adds the flags. Each GPU and the host get memory bytes by default.
 func (e *engineFlags) register(f *pflag.FlagSet, memory int64) {
-	c, each, marks := &e.config, tier.Amount{Bytes: memory}, tier.Fractions{}.In(tier.GPU)
+	c, each, marks := &e.config, tier.Amount{Bytes: memory}, tier.Marks{}.In(tier.GPU)
 	c.WriteAheadBytesPerS = 64 << 20
 	e.given, e.probe, e.diskOf = f.Changed, probeDir, topology.DiskOf
 
@@ -121,8 +121,8 @@ func (e *engineFlags) validate() error {
 	return nil
 }
 
-func (e *engineFlags) marks() tier.Fractions {
-	return tier.Fractions{Limit: e.config.Limit, Trigger: e.config.Trigger, Stop: e.config.Stop}
+func (e *engineFlags) marks() tier.Marks {
+	return tier.Marks{Limit: e.config.Limit, Trigger: e.config.Trigger, Stop: e.config.Stop}
 }
 
 // intFlag is a flag that takes a whole number from min to max.

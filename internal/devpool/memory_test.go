@@ -28,7 +28,7 @@ func gpuSpace(t testing.TB, capacity int64, p tier.Pool) *tier.Space {
 	t.Helper()
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: p,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 	})
 	ok(t, err)
 	return s

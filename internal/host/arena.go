@@ -267,7 +267,7 @@ func (m *memory) Extents() [][]byte { return m.extents }
 // arena whose books have room may be too fragmented for a large request; see Alloc.
 func (a *Arena) Charge(size int64) int64 {
 	switch {
-	case size > smallMost:
+	case size > maxSmall:
 		return extent.RoundUp(size, tier.Page)
 	case size <= 0:
 		return 0

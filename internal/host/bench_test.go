@@ -54,7 +54,7 @@ func BenchmarkFirstWrite(b *testing.B) {
 		cfg.Capacity, cfg.Node, cfg.Huge = size, -1, true
 		a := open(b, cfg)
 		defer a.Close()
-		for cfg.Touch && a.Stats().Touched < min(leastAhead, size/16) { // as of an engine that has been open for a moment
+		for cfg.Touch && a.Stats().Touched < min(minAhead, size/16) { // as of an engine that has been open for a moment
 			time.Sleep(time.Millisecond)
 		}
 		begin := time.Now()

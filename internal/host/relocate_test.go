@@ -263,7 +263,7 @@ func TestReservedMemoryConcurrently(t *testing.T) {
 	a := open(t, Config{Capacity: capacity, Node: -1, Touch: true})
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: a, Node: -1, Backend: "host",
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

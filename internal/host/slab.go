@@ -21,16 +21,16 @@ const (
 	// place is the alignment of places: what Arrow asks for its buffers.
 	place = 64
 	// smallMost is the largest size that a slab serves.
-	smallMost = 2 * tier.Page
+	maxSmall = 2 * tier.Page
 	// fineMost is up to where classes go up by place.
-	fineMost = 512
+	maxFine = 512
 	// classCount: fineMost/place, then four for each of the four doublings.
 	classCount = 8 + 4*4
 )
 
 // classOf returns the class of a size from 1 to smallMost.
 func classOf(size int64) int {
-	if size <= fineMost {
+	if size <= maxFine {
 		return int((size - 1) / place)
 	}
 	n := bits.Len64(uint64(size - 1)) // 2^(n-1) < size ≤ 2^n, n from 10

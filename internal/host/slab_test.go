@@ -11,7 +11,7 @@ import (
 
 func TestClassesFitWhatTheyAreFor(t *testing.T) {
 	last := int64(0)
-	for size := int64(1); size <= smallMost; size++ {
+	for size := int64(1); size <= maxSmall; size++ {
 		class := classOf(size)
 		if class < 0 || class >= classCount {
 			t.Fatalf("size %d is of class %d", size, class)
@@ -31,8 +31,8 @@ func TestClassesFitWhatTheyAreFor(t *testing.T) {
 		}
 		last = n
 	}
-	if classOf(smallMost) != classCount-1 {
-		t.Errorf("the last class is %d of %d", classOf(smallMost), classCount)
+	if classOf(maxSmall) != classCount-1 {
+		t.Errorf("the last class is %d of %d", classOf(maxSmall), classCount)
 	}
 }
 

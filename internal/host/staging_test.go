@@ -23,7 +23,7 @@ func hostBuffer(t testing.TB, size int64, cuts ...int64) *tier.Buffer {
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Host}, Capacity: a.Stats().Capacity, Pool: a, Node: -1, Backend: "host",
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -7,8 +7,8 @@ import "sync/atomic"
 // ahead of its users within a few of their steps, because touching a page takes less time than
 // filling it.
 const (
-	leastAhead = 64 << 20
-	mostAhead  = 512 << 20
+	minAhead = 64 << 20
+	maxAhead = 512 << 20
 
 	share = 16      // one sixteenth of a range is touched before its first use: leastAhead of 1 GiB
 	huge  = 2 << 20 // in whole huge pages, so nothing of a range where one is more than that
@@ -27,7 +27,7 @@ type Window struct {
 
 // NewWindow returns the window of a range of size bytes, of which nothing has been used.
 func NewWindow(size int64) *Window {
-	return &Window{least: min(leastAhead, size/share/huge*huge), grown: make(chan struct{}, 1)}
+	return &Window{least: min(minAhead, size/share/huge*huge), grown: make(chan struct{}, 1)}
 }
 
 // Reach notes that the bytes up to the offset end are handed out. It never waits.
@@ -46,7 +46,7 @@ func (w *Window) Reach(end int64) {
 // end returns the offset up to which the range may be touched.
 func (w *Window) end() int64 {
 	used := w.used.Load()
-	return used + min(max(used, w.least), mostAhead)
+	return used + min(max(used, w.least), maxAhead)
 }
 
 // Wait returns true when the page at off is in the window, and false when stop is closed.

@@ -22,7 +22,7 @@ func TestWindow(t *testing.T) {
 		at := int64(0)
 		go func() { walk(w, size, step, stop, &at); close(done) }()
 		for _, c := range []struct{ reach, want int64 }{
-			{0, leastAhead}, {1, leastAhead + step}, {leastAhead, 2 * leastAhead}, {leastAhead / 2, 2 * leastAhead}, {100 << 20, 200 << 20}, {mostAhead, 2 * mostAhead}, {1 << 30, 1<<30 + mostAhead},
+			{0, minAhead}, {1, minAhead + step}, {minAhead, 2 * minAhead}, {minAhead / 2, 2 * minAhead}, {100 << 20, 200 << 20}, {maxAhead, 2 * maxAhead}, {1 << 30, 1<<30 + maxAhead},
 			{size - step, size}, {size, size},
 		} {
 			w.Reach(c.reach)
@@ -38,7 +38,7 @@ func TestWindow(t *testing.T) {
 
 // TestShortRange: before its first use a range has a part of it touched in whole huge pages.
 func TestShortRange(t *testing.T) {
-	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: leastAhead, 1 << 40: leastAhead} {
+	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: minAhead, 1 << 40: minAhead} {
 		if w := NewWindow(size); w.end() != want {
 			t.Errorf("of %d bytes %d are touched, want %d", size, w.end(), want)
 		}
@@ -58,7 +58,7 @@ func TestWindowStops(t *testing.T) {
 		synctest.Wait()
 		close(stop)
 		<-done
-		if at != leastAhead {
+		if at != minAhead {
 			t.Errorf("%d bytes are touched", at)
 		}
 		if NewWindow(1<<40).Wait(0, stop) {
@@ -80,7 +80,7 @@ func TestWindowUnderRaces(t *testing.T) {
 				for range 100 {
 					w.Reach(r.Int64N(size))
 				}
-				w.Reach(size - mostAhead)
+				w.Reach(size - maxAhead)
 			}()
 		}
 		<-done // a growth that is missed is a deadlock

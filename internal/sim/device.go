@@ -106,11 +106,11 @@ type gpu struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Device]
-		line    *extent.Allocator
-		allocs  *devpool.Table
-		streams map[*stream]struct{}
-		closed  bool  // no calls any more
-		foreign int64 // bytes that others hold
+		line     *extent.Allocator
+		allocs   *devpool.Table
+		streams  map[*stream]struct{}
+		closed   bool  // no calls any more
+		external int64 // bytes that others hold
 
 		toDevice, fromDevice time.Time // see book
 	}
@@ -122,7 +122,7 @@ var (
 )
 
 // New returns a device, which is also a tier.Lender. For tests it has a method
-// SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
+// SetExternal(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
 func New(cfg Config) (tier.Device, error) { return NewFaulty(cfg, nil) }
 
@@ -199,7 +199,7 @@ func (d *gpu) Alloc(s tier.Stream, size int64) (tier.Addr, error) {
 	if d.mu.closed {
 		return 0, tier.ErrClosed
 	}
-	full := &tier.NoSpaceError{Requested: size, Available: max(0, d.mu.line.FreeBytes()-d.mu.foreign)}
+	full := &tier.NoSpaceError{Requested: size, Available: max(0, d.mu.line.FreeBytes()-d.mu.external)}
 	if charge > full.Available {
 		return 0, full
 	}
@@ -316,16 +316,16 @@ func (d *gpu) NewStream() (tier.Stream, error) {
 func (d *gpu) MemInfo() (free, total int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return max(0, d.mu.line.FreeBytes()-d.mu.foreign), d.cfg.Memory, nil
+	return max(0, d.mu.line.FreeBytes()-d.mu.external), d.cfg.Memory, nil
 }
 
-// SetForeign makes the device behave as if others held n of its bytes, as other processes
+// SetExternal makes the device behave as if others held n of its bytes, as other processes
 // do on a GPU: so much less is free. Existing allocations stay, also if they are more
 // than that.
-func (d *gpu) SetForeign(n int64) {
+func (d *gpu) SetExternal(n int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.foreign = max(0, n)
+	d.mu.external = max(0, n)
 }
 
 // Outstanding implements tier.Device.

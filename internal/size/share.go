@@ -10,7 +10,7 @@ import (
 
 // LeastShare is the smallest share that [ParseShare] returns: a smaller one is less than a byte of
 // every size.
-const LeastShare = 1.0 / (1 << 63)
+const MinShare = 1.0 / (1 << 63)
 
 // ParseShare reads a text such as 25% or 12.5% and returns the fraction, here 0.25 or 0.125. A
 // share is above 0% and at most 100%. An error quotes s.
@@ -37,7 +37,7 @@ func parsePercent(s string) (float64, error) {
 		return 0, fmt.Errorf("it must be above 0%%")
 	case r.Cmp(big.NewRat(1, 1)) > 0:
 		return 0, fmt.Errorf("it is above 100%%")
-	case share < LeastShare:
+	case share < MinShare:
 		return 0, fmt.Errorf("it is less than a byte of any size")
 	}
 	return share, nil

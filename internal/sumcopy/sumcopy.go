@@ -41,7 +41,7 @@ type Sum struct {
 
 // fusedLeast is from where on a copy takes the loop: below it memmove writes through the cache, which
 // is what short copies want. The race detector looks at each byte of memmove's.
-var fusedLeast = func() int {
+var minFused = func() int {
 	if invariants.Race {
 		return 16 << 10
 	}
@@ -55,7 +55,7 @@ var fusedLeast = func() int {
 // processors, where there is enough for each: one core does not use all the bandwidth of the memory.
 func Spread(dst, src []byte) int {
 	n := min(len(dst), len(src))
-	if n < fusedLeast {
+	if n < minFused {
 		return copy(dst, src)
 	}
 	Gather([]Copy{{dst[:n], src[:n]}})
@@ -79,7 +79,7 @@ func Gather(copies []Copy) {
 	for _, c := range copies {
 		total += len(c.Src)
 	}
-	if total < fusedLeast {
+	if total < minFused {
 		for _, c := range copies {
 			copy(c.Dst, c.Src)
 		}

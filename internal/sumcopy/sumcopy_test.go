@@ -187,7 +187,7 @@ func BenchmarkCopy(b *testing.B) {
 func TestGatherCopiesAll(t *testing.T) {
 	const gap = 96
 	rng := rand.New(rand.NewPCG(1, 2))
-	lengths := [][]int{nil, {0}, {5}, {0, 1, 0, 0, 1023, 0}, {3*spreadPart + 7}, {fusedLeast - 1, 1}}
+	lengths := [][]int{nil, {0}, {5}, {0, 1, 0, 0, 1023, 0}, {3*spreadPart + 7}, {minFused - 1, 1}}
 	for range 6 {
 		var many []int
 		for range 300 {
@@ -220,7 +220,7 @@ func TestGatherCopiesAll(t *testing.T) {
 }
 
 func TestSpreadCopiesAll(t *testing.T) {
-	for _, n := range []int{0, 1, 1023, fusedLeast - 1, fusedLeast, fusedLeast + 1, 3*fusedLeast + 777, 9*spreadPart + 5} {
+	for _, n := range []int{0, 1, 1023, minFused - 1, minFused, minFused + 1, 3*minFused + 777, 9*spreadPart + 5} {
 		src, dst := make([]byte, n), make([]byte, n+100)
 		for i := range src {
 			src[i] = byte(i*7 + i>>9)

@@ -16,13 +16,13 @@ var spare = runtime.GOMAXPROCS(0) >= 8
 const LookFor = 100 * time.Microsecond
 
 // mostLooks bounds Look where time stands still, as in a test's bubble.
-const mostLooks = 20_000
+const maxLooks = 20_000
 
 // Look waits for done for LookFor at most, without sleeping, if there are processors to spare. It
 // reports whether done is closed.
 func Look(done <-chan struct{}) bool {
 	began := time.Now()
-	for range mostLooks {
+	for range maxLooks {
 		select {
 		case <-done:
 			return true

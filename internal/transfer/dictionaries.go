@@ -223,12 +223,12 @@ func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dict
 func (d *Dictionary) used() bool { return d.Held > 0 || len(d.Copies) > 0 }
 
 // leastSweep is how many names there may be before any is looked at.
-const leastSweep = 8
+const minSweep = 8
 
 // nameLocked makes key a name of d. When there are twice as many names as were in use the last time, it
 // forgets the others: so each costs a look or two, however many there are.
 func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
-	if len(s.Mu.Known) >= max(s.Mu.sweep, leastSweep) {
+	if len(s.Mu.Known) >= max(s.Mu.sweep, minSweep) {
 		s.sweepLocked()
 	}
 	if s.Mu.Known == nil {

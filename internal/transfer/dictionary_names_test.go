@@ -34,7 +34,7 @@ func TestManyNamesOfOneDictionary(t *testing.T) {
 	for range n {
 		s.nameLocked(d, weak.Make(array.NewData(arrow.PrimitiveTypes.Int8, 0, nil, nil, 0, 0)), nil)
 	}
-	if len(s.Mu.Known) > n+leastSweep {
+	if len(s.Mu.Known) > n+minSweep {
 		t.Errorf("%d names are left of arrays that are gone", len(s.Mu.Known))
 	}
 	kept := array.NewData(arrow.PrimitiveTypes.Int8, 0, nil, nil, 0, 0)

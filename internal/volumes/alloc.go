@@ -29,8 +29,8 @@ type extents struct {
 	v      *Volume
 	size   int64
 	pieces []piece
-	sealed *sealedExtent // nil if the volume does not encrypt
-	kept   *keptFile     // nil: the memory is in the volume's file
+	sealed *sealedExtent  // nil if the volume does not encrypt
+	kept   *persistedFile // nil: the memory is in the volume's file
 
 	written   atomic.Int64 // bytes, counting repeated writes of the same place: an estimate for the backlog
 	reclaimed func()       // set by Free

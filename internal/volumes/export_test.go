@@ -80,7 +80,7 @@ func Forge(path string, at int64, bit byte) (string, error) {
 		return "", err
 	}
 	tail := p[len(p)-tailSize:]
-	var t keptTail
+	var t persistedTail
 	if _, err := binary.Decode(tail, binary.LittleEndian, &t); err != nil {
 		return "", err
 	}

@@ -21,37 +21,37 @@ import (
 // keptFile is the file of one memory on a volume with Config.Persist. Its name is its number with
 // the suffix ".part". While it has the header of a batch or a dictionary, it is an entry of the volume,
 // and its name is the entry's key.
-type keptFile struct {
+type persistedFile struct {
 	number uint64
 	name   atomic.Pointer[string] // its present one
 	memory *extents               // of size 0 for a batch without memory
 
 	// turn is a token: its owner opens the file, writes the header or changes the name. It guards tail.
 	turn chan struct{}
-	tail *keptTail // nil: it has no header
+	tail *persistedTail // nil: it has no header
 
 	// Guarded by the volume's mutex.
-	state     keptState
+	state     persistedState
 	key       uint64    // 0: it never had a header
 	persisted Persisted // what was found
 	giveUp    func()    // gives back the header's room in the space; nil: none
 }
 
 // keptState is what a keptFile is. The Free of its memory removes the file, except for lent memory.
-type keptState int
+type persistedState int
 
 const (
-	isPart  keptState = iota // not an entry
-	isOwned                  // an entry of this process: Volume.Persist has written it, or Own was called
-	isFound                  // an earlier process left it; it stays when the volume is closed
-	isLent                   // it was found, and Take has handed out its memory: Free makes it isFound again
+	isPart  persistedState = iota // not an entry
+	isOwned                       // an entry of this process: Volume.Persist has written it, or Own was called
+	isFound                       // an earlier process left it; it stays when the volume is closed
+	isLent                        // it was found, and Take has handed out its memory: Free makes it isFound again
 )
 
 // part is the name of the file while it is not an entry.
-func (k *keptFile) part() string { return keptName(k.number, partSuffix) }
+func (k *persistedFile) part() string { return keptName(k.number, partSuffix) }
 
 // room returns the length of the file.
-func (k *keptFile) room() int64 {
+func (k *persistedFile) room() int64 {
 	n := extent.RoundUp(k.memory.size, tier.Page)
 	if k.tail != nil {
 		n += k.tail.Room
@@ -83,7 +83,7 @@ func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
 	if err := v.takeRoom(n); err != nil {
 		return false, nil, err
 	}
-	k := &keptFile{number: v.numbers.Add(1), memory: e, turn: make(chan struct{}, 1)}
+	k := &persistedFile{number: v.numbers.Add(1), memory: e, turn: make(chan struct{}, 1)}
 	name := k.part()
 	k.name.Store(&name)
 	e.kept, e.pieces = k, []piece{{Len: e.size}}
@@ -188,7 +188,7 @@ func (v *Volume) writeHeader(
 	text, _ := binary.Append(nil, binary.LittleEndian, fixed)
 	text, _ = binary.Append(text, binary.LittleEndian, blocks)
 	text = append(text, meta...)
-	t := &keptTail{
+	t := &persistedTail{
 		Magic: [8]byte([]byte(tailMagic)), Body: extent.RoundUp(e.size, tier.Page), Length: int64(len(text)),
 	}
 	if limit := maxHeader(t.Body); t.Length > limit {
@@ -350,7 +350,7 @@ func (v *Volume) Forget(key uint64) {
 
 // endEntry ends the entry of a file, if there is one: it returns when the file has no key for a name any
 // more.
-func (v *Volume) endEntry(k *keptFile) {
+func (v *Volume) endEntry(k *persistedFile) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	v.mu.Lock()
@@ -370,7 +370,7 @@ func (v *Volume) endEntry(k *keptFile) {
 
 // rename gives a file another name: its key, or its number. Its caller has the file's turn. An error is
 // none if the file has that name nevertheless, as may be on a network: no code would find it again.
-func (v *Volume) rename(k *keptFile, to string) error {
+func (v *Volume) rename(k *persistedFile, to string) error {
 	if from := *k.name.Load(); from != to {
 		path := filepath.Join(v.own.path, to)
 		if err := v.cfg.FS.Rename(filepath.Join(v.own.path, from), path); err != nil {
@@ -384,14 +384,14 @@ func (v *Volume) rename(k *keptFile, to string) error {
 }
 
 // openKept opens a file by the name that it has. Its caller does not have the file's turn.
-func (v *Volume) openKept(k *keptFile, direct bool) (disk.File, error) {
+func (v *Volume) openKept(k *persistedFile, direct bool) (disk.File, error) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	return v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), direct)
 }
 
 // writeKept writes to a file through the page cache. Its caller has the file's turn.
-func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
+func (v *Volume) writeKept(k *persistedFile, p []byte, off int64) error {
 	f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), false)
 	if err != nil {
 		return bare(err)
@@ -401,7 +401,7 @@ func (v *Volume) writeKept(k *keptFile, p []byte, off int64) error {
 }
 
 // freeKept removes the file of a memory that was freed, and gives its room back.
-func (v *Volume) freeKept(k *keptFile) {
+func (v *Volume) freeKept(k *persistedFile) {
 	v.endEntry(k)
 	name := *k.name.Load()
 	if err := v.own.removeFile(name); err != nil {

@@ -106,7 +106,7 @@ func (v *Volume) takeOver(path string) error {
 			e.sealed = &sealedExtent{sealer: v.sealer, key: f.key} // not to be written: see checkWrite
 			e.sealed.mu.blocks = f.blocks
 		}
-		e.kept = &keptFile{
+		e.kept = &persistedFile{
 			number: f.number, memory: e, turn: make(chan struct{}, 1), tail: f.tail,
 			state: isFound, key: f.Key, persisted: f.Persisted,
 		}

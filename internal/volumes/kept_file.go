@@ -40,7 +40,7 @@ const (
 func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*5*tier.Page }
 
 // keptTail is the end of a file that persists.
-type keptTail struct {
+type persistedTail struct {
 	Magic      [8]byte
 	Body       int64   // bytes before the header
 	Room       int64   // from the header to the end of the file
@@ -65,14 +65,14 @@ type fixedHeader struct {
 }
 
 // bytes returns the tail as it is written, with its checksum.
-func (t *keptTail) bytes() []byte {
+func (t *persistedTail) bytes() []byte {
 	p, _ := binary.Append(make([]byte, 0, tailSize), binary.LittleEndian, t) // a struct of a fixed size
 	binary.LittleEndian.PutUint64(p[tailSize-8:], xxh3.Hash(p[:tailSize-8]))
 	return p
 }
 
 // setPlace sets the place, sealed if s is not nil.
-func (t *keptTail) setPlace(s *sealer, place []byte) error {
+func (t *persistedTail) setPlace(s *sealer, place []byte) error {
 	if len(place) > len(t.Place) {
 		return fmt.Errorf("the names of its plan and operator are too long: %d bytes, and the limit is %d",
 			len(place), len(t.Place))
@@ -89,7 +89,7 @@ func (t *keptTail) setPlace(s *sealer, place []byte) error {
 
 // placeExtra and headerExtra are authenticated with the place and the header. Blocks have no such text,
 // so none of the three passes for another.
-func (t *keptTail) placeExtra() []byte {
+func (t *persistedTail) placeExtra() []byte {
 	return binary.LittleEndian.AppendUint64([]byte("spillway place "), t.Key)
 }
 
@@ -115,7 +115,7 @@ func errDamaged(format string, args ...any) error {
 type foundFile struct {
 	Persisted
 	number uint64 // in the file's name while it is a part
-	tail   *keptTail
+	tail   *persistedTail
 	blocks []sealedBlock // none if nothing is encrypted
 	key    *sealKey      // of the blocks; nil if nothing is encrypted
 }
@@ -163,7 +163,7 @@ func readEnd(f io.ReaderAt, key uint64, length int64, s *sealer) (*foundFile, er
 	if length < tailSize || length%tier.Page != 0 {
 		return nil, errDamaged("its %d bytes are not whole pages with a header", length)
 	}
-	p, t := make([]byte, tailSize), new(keptTail)
+	p, t := make([]byte, tailSize), new(persistedTail)
 	if _, err := f.ReadAt(p, length-tailSize); err != nil {
 		return nil, err
 	}

@@ -69,12 +69,12 @@ type Volume struct {
 
 	mu struct {
 		lockrank.Mutex[lockrank.Backend]
-		backed   *extent.Allocator    // room that the file system has given, and that is free
-		holes    *extent.Allocator    // room that the file system has
-		used     int64                // bytes allocated
-		idle     int64                // the minimum of free backed bytes since trimIdle looked
-		entries  map[uint64]*keptFile // what persists, by key
-		stays    int64                // of used, the bytes of found files
+		backed   *extent.Allocator         // room that the file system has given, and that is free
+		holes    *extent.Allocator         // room that the file system has
+		used     int64                     // bytes allocated
+		idle     int64                     // the minimum of free backed bytes since trimIdle looked
+		entries  map[uint64]*persistedFile // what persists, by key
+		stays    int64                     // of used, the bytes of found files
 		closed   bool
 		ended    bool // or about to end
 		warnings []diag.Warning
@@ -98,7 +98,7 @@ func Open(cfg Config) (*Volume, error) {
 	v.speed.request, v.speed.depth, v.speed.stripe = v.cfg.Request, int64(v.cfg.Depth), v.cfg.Stripe
 	v.buffers.length, v.buffers.kept = v.cfg.Request+beyondRequest, helpersPerDepth*v.cfg.Depth
 	v.life, v.endLife = context.WithCancel(context.Background())
-	v.mu.entries = make(map[uint64]*keptFile)
+	v.mu.entries = make(map[uint64]*persistedFile)
 	v.mu.backed, v.mu.holes = extent.New(0), extent.New(0)
 	if !cfg.Persist {
 		v.mu.holes = extent.New(v.cfg.Capacity)

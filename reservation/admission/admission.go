@@ -13,7 +13,7 @@
 // A task is a reservation with inputs. Its need in a space is the bytes of its inputs that are not
 // there yet, plus its output, plus its overhead, as the space charges them. It may start if
 //
-//	need ≤ min(threshold × capacity − foreign, limit) − used
+//	need ≤ min(threshold × capacity − external, limit) − used
 //
 // or if no task runs in the space and the need can be reserved: then it is admitted alone. No more
 // tasks run at once than there are threads. The need is reserved, and counts as used for all

@@ -341,7 +341,7 @@ func TestInputsBeforeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2, host: true})
 		for _, s := range w.gpus {
-			if err := s.SetMarks(tier.Fractions{Limit: 1, Trigger: 0.5, Stop: 0.4}); err != nil {
+			if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.5, Stop: 0.4}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -84,8 +84,8 @@ func newWorld(t testing.TB, c setup) *world {
 	for i := range max(1, c.gpus) {
 		s, err := tier.NewSpace(tier.SpaceConfig{
 			ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: c.cap, Node: -1,
-			Pool:      pool{max(1, c.grain), new(devpool.Loss), c.charging},
-			Fractions: tier.Fractions{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
+			Pool:  pool{max(1, c.grain), new(devpool.Loss), c.charging},
+			Marks: tier.Marks{Limit: c.limit, Trigger: c.limit, Stop: c.limit / 2}, Hint: "a larger GPU",
 		})
 		if err != nil {
 			t.Fatal(err)

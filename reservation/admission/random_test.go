@@ -216,7 +216,7 @@ func TestRandomConcurrent(t *testing.T) {
 }
 
 // TestRandomChanges lets tasks of all sizes run, with other requests, while threshold, limits and
-// foreign bytes change. Every wait ends, and the books end at zero.
+// external bytes change. Every wait ends, and the books end at zero.
 func TestRandomChanges(t *testing.T) {
 	for seed := range testseed.Each(t, 40) {
 		synctest.Test(t, func(t *testing.T) { randomChanges(t, seed) })
@@ -267,7 +267,7 @@ func randomChanges(t *testing.T, seed uint64) {
 				case 1:
 					err = s.SetLimit(capacity/4 + rng.Int64N(capacity*3/4))
 				case 2:
-					s.SetForeign(rng.Int64N(capacity / 2))
+					s.SetExternal(rng.Int64N(capacity / 2))
 				default:
 					r, refused := w.m.TryReserve(reservation.Specific(s.ID()), rng.Int64N(capacity/2), nil)
 					if refused == nil {

@@ -64,7 +64,7 @@ func TestWakeUpsAreBounded(t *testing.T) {
 }
 
 // setForeign sets how many bytes others hold on a device.
-func setForeign(s *tier.Space, bytes int64) { s.SetForeign(bytes) }
+func setForeign(s *tier.Space, bytes int64) { s.SetExternal(bytes) }
 
 // TestForeignChangesWhileTheHeadWaits: the threshold that holds when the head starts is the one of
 // that moment.

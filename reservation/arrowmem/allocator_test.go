@@ -22,7 +22,7 @@ func arenaOf(t testing.TB, capacity int64) (*reservation.Manager, *tier.Space) {
 	}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Node: -1, Backend: "host", Pool: a,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

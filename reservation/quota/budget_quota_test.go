@@ -26,7 +26,7 @@ func newSpace(t *testing.T, dev tier.Device, capacity int64) *tier.Space {
 	}
 	s, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Quota: tier.QuotaOf(dev),
-		Fractions: tier.Fractions{Limit: 1, Trigger: 1, Stop: 0.5},
+		Marks: tier.Marks{Limit: 1, Trigger: 1, Stop: 0.5},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@
 // batches down.
 //
 // A quota limits only bytes that are reserved through Spillway. It does not limit other libraries
-// in the same process and other programs on the same GPU: their bytes are the foreign bytes of a
+// in the same process and other programs on the same GPU: their bytes are the external bytes of a
 // space.
 //
 // # The ledger

@@ -70,8 +70,8 @@ func spaceUnder(t *testing.T, ordinal int, memory int64, q *quota.Quota) (*tier.
 	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.GPU, Ordinal: ordinal}, Capacity: memory,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
-		Pool:      pool, Quota: tier.QuotaOf(dev),
+		Marks: tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Pool:  pool, Quota: tier.QuotaOf(dev),
 	})
 	if err != nil {
 		t.Fatal(err)

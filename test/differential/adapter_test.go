@@ -396,7 +396,7 @@ func (e *engine) spaceOf(name string) *tier.Space {
 func (e *engine) setLimit(name string, n int64) error { return e.spaceOf(name).SetLimit(n) }
 
 func (e *engine) setMarks(name string, limit, trigger, stop float64) error {
-	return e.spaceOf(name).SetMarks(tier.Fractions{Limit: limit, Trigger: trigger, Stop: stop})
+	return e.spaceOf(name).SetMarks(tier.Marks{Limit: limit, Trigger: trigger, Stop: stop})
 }
 
 func (e *engine) trim(ctx context.Context) error {

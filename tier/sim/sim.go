@@ -36,6 +36,6 @@ type Config struct {
 }
 
 // New returns a device, which is also a tier.Lender. For tests it has a method
-// SetForeign(bytes int64): the device behaves as if others held so much of it. The caller must
+// SetExternal(bytes int64): the device behaves as if others held so much of it. The caller must
 // Close it.
 func New(cfg Config) (tier.Device, error) { return sim.New(sim.Config(cfg)) }

@@ -548,11 +548,11 @@ func testPoolRandom(t *testing.T, p *pool) {
 // space never exceeds its capacity, and all memory returns to it.
 func testPoolConcurrent(t *testing.T, p *pool) {
 	space, err := tier.NewSpace(tier.SpaceConfig{
-		ID:        tier.ID{Kind: tier.Host},
-		Capacity:  poolCapacity,
-		Fractions: tier.Fractions{Limit: 1, Trigger: 0.9, Stop: 0.5},
-		Pool:      p.Pool,
-		Backend:   "test",
+		ID:       tier.ID{Kind: tier.Host},
+		Capacity: poolCapacity,
+		Marks:    tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.5},
+		Pool:     p.Pool,
+		Backend:  "test",
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ var table = []group{
 		gauge("trigger", Bytes, "Pressure at which the monitor starts to evict batches, in bytes.", field("Trigger")),
 		gauge("stop", Bytes, "Pressure at which the monitor stops, in bytes.", field("Stop")),
 		gauge("pressure", Bytes,
-			"Live, retired, reserved and foreign bytes, which the monitor compares with trigger and stop.",
+			"Live, retired, reserved and external bytes, which the monitor compares with trigger and stop.",
 			computed(func(s spillway.SpaceStats) Sample { return Sample{Value: float64(s.Used() + s.External)} })),
 		gauge("held", Bytes,
 			"Bytes of a space by kind: live, retired (freed, but a device uses them), reserved, "+

@@ -354,29 +354,29 @@ type Outcome struct {
 // Inspect is the document of inspect.
 type Inspect struct {
 	Header
-	Path        string          `json:"path"`
-	Checksums   bool            `json:"checksums"` // all bytes were compared with their checksums, but for those in use
-	Directories []KeptDirectory `json:"directories"`
+	Path        string               `json:"path"`
+	Checksums   bool                 `json:"checksums"` // all bytes were compared with their checksums, but for those in use
+	Directories []PersistedDirectory `json:"directories"`
 }
 
 // KeptDirectory is what one process has left on a disk, or what the engine has there that uses it.
-type KeptDirectory struct {
-	Path            string      `json:"path"`
-	InUse           bool        `json:"in_use"`    // an engine has it locked; the rest is of a moment
-	Encrypted       bool        `json:"encrypted"` // with a key of the user's; then only records are counted
-	Records         int         `json:"records"`   // of batches and of dictionaries that batches share
-	Batches         []KeptBatch `json:"batches"`   // the oldest first
-	Dictionaries    int         `json:"dictionaries"`
-	DictionaryBytes int64       `json:"dictionary_bytes"` // of their room on the disk
-	Bytes           int64       `json:"bytes"`            // of the room of all records
-	FileBytes       int64       `json:"file_bytes"`       // the lengths of the files, which may have holes
-	Unlisted        []string    `json:"unlisted"`         // names of files that hold nothing that persists
-	Damaged         []string    `json:"damaged"`          // what is lost, and why, beside the batches with an error
-	Error           string      `json:"error"`            // why it cannot be read; else empty
+type PersistedDirectory struct {
+	Path            string           `json:"path"`
+	InUse           bool             `json:"in_use"`    // an engine has it locked; the rest is of a moment
+	Encrypted       bool             `json:"encrypted"` // with a key of the user's; then only records are counted
+	Records         int              `json:"records"`   // of batches and of dictionaries that batches share
+	Batches         []PersistedBatch `json:"batches"`   // the oldest first
+	Dictionaries    int              `json:"dictionaries"`
+	DictionaryBytes int64            `json:"dictionary_bytes"` // of their room on the disk
+	Bytes           int64            `json:"bytes"`            // of the room of all records
+	FileBytes       int64            `json:"file_bytes"`       // the lengths of the files, which may have holes
+	Unlisted        []string         `json:"unlisted"`         // names of files that hold nothing that persists
+	Damaged         []string         `json:"damaged"`          // what is lost, and why, beside the batches with an error
+	Error           string           `json:"error"`            // why it cannot be read; else empty
 }
 
 // KeptBatch is a batch that persists.
-type KeptBatch struct {
+type PersistedBatch struct {
 	ID           uint64   `json:"id"` // in the engine that left it
 	Plan         string   `json:"plan"`
 	Operator     string   `json:"operator"`

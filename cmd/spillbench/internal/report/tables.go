@@ -300,7 +300,7 @@ func (d *Inspect) Damage() (n int) {
 
 // keptRow is a batch of inspect, with its operator and port as one text and the number of its columns.
 type keptRow struct {
-	KeptBatch
+	PersistedBatch
 	Operator string `json:"operator"`
 	Columns  int    `json:"columns"`
 }

@@ -83,7 +83,7 @@ type program struct {
 func start(t *testing.T) *program {
 	t.Helper()
 	const mib = 1 << 20
-	marks := tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6}
+	marks := tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}
 	p := new(program)
 	p.recorder = simulate.NewRecorder(&p.file)
 	var err error

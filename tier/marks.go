@@ -7,9 +7,9 @@ import (
 	"github.com/spillway-db/spillway/internal/books"
 )
 
-// Fractions are the marks of a space, as shares of its capacity:
+// Marks are the marks of a space, as shares of its capacity:
 // 0 < Stop < Trigger ≤ Limit ≤ 1.
-type Fractions struct {
+type Marks struct {
 	Limit   float64 // largest share that reservations may take
 	Trigger float64 // at this pressure the monitor starts to move batches down
 	Stop    float64 // at this pressure it ends at the latest
@@ -17,16 +17,16 @@ type Fractions struct {
 
 // In returns f with its zero fields set to the defaults of a tier. The limit is above the trigger,
 // so that the monitor acts before reservations are refused.
-func (f Fractions) In(k Kind) Fractions {
+func (f Marks) In(k Kind) Marks {
 	if !k.Valid() {
 		k = GPU
 	}
 	other := kinds[k].marks
-	return Fractions{cmp.Or(f.Limit, other.Limit), cmp.Or(f.Trigger, other.Trigger), cmp.Or(f.Stop, other.Stop)}
+	return Marks{cmp.Or(f.Limit, other.Limit), cmp.Or(f.Trigger, other.Trigger), cmp.Or(f.Stop, other.Stop)}
 }
 
 // Validate checks 0 < Stop < Trigger ≤ Limit ≤ 1.
-func (f Fractions) Validate() error {
+func (f Marks) Validate() error {
 	if 0 < f.Stop && f.Stop < f.Trigger && f.Trigger <= f.Limit && f.Limit <= 1 { // none is NaN
 		return nil
 	}
@@ -36,7 +36,7 @@ func (f Fractions) Validate() error {
 
 // of returns the fractions, with the defaults of the space's tier, in bytes of its capacity. In
 // bytes, too, 0 < Stop < Trigger is required: otherwise an empty space could be above its trigger.
-func (f Fractions) of(id ID, capacity int64) (books.Marks, error) {
+func (f Marks) of(id ID, capacity int64) (books.Marks, error) {
 	f = f.In(id.Kind)
 	if err := f.Validate(); err != nil {
 		return books.Marks{}, fmt.Errorf("%w (space %s)", err, id)

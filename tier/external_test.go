@@ -28,8 +28,8 @@ type limiting struct{ tier.Device }
 func (d limiting) Unwrap() tier.Device          { return d.Device }
 func (limiting) MemInfo() (int64, int64, error) { return 0, 1, nil }
 
-// TestForeignOn: what is neither free nor in the space's books is others'.
-func TestForeignOn(t *testing.T) {
+// TestExternalOn: what is neither free nor in the space's books is others'.
+func TestExternalOn(t *testing.T) {
 	s := newSpace(t, 1024, &fakePool{})
 	b := draw(t, s, 320)
 	r := promise(t, s, 128) // only promised: the device has it still
@@ -46,11 +46,11 @@ func TestForeignOn(t *testing.T) {
 		{"behind decorators", limiting{limiting{&teller{free: 604}}}, 100, true},
 		{"no answer", &teller{err: errors.New("no answer")}, 0, false},
 	} {
-		if n, known := s.ForeignOn(tt.dev); n != tt.want || known != tt.ok {
+		if n, known := s.ExternalOn(tt.dev); n != tt.want || known != tt.ok {
 			t.Errorf("%s: %d bytes, %v; want %d, %v", tt.name, n, known, tt.want, tt.ok)
 		}
 	}
-	// A buffer that comes during the device's query is no foreign bytes.
+	// A buffer that comes during the device's query is no external bytes.
 	d := &teller{free: 704}
 	var more *tier.Buffer
 	var err error
@@ -61,7 +61,7 @@ func TestForeignOn(t *testing.T) {
 		more, err = drawFrom(s, r, 128)
 		d.free = 576
 	}
-	if n, known := s.ForeignOn(d); n != 0 || !known || err != nil {
+	if n, known := s.ExternalOn(d); n != 0 || !known || err != nil {
 		t.Errorf("%d bytes, %v, with an allocation meanwhile: %v", n, known, err)
 	}
 	changing := &teller{}
@@ -73,7 +73,7 @@ func TestForeignOn(t *testing.T) {
 		}
 		more = draw(t, s, 128)
 	}
-	if _, known := s.ForeignOn(changing); known {
+	if _, known := s.ExternalOn(changing); known {
 		t.Error("a number, though the books change all the time")
 	}
 	ok(t, more.Release())

@@ -28,7 +28,7 @@ func sampled() {
 // simulated is a device of package sim.
 type simulated interface {
 	tier.Device
-	SetForeign(n int64)
+	SetExternal(n int64)
 }
 
 func openSim(t *testing.T, memory int64) simulated {
@@ -44,7 +44,7 @@ func openOver(t *testing.T, g spillway.GPUConfig) (*spillway.Engine, *tier.Space
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs: []spillway.GPUConfig{g}, HostMemory: spillway.Bytes(64 << 20), Disks: []spillway.DiskConfig{}, Logger: slog.New(slog.DiscardHandler),
-		GPUMarks: tier.Fractions{Limit: 1, Trigger: 0.8, Stop: 0.6},
+		GPUMarks: tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6},
 		Limits:   spillway.Limits{Admission: admission.Rules{Threads: 2}}, // also on a machine with one processor
 	})
 	if err != nil {
@@ -88,19 +88,19 @@ func TestForeignBytes(t *testing.T) {
 		all := onGPU(t, eng, 40)
 		sampled()
 		if gpu.State().External != 0 || gpu.State().Used() != 40*mib {
-			t.Fatalf("%d foreign bytes, %d used; nobody else is there", gpu.State().External, gpu.State().Used())
+			t.Fatalf("%d external bytes, %d used; nobody else is there", gpu.State().External, gpu.State().Used())
 		}
-		dev.SetForeign(16 * mib) // with the 40 above 0.8 of 64
+		dev.SetExternal(16 * mib) // with the 40 above 0.8 of 64
 		sampled()
 		if n := gpu.State().External; n != 16*mib {
-			t.Errorf("%d foreign bytes, want 16 MiB", n)
+			t.Errorf("%d external bytes, want 16 MiB", n)
 		}
 		if p := gpu.State().Pressure; p < gpu.State().Stop || p >= gpu.State().Trigger {
 			t.Errorf("the pressure is %d: want it from %d to below %d", p, gpu.State().Stop, gpu.State().Trigger)
 		}
 		for _, s := range eng.Stats().Spaces {
 			if want := int64(16 * mib); s.ID == gpu.ID() && s.External != want {
-				t.Errorf("the statistics have %d foreign bytes", s.External)
+				t.Errorf("the statistics have %d external bytes", s.External)
 			}
 		}
 
@@ -112,7 +112,7 @@ func TestForeignBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 		for foreign, output := range map[int64]int64{30 * mib: 24 * mib, 48 * mib: 32 * mib} {
-			dev.SetForeign(foreign)
+			dev.SetExternal(foreign)
 			sampled()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			admitted := make(chan error, 1)
@@ -127,7 +127,7 @@ func TestForeignBytes(t *testing.T) {
 			if len(admitted) != 0 {
 				t.Errorf("a task of %d bytes is admitted where others hold %d of 64 MiB", output, foreign)
 			}
-			dev.SetForeign(0)
+			dev.SetExternal(0)
 			if err := <-admitted; err != nil {
 				t.Errorf("a task of %d bytes when the others are gone: %v", output, err)
 			}
@@ -135,7 +135,7 @@ func TestForeignBytes(t *testing.T) {
 		}
 		sampled()
 		if n := gpu.State().External; n != 0 {
-			t.Errorf("%d foreign bytes when the others are gone", n)
+			t.Errorf("%d external bytes when the others are gone", n)
 		}
 		if err := running.Done(admission.Measured{}); err != nil {
 			t.Error(err)
@@ -166,7 +166,7 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: spillway.Bytes(64 * mib), Wrap: wrapIn(b)})
 			sampled()
 			if n := gpu.State().External; n != 0 {
-				t.Errorf("%d foreign bytes", n)
+				t.Errorf("%d external bytes", n)
 			}
 			closeClean(t, eng)
 			if err := errors.Join(other.Free(stream, addr), stream.Close(), other.Close()); err != nil {
@@ -180,10 +180,10 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			eng, gpu := openOver(t, spillway.GPUConfig{Device: dev, Own: true, Memory: spillway.Bytes(40 * mib)})
 			all := onGPU(t, eng, 8)
 			for held, want := range map[int64]int64{0: 0, 24 * mib: 0, 30 * mib: 6 * mib} {
-				dev.SetForeign(held)
+				dev.SetExternal(held)
 				sampled()
 				if n := gpu.State().External; n != want {
-					t.Errorf("%d foreign bytes of %d, want %d", n, held, want)
+					t.Errorf("%d external bytes of %d, want %d", n, held, want)
 				}
 			}
 			dropAll(t, all)
@@ -198,13 +198,13 @@ func TestForeignBytesAreOthers(t *testing.T) {
 			ofA, ofB := onGPU(t, a, 10), onGPU(t, b, 20)
 			sampled()
 			if gpuA.State().External != 20*mib || gpuB.State().External != 10*mib {
-				t.Errorf("%d and %d foreign bytes, want what the other has",
+				t.Errorf("%d and %d external bytes, want what the other has",
 					gpuA.State().External, gpuB.State().External)
 			}
-			dev.SetForeign(4 * mib)
+			dev.SetExternal(4 * mib)
 			sampled()
 			if gpuA.State().External != 24*mib || gpuB.State().External != 14*mib {
-				t.Errorf("%d and %d foreign bytes, want those of a third, too",
+				t.Errorf("%d and %d external bytes, want those of a third, too",
 					gpuA.State().External, gpuB.State().External)
 			}
 			dropAll(t, append(ofA, ofB...))
@@ -247,13 +247,13 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 		gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
-		dev.SetForeign(8 * mib)
+		dev.SetExternal(8 * mib)
 		sampled()
 		on.Store(true)
-		dev.SetForeign(16 * mib)
+		dev.SetExternal(16 * mib)
 		sampled()
 		if n := gpu.State().External; n != 8*mib {
-			t.Errorf("%d foreign bytes while the device panics, want the 8 MiB of before", n)
+			t.Errorf("%d external bytes while the device panics, want the 8 MiB of before", n)
 		}
 		if n := strings.Count(log.String(), "Device.MemInfo"); n == 0 {
 			t.Errorf("the panic is not in the log: %s", log.String())
@@ -261,7 +261,7 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		on.Store(false)
 		sampled()
 		if n := gpu.State().External; n != 16*mib {
-			t.Errorf("%d foreign bytes when the device answers again, want 16 MiB", n)
+			t.Errorf("%d external bytes when the device answers again, want 16 MiB", n)
 		}
 		closeClean(t, eng)
 	})
