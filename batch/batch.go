@@ -1120,12 +1120,12 @@ func (b *Batch) Space() *tier.Space {
 	return b.mu.space
 }
 
-// Store makes store, a repository, the holder of the batch, and sets the batch's place; if store is
+// Attach makes store, a repository, the holder of the batch, and sets the batch's place; if store is
 // the holder already, it sets the place alone. A batch that has another holder is ErrStored, so it
 // cannot be in two repositories, or in one twice. From then on the batch calls store at each change
 // after now, before its own observer. The caller may hold its own lock, and must call announce with no
 // lock held.
-func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err error) {
+func (b *Batch) Attach(store Observer, p Place) (now Info, announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -1141,9 +1141,9 @@ func (b *Batch) Store(store Observer, p Place) (now Info, announce func(), err e
 	return b.mu.Info, announce, nil
 }
 
-// Unstore ends what Store began; the batch keeps its place. If store does not hold
+// Detach ends what Attach began; the batch keeps its place. If store does not hold
 // the batch, nothing happens.
-func (b *Batch) Unstore(store Observer) {
+func (b *Batch) Detach(store Observer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mu.store == store {

@@ -312,7 +312,7 @@ func TestExtensionsAtRandom(t *testing.T) {
 						if rng.IntN(4) == 0 {
 							go cancel()
 						}
-						fail(relieve(ctx, m.mover, b, tier.ID{Kind: k}, "test"))
+						fail(evictOne(ctx, m.mover, b, tier.ID{Kind: k}, "test"))
 						cancel()
 					default:
 						h, err := m.mover.Acquire(t.Context(), b, reservation.Specific(b.Info().Space))

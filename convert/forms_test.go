@@ -316,7 +316,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 	m.move(t, b, tier.GPU)
 	is(tier.GPU, inMind)
 	for range 2 {
-		if err := relieve(t.Context(), m.mover, b, theDisk, ReasonTrigger); err != nil {
+		if err := evictOne(t.Context(), m.mover, b, theDisk, ReasonTrigger); err != nil {
 			t.Fatal(err)
 		}
 		is(tier.Disk, batch.PlainImage)
@@ -343,7 +343,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 		is(tier.GPU, inMind)
 		m.spaces[tier.Host].DropAllClean()
 		before := down.Load()
-		if err := relieve(t.Context(), m.mover, b, theDisk, ReasonTrigger); err != nil {
+		if err := evictOne(t.Context(), m.mover, b, theDisk, ReasonTrigger); err != nil {
 			t.Fatal(err)
 		}
 		if n := down.Load() - before; n != 0 {
@@ -365,7 +365,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	var none *tier.NoSpaceError
-	err = relieve(t.Context(), m.mover, b, theDisk, ReasonTrigger)
+	err = evictOne(t.Context(), m.mover, b, theDisk, ReasonTrigger)
 	if !errors.As(err, &none) || none.Space != host.ID() {
 		t.Errorf("without room in host memory: %v", err)
 	}

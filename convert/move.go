@@ -229,7 +229,7 @@ func (m *Mover) attempt(
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
-		distrust(ctx, err, from, to)
+		invalidate(ctx, err, from, to)
 		err = fmt.Errorf("moving batch %d from %s to %s: %w", now.ID, from.ID(), to.ID(), m.ofBatch(ctx, err, mv.b))
 	} else if err = b.Fits(transit, out); err != nil {
 		err = unfit(mv.b, out, err)
@@ -264,10 +264,10 @@ func unfit(b *batch.Batch, out batch.Payload, why error) error {
 	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
 
-// distrust drops all clean images in both spaces of a move that found corrupt bytes, and those on a
+// invalidate drops all clean images in both spaces of a move that found corrupt bytes, and those on a
 // disk that returned an I/O error, because they may be damaged too. Other failures, such as a
-// GPU's, are no reason to distrust them.
-func distrust(ctx context.Context, err error, between ...*tier.Space) {
+// GPU's, are no reason to drop them.
+func invalidate(ctx context.Context, err error, between ...*tier.Space) {
 	var failed *disk.IOError
 	corrupt := errors.Is(err, image.ErrCorrupt)
 	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
@@ -342,9 +342,9 @@ func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier
 	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
 		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
 		m.stats.mu.Lock()
-		relieved := m.stats.relieved[s.ID()]
+		evicted := m.stats.evictedAt[s.ID()]
 		m.stats.mu.Unlock()
-		if now := s.State(); waits || now.Pressure+what.in(s) > now.Stop || time.Since(relieved) < quiet {
+		if now := s.State(); waits || now.Pressure+what.in(s) > now.Stop || time.Since(evicted) < quiet {
 			spaces = append(spaces, s)
 		}
 	}

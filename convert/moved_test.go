@@ -186,7 +186,7 @@ func TestEvictionForAWaitThatHasEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = relieve(ctx, m.mover, b, tier.ID{Kind: tier.Disk}, ReasonDemand)
+	err = evictOne(ctx, m.mover, b, tier.ID{Kind: tier.Disk}, ReasonDemand)
 	if !errors.Is(err, errStale) || tries != 1 {
 		t.Errorf("%d tries, %v", tries, err)
 	}

@@ -107,7 +107,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 	if !errors.Is(err, tier.ErrNoSpace) {
 		t.Errorf("without room: %v", err)
 	}
@@ -118,7 +118,7 @@ func TestMonitorMovesDoNotWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonDemand)
+	err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonDemand)
 	if !errors.Is(err, batch.ErrState) {
 		t.Errorf("with an open handle: %v", err)
 	}
@@ -345,7 +345,7 @@ func roomInOnePiece(t *testing.T, g gpus) {
 	stop := m.onWait(func(context.Context, tier.ID, int64) {
 		for _, b := range small {
 			if b.Info().Space.Kind == tier.GPU && gpu.State().Used() > 0 {
-				if err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
+				if err := evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Disk}, ReasonDemand); err != nil {
 					t.Error(err)
 				}
 			}
@@ -453,7 +453,7 @@ func TestVerifyNeedsADisk(t *testing.T) {
 	}
 }
 
-// TestQuietIsNotByTheWallClock: the time since a batch was relieved has a monotonic clock. So
+// TestQuietIsNotByTheWallClock: the time since a batch was evicted has a monotonic clock. So
 // nothing changes when the system's clock is set.
 func TestQuietIsNotByTheWallClock(t *testing.T) {
 	m := newMachine(t, machineConfig{})
@@ -461,10 +461,10 @@ func TestQuietIsNotByTheWallClock(t *testing.T) {
 	if err := m.mover.Ahead(t.Context(), b, reservation.AnyInTier(tier.Host)); err != nil {
 		t.Errorf("at the beginning: %v", err)
 	}
-	if err := relieve(t.Context(), m.mover, other, theDisk, ReasonDemand); err != nil {
+	if err := evictOne(t.Context(), m.mover, other, theDisk, ReasonDemand); err != nil {
 		t.Fatal(err)
 	}
-	if last := m.mover.stats.relieved[tier.ID{Kind: tier.Host}]; last.IsZero() || last == last.Round(0) {
+	if last := m.mover.stats.evictedAt[tier.ID{Kind: tier.Host}]; last.IsZero() || last == last.Round(0) {
 		t.Errorf("%v has no monotonic reading", last)
 	}
 }

@@ -299,7 +299,7 @@ func TestMonitorMovesPastUsers(t *testing.T) {
 						return p.Release()
 					})
 					p.waits(t, m, 2)
-					if err := relieve(t.Context(), m.mover, mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
+					if err := evictOne(t.Context(), m.mover, mine, tier.ID{Kind: tier.Disk}, reason); err != nil {
 						t.Fatal(err)
 					}
 					if k := mine.Info().Space.Kind; k != tier.Disk {
@@ -453,7 +453,7 @@ func TestSlotsLimitConcurrentWrites(t *testing.T) {
 	}
 	for _, b := range monitors {
 		under = append(under, m.start(t, func(ctx context.Context) error {
-			return relieve(ctx, m.mover, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
+			return evictOne(ctx, m.mover, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 		}))
 	}
 	<-files.arrived // one of them writes in addition

@@ -99,7 +99,7 @@ func TestMoveClearsTheSpace(t *testing.T) {
 	}})
 	for name, move := range map[string]func() error{
 		"the monitor's": func() error {
-			return relieve(t.Context(), p.mover, p.b, tier.ID{Kind: tier.GPU}, ReasonDemand)
+			return evictOne(t.Context(), p.mover, p.b, tier.ID{Kind: tier.GPU}, ReasonDemand)
 		},
 		"prefetch": func() error { return p.mover.Ahead(t.Context(), p.b, toGPU) },
 		"put": func() error {

@@ -92,7 +92,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 		if bytes = what.body; errors.Is(err, tier.ErrOutOfBudget) { // others use the disks: nothing was begun
 			bytes = 0
 		}
-		distrust(ctx, err, disk)
+		invalidate(ctx, err, disk)
 		err = fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", context.Canceled, err)

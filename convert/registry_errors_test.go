@@ -57,7 +57,7 @@ func TestWhoseFailure(t *testing.T) {
 			if m.registry.Changes() == was {
 				t.Error("the registry does not count the change")
 			}
-			err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+			err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 			var own *batch.UnmovableError
 			if err == nil || errors.As(err, &own) != tt.own || errors.Is(err, batch.ErrUnmovable) != tt.own {
 				t.Errorf("the error is %v", err)
@@ -80,7 +80,7 @@ func TestPanicOfAWrapper(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID() {
 		t.Errorf("the error is %v", err)
 	}
@@ -100,7 +100,7 @@ func (d refusing) CopyRegions(s tier.Stream, regions []tier.Region) error {
 func TestWhoseFailureInTheDevice(t *testing.T) {
 	m := newMachine(t, machineConfig{wrap: func(d tier.Device) tier.Device { return refusing{d} }})
 	b := m.put(t, numbered(1, 1000), tier.GPU)
-	err := relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
+	err := evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
 	if err == nil || errors.Is(err, batch.ErrUnmovable) {
 		t.Errorf("the error is %v", err)
 	}

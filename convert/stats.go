@@ -74,15 +74,15 @@ type stats struct {
 	edges map[[2]tier.ID]*edge
 	work  map[workKey]*work
 	uses  uint64 // calls of workLocked
-	// relieved is when a batch was last evicted from a space, by the monitor or for a waiter.
-	relieved map[tier.ID]time.Time
+	// evictedAt is when a batch was last evicted from a space, by the monitor or for a waiter.
+	evictedAt map[tier.ID]time.Time
 
 	corrupt atomic.Int64 // batches that were found with other bytes than were written, each time
 }
 
 func (s *stats) init() {
 	s.edges, s.work = make(map[[2]tier.ID]*edge), make(map[workKey]*work)
-	s.relieved = make(map[tier.ID]time.Time)
+	s.evictedAt = make(map[tier.ID]time.Time)
 }
 
 // edge is what is counted of two spaces.
@@ -122,7 +122,7 @@ func (s *stats) add(m *events.Event, body int64, at batch.Place) {
 	e.Busy += m.Took
 	e.ByReason[m.Reason] += m.Bytes
 	if m.Reason == ReasonTrigger || m.Reason == ReasonDemand {
-		s.relieved[m.From] = time.Now()
+		s.evictedAt[m.From] = time.Now()
 	}
 	if m.Copy {
 		e.Copies++

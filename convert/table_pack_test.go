@@ -77,7 +77,7 @@ func largeTableIsPacked(t *testing.T, g gpus) {
 			}
 			var err error
 			if auto {
-				err = relieve(t.Context(), m.mover, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
+				err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Disk}, ReasonTrigger)
 			} else {
 				err = m.mover.MoveAs(t.Context(), b, toHost, batch.CompressedImage)
 			}

@@ -159,7 +159,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	}
 	took := time.Since(start) / time.Duration(len(list))
 	if err = ofLost(err, from, disk); err != nil {
-		distrust(ctx, err, from, disk)
+		invalidate(ctx, err, from, disk)
 		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(list), from.ID(), to, err)
 	}
 	for k := range list {

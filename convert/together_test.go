@@ -28,8 +28,8 @@ func (m *machine) small(t *testing.T, n int, k tier.Kind) (all []*batch.Batch) {
 	return all
 }
 
-// relieve moves one batch as the monitor does.
-func relieve(ctx context.Context, m *Mover, b *batch.Batch, to tier.ID, reason string) error {
+// evictOne moves one batch as the monitor does.
+func evictOne(ctx context.Context, m *Mover, b *batch.Batch, to tier.ID, reason string) error {
 	return m.Evict(ctx, []*batch.Batch{b}, to, reason)[0]
 }
 
@@ -282,7 +282,7 @@ func (m *machine) wholeAfter(t *testing.T, all []*batch.Batch, from tier.Kind, e
 func (m *machine) alone(t *testing.T, all []*batch.Batch) {
 	t.Helper()
 	for _, b := range all {
-		if err := relieve(t.Context(), m.mover, b, theDisk, ReasonDemand); err != nil {
+		if err := evictOne(t.Context(), m.mover, b, theDisk, ReasonDemand); err != nil {
 			t.Fatal(err)
 		}
 		if err := m.same(t.Context(), b); err != nil {

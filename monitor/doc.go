@@ -9,7 +9,7 @@
 //	                                                         v MovesPerEdge at once
 //	                                                       Mover --> Events
 //
-//	evict.go      Evict, relieve and Clear: lists of moves out of a space
+//	evict.go      Evict, evictToStop and Clear: lists of moves out of a space
 //	monitor.go    Run: a step each period and when a trigger is reached; Headroom
 //	index.go      all batches by space, and the victims in the policy's order
 //	policy.go     the policies; cost_aware.go: the default one

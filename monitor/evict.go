@@ -23,7 +23,7 @@ import (
 )
 
 // space is the monitor's record of a space. A goroutine needs its token to evict from it: a waiter
-// in Evict, one that Run has started for the trigger (relieve), Clear, or evict of a faster space,
+// in Evict, one that Run has started for the trigger (evictToStop), Clear, or evict of a faster space,
 // which makes room in it for its batches. If another has the token, a waiter returns from Evict and is
 // woken later; the others wait for the token.
 //
@@ -43,7 +43,7 @@ type space struct {
 	dry    atomic.Pointer[dryList] // nil if the space is not dry; it is set with the token
 	waking atomic.Bool             // a waiter will be woken when it has rested
 
-	pressed   atomic.Bool // Run was woken because the trigger was reached
+	aboveTrigger   atomic.Bool // Run was woken because the trigger was reached
 	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
 	relieving atomic.Bool // Run's goroutine for the space is at work
 
@@ -201,9 +201,9 @@ func (m *Monitor) noteDry(s *space, list dryList) (e reservation.Eviction) {
 	return e
 }
 
-// relieve evicts batches from a space until its pressure is low enough, or nothing can be moved.
+// evictToStop evicts batches from a space until its pressure is low enough, or nothing can be moved.
 // Between two lists of moves others may have the token.
-func (m *Monitor) relieve(ctx context.Context, s *space) {
+func (m *Monitor) evictToStop(ctx context.Context, s *space) {
 	defer func() {
 		s.relieving.Store(false)
 		if s.dry.Load() == nil { // else it would be found dry again: the next step comes in a period

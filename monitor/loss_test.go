@@ -11,7 +11,7 @@ import (
 )
 
 // TestLostSpace: nothing is moved from a lost space, however full it is. That is reported once, and
-// nothing is tried again and again. Others are relieved as before.
+// nothing is tried again and again. Others are evicted from as before.
 func TestLostSpace(t *testing.T) {
 	errGone := errors.New("gone")
 	bubble(t, "above the trigger", func(t *testing.T) {

@@ -187,10 +187,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 		// It is called after changes, on any goroutine, and above the trigger at each reservation. It wakes
 		// Run if the pressure reached the trigger or fell to the stop mark, if the space is lost, and if
 		// more is used than a quota now allows.
-		defer s.Subscribe(func(pressed bool) {
+		defer s.Subscribe(func(aboveTrigger bool) {
 			switch {
-			case pressed && s.pressed.Swap(true): // Run was woken before
-			case pressed, s.Lost() != nil:
+			case aboveTrigger && s.aboveTrigger.Swap(true): // Run was woken before
+			case aboveTrigger, s.Lost() != nil:
 				poke(m.wake)
 			case s.high.Load() || s.Quota != nil:
 				now := s.State()
@@ -235,7 +235,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			s.DropSharing(over) // what clean images keep is worth no move, and no warning
 			is = s.State()
 		}
-		if is.Pressure < is.Trigger && s.pressed.Swap(false) {
+		if is.Pressure < is.Trigger && s.aboveTrigger.Swap(false) {
 			is = s.State() // from now on a crossing wakes the monitor; one before is seen here
 		}
 		pressure := is.Pressure
@@ -261,7 +261,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		if m.excess(s) > 0 && isDue && !s.relieving.Swap(true) {
 			m.working.Go(func() {
 				labels.Move.Set()
-				m.relieve(ctx, s)
+				m.evictToStop(ctx, s)
 			})
 		}
 		m.reportStuck(now, s, demand)

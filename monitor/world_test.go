@@ -142,7 +142,7 @@ func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, rea
 	w.now[edge]++
 	w.most[edge] = max(w.most[edge], w.now[edge])
 	w.mu.Unlock()
-	err := m.relieve(ctx, b, to, reason)
+	err := m.evict(ctx, b, to, reason)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now[edge]--
@@ -154,7 +154,7 @@ func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, rea
 	return err
 }
 
-func (m *slowMover) relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
+func (m *slowMover) evict(ctx context.Context, b *batch.Batch, to tier.ID, reason string) (err error) {
 	if reason != decide.Trigger && reason != decide.Demand {
 		return fmt.Errorf("the reason %q is unknown", reason)
 	}

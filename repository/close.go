@@ -94,7 +94,7 @@ func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int6
 	switch {
 	case gone || r.m.ended.Err() != nil && errors.Is(err, context.Cause(r.m.ended)):
 		r.remove(e)
-		e.b.Unstore(e)
+		e.b.Detach(e)
 		return false, 0, nil
 	case inner.Err() != nil && errors.Is(err, context.Cause(inner)):
 		c.restore()

@@ -366,7 +366,7 @@ func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
 }
 
 // remove ends the claim of a taker that owns the batch from now on: the entry leaves. If the batch was
-// not dropped, the caller calls Unstore.
+// not dropped, the caller calls Detach.
 func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	if e.at != nil {

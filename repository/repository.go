@@ -301,7 +301,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entr
 	}
 	e.part, e.seq, p.last = p, place.Seq, place.Seq
 	// From here on the batch reports its changes to e, with a later Version than now has.
-	now, announce, err := b.Store(e, place)
+	now, announce, err := b.Attach(e, place)
 	if err != nil {
 		r.mu.Unlock()
 		return nil, r.errorf(": %w", err)
@@ -331,7 +331,7 @@ func (r *Repository) settle() {
 	for _, e := range r.mu.entries {
 		place := r.mu.place
 		place.Partition, place.Seq = e.part.number, e.seq
-		if _, f, err := e.b.Store(e, place); err == nil { // else the batch was dropped
+		if _, f, err := e.b.Attach(e, place); err == nil { // else the batch was dropped
 			announce = append(announce, f)
 		}
 	}

@@ -127,7 +127,7 @@ func (r *Repository) take(ctx context.Context, partition int, to batch.State, t 
 		}
 		if err == nil {
 			r.remove(e)
-			e.b.Unstore(e)
+			e.b.Detach(e)
 			return e.b, nil
 		}
 		c.restore()

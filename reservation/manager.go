@@ -460,7 +460,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			if r != nil {
 				r.headroom = free
 			}
-			space.Reserved(now)
+			space.NotifyReserved(now)
 			return true, nil
 		case may && quota != nil:
 			quota.Credit(c.need)
@@ -493,11 +493,11 @@ func (l *line) nextLocked() *candidate {
 
 // changed is the line's subscription to its space. Unless more is used now, it serves the waiters:
 // bytes were freed, a limit has changed, or the space was lost. It is called with no lock held.
-func (l *line) changed(pressed bool) {
+func (l *line) changed(aboveTrigger bool) {
 	// A waiter joins the line first and looks for room then. A release does it the other way
 	// round. So one of the two sees the other.
 	m := l.manager
-	if pressed || m.waiting.Load() == 0 {
+	if aboveTrigger || m.waiting.Load() == 0 {
 		return
 	}
 	m.mu.Lock()

@@ -184,7 +184,7 @@ func (r *Reservation) tryAlloc(size int64, cuts []int64) (*tier.Buffer, error) {
 	}
 	b, err := space.Draw(&r.promise, size, cuts)
 	if err != nil {
-		space.Freed(r.promise.Resize(-grown).Freed)
+		space.NotifyFreed(r.promise.Resize(-grown).Freed)
 		return nil, err
 	}
 	if grown > 0 {
@@ -219,7 +219,7 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 		v := r.promise.View()
 		out := r.promise.Draw(n, extra, increases)
 		if !out.Released && out.Short == 0 {
-			space.Freed(out.Freed)
+			space.NotifyFreed(out.Freed)
 			if increases {
 				grown = extra
 			}
@@ -249,7 +249,7 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 		}
 		if extra > 0 {
 			space.Books.Unreserve(extra)
-			space.Freed(extra)
+			space.NotifyFreed(extra)
 		}
 		if out.Released {
 			return 0, errReleased("alloc")
@@ -284,7 +284,7 @@ func (r *Reservation) Shrink(n int64) error {
 			Hint: "only what is in no buffer can be given back",
 		}
 	}
-	space.Freed(n)
+	space.NotifyFreed(n)
 	r.changed()
 	return nil
 }
@@ -308,7 +308,7 @@ func (r *Reservation) Release() error {
 	if r.arriving > 0 {
 		r.line.arriving.Add(-r.arriving)
 	}
-	r.line.space.Freed(out.Freed)
+	r.line.space.NotifyFreed(out.Freed)
 	r.changed()
 	if r.resign != nil {
 		r.resign()

@@ -293,10 +293,10 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	out := r.promise.Resize(need)
 	if out.Released {
 		space.Books.Unreserve(need)
-		space.Freed(need)
+		space.NotifyFreed(need)
 		return errReleased("grow")
 	}
-	space.Freed(out.Freed)
+	space.NotifyFreed(out.Freed)
 	r.changed()
 	return nil
 }

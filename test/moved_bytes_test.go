@@ -17,7 +17,7 @@ import (
 // mib is a MiB in bytes.
 const mib = 1 << 20
 
-// openMarked opens an engine of so much GPU memory, which is relieved from 0.8 of it on, as much
+// openMarked opens an engine of so much GPU memory, which is evicted from at 0.8 of it on, as much
 // host memory and a disk.
 func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *spillway.Engine {
 	t.Helper()

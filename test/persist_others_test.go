@@ -231,8 +231,8 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	var once sync.Once
-	end := s.Subscribe(func(pressed bool) {
-		if pressed {
+	end := s.Subscribe(func(aboveTrigger bool) {
+		if aboveTrigger {
 			once.Do(func() { err = join.PutBatch(0, b) })
 		}
 	})

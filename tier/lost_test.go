@@ -34,9 +34,9 @@ func TestSpaceIsLost(t *testing.T) {
 	b, err := drawFrom(s, r, 1024)
 	ok(t, err)
 	heard := 0
-	defer s.Subscribe(func(pressed bool) {
-		if heard++; pressed || s.State().Limit != 0 || s.Lost() == nil {
-			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", pressed, s.State().Limit, s.Lost())
+	defer s.Subscribe(func(aboveTrigger bool) {
+		if heard++; aboveTrigger || s.State().Limit != 0 || s.Lost() == nil {
+			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", aboveTrigger, s.State().Limit, s.Lost())
 		}
 	})()
 	dev.Lose(errGone)

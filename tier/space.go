@@ -32,7 +32,7 @@ type SpaceConfig struct {
 //
 // A space is open from NewSpace on: promises are made and buffers are drawn up to the limit.
 //
-// A space is pressed while used and external bytes reach the trigger. Nothing is refused for that,
+// A space is under pressure while used and external bytes reach the trigger. Nothing is refused for that,
 // but subscribers are called, so that the monitor evicts until the pressure
 // is as far below the trigger as it was above, and at most down to Stop.
 //
@@ -209,7 +209,7 @@ func (s *Space) setMarks(m books.Marks) error {
 		return err
 	}
 	s.fit()
-	s.Reserved(s.Books.Now())
+	s.NotifyReserved(s.Books.Now())
 	return nil
 }
 
@@ -237,30 +237,30 @@ func (s *Space) lose(why error) {
 func (s *Space) WhenLost() <-chan struct{} { return s.whenLost }
 
 // Subscribe calls f after changes, on the goroutine that made them and with no lock held. With
-// pressed, used or external bytes rose, and the pressure is at the trigger or above it, or more is
-// used than a new limit allows: the monitor should evict. Without pressed, they fell, the limit
+// aboveTrigger, used or external bytes rose, and the pressure is at the trigger or above it, or more is
+// used than a new limit allows: the monitor should evict. If it is false, they fell, the limit
 // changed or the space was lost: a waiter may fit now, or can never fit. Rises below the trigger
 // make no call. f must be quick and must not block. A panic of f is logged. The returned function
 // ends the subscription; a call that has begun may still be running when it returns.
-func (s *Space) Subscribe(f func(pressed bool)) (cancel func()) { return s.subscribers.Add(f) }
+func (s *Space) Subscribe(f func(aboveTrigger bool)) (cancel func()) { return s.subscribers.Add(f) }
 
 // Subscribers returns how many subscriptions there are: what each change costs, in calls.
 func (s *Space) Subscribers() int { return s.subscribers.Len() }
 
-func (s *Space) notify(pressed bool) { s.subscribers.Call("a listener of a space", pressed) }
+func (s *Space) notify(aboveTrigger bool) { s.subscribers.Call("a listener of a space", aboveTrigger) }
 
-// Reserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
+// NotifyReserved calls the subscribers if the pressure is at the trigger or above it, or if more is used
 // than a new limit allows. It must be called with no lock held after bytes were reserved through
 // Books, with the state of the books then.
-func (s *Space) Reserved(now books.State) {
+func (s *Space) NotifyReserved(now books.State) {
 	if now.Used() > min(now.Trigger-s.external.Load()-1, now.Limit) {
 		s.notify(true)
 	}
 }
 
-// Freed credits the quota with n bytes and calls the subscribers. It must be called with no lock
+// NotifyFreed credits the quota with n bytes and calls the subscribers. It must be called with no lock
 // held after n bytes became free in Books. If n is 0, it does nothing.
-func (s *Space) Freed(n int64) {
+func (s *Space) NotifyFreed(n int64) {
 	switch {
 	case n == 0:
 	case s.Quota != nil:
@@ -278,7 +278,7 @@ func (s *Space) SetExternal(n int64) {
 	case before > n:
 		s.notify(false)
 	case before < n:
-		s.Reserved(s.Books.Now())
+		s.NotifyReserved(s.Books.Now())
 	}
 }
 
@@ -343,7 +343,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 		p := &books.Promise{By: books.By{Owner: owner}}
 		ok, drop, now := s.Books.Reserve(p, n, spare)
 		if ok {
-			s.Reserved(now)
+			s.NotifyReserved(now)
 			return p, nil
 		}
 		if drop == 0 || !s.DropOldest(drop, now.CleanChanges) {
@@ -363,6 +363,6 @@ func (s *Space) Release(p *books.Promise) error {
 	if out.Released {
 		return ErrReleased
 	}
-	s.Freed(out.Freed)
+	s.NotifyFreed(out.Freed)
 	return nil
 }

@@ -38,7 +38,7 @@ func (s *Space) Draw(p *books.Promise, size int64, cuts []int64) (*Buffer, error
 		}
 	}
 	s.Books.Retire(charge)
-	s.Freed(p.Reclaim(charge))
+	s.NotifyFreed(p.Reclaim(charge))
 	return nil, failed
 }
 
@@ -123,7 +123,7 @@ func (s *Space) free(b *Buffer) {
 		if b.reclaimed != nil {
 			b.reclaimed(b.charge)
 		}
-		s.Freed(b.promise.Reclaim(b.charge))
+		s.NotifyFreed(b.promise.Reclaim(b.charge))
 	}
 	if m, ok := b.mem.(giver); ok {
 		m.GiveBack(reclaimed)
@@ -160,7 +160,7 @@ func (b *Buffer) Shrink(size int64) {
 	if b.reclaimed != nil {
 		b.reclaimed(rest)
 	}
-	b.space.Freed(b.promise.Reclaim(rest))
+	b.space.NotifyFreed(b.promise.Reclaim(rest))
 }
 
 // splitter is what a Pool implements that can make several memories of one: a spill volume.

@@ -339,19 +339,19 @@ type changes struct {
 	got []bool // pressed
 }
 
-func (c *changes) listen(pressed bool) {
+func (c *changes) listen(aboveTrigger bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.got = append(c.got, pressed)
+	c.got = append(c.got, aboveTrigger)
 }
 
 // expect compares the calls since the last time.
-func (c *changes) expect(t *testing.T, after string, pressed ...bool) {
+func (c *changes) expect(t *testing.T, after string, aboveTrigger ...bool) {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if fmt.Sprint(c.got) != fmt.Sprint(pressed) {
-		t.Errorf("after %s listeners were told of pressure as %v, want %v", after, c.got, pressed)
+	if fmt.Sprint(c.got) != fmt.Sprint(aboveTrigger) {
+		t.Errorf("after %s listeners were told of pressure as %v, want %v", after, c.got, aboveTrigger)
 	}
 	c.got = nil
 }
@@ -379,7 +379,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	if out := rest.Resize(-26); out.Freed != 26 {
 		t.Fatalf("shrinking: %+v", out)
 	}
-	s.Freed(26)
+	s.NotifyFreed(26)
 	c.expect(t, "bytes freed in the books", false)
 	ok(t, s.Release(rest))
 	c.expect(t, "releasing a promise of no unused bytes")
@@ -402,7 +402,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	if ok, _, _ := s.Books.Reserve(nil, 1, 0); !ok {
 		t.Fatal("no room")
 	}
-	s.Reserved(s.Books.Now())
+	s.NotifyReserved(s.Books.Now())
 	c.expect(t, "bytes reserved in the books", true)
 	s.Books.Unreserve(1)
 	s.SetExternal(0)
@@ -412,7 +412,7 @@ func TestSpaceCallsSubscribers(t *testing.T) {
 	}
 	cancel()
 	cancel()
-	s.Freed(0)
+	s.NotifyFreed(0)
 	ok(t, s.SetLimit(900))
 	c.expect(t, "the end of the subscription")
 	if n := s.Subscribers(); n != 0 {
@@ -475,7 +475,7 @@ func TestSetMarks(t *testing.T) {
 	}
 	promise(t, s, 600)
 	var heard []bool
-	defer s.Subscribe(func(pressed bool) { heard = append(heard, pressed) })()
+	defer s.Subscribe(func(aboveTrigger bool) { heard = append(heard, aboveTrigger) })()
 	ok(t, s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.7, Stop: 0.1}))
 	if marks() != [3]int64{1000, 700, 100} || !slices.Equal(heard, []bool{false}) {
 		t.Errorf("marks %v, heard %v", marks(), heard)
@@ -565,7 +565,7 @@ func TestSubscribersMayDoAnything(t *testing.T) {
 	s := newSpace(t, 1000, &fakePool{})
 	var calls int
 	var cancel func()
-	cancel = s.Subscribe(func(pressed bool) {
+	cancel = s.Subscribe(func(aboveTrigger bool) {
 		lockrank.AssertNone("a subscriber is called")
 		calls++
 		cancel()

@@ -220,12 +220,12 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 		}
 		first, pieces := 0, int((src.size+c.piece-1)/c.piece)
 		if alone {
-			if err := w.each(ctx, 0, 1, 1, begin, c.move); err != nil {
+			if err := w.each(ctx, 0, 1, 1, begin, c.movePiece); err != nil {
 				return err
 			}
 			first = 1
 		}
-		err := w.each(ctx, first, pieces, most, begin, c.move)
+		err := w.each(ctx, first, pieces, most, begin, c.movePiece)
 		if err == nil && dst.runs != nil && dst.buf != nil {
 			dst.buf.Shrink(dst.stored.Load())
 		}
@@ -234,12 +234,12 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 }
 
 // move moves piece i in a lane, and measures the speed of a disk.
-func (c *copying) move(ctx context.Context, l *lane, i int) error {
+func (c *copying) movePiece(ctx context.Context, l *lane, i int) error {
 	if i == 0 && c.sample {
 		room := make([]byte, codec.SampleRoom+payload.SumChunk)
 		read := func(off, n int64) ([]byte, error) {
 			p := room[codec.SampleRoom:][:n]
-			return p, c.fetch(ctx, l, p, off)
+			return p, c.fetchPiece(ctx, l, p, off)
 		}
 		size := c.src.size
 		if err := c.b.Choose.Sample(&c.b.coders, c.disk, size, size, room[:codec.SampleRoom], read); err != nil {
@@ -320,7 +320,7 @@ func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, wi
 	} else {
 		if p = image.View(c.from, off, n); int64(len(p)) < n {
 			if p = l.raw[:n]; c.src.layout == nil {
-				if err := c.fetch(ctx, l, p, off); err != nil {
+				if err := c.fetchPiece(ctx, l, p, off); err != nil {
 					return err
 				}
 			}
@@ -396,7 +396,7 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 }
 
 // fetch brings bytes of the source to p, which need not be pinned.
-func (c *copying) fetch(ctx context.Context, l *lane, p []byte, off int64) error {
+func (c *copying) fetchPiece(ctx context.Context, l *lane, p []byte, off int64) error {
 	if !c.device {
 		return c.src.ReadAt(ctx, p, off)
 	}

@@ -190,8 +190,8 @@ func New(cfg Config) (*Admitter, error) {
 		running:      make(map[*tier.Space]int),
 	}
 	for _, s := range m.Spaces().All() {
-		a.cancels = append(a.cancels, s.Subscribe(func(pressed bool) {
-			if !pressed {
+		a.cancels = append(a.cancels, s.Subscribe(func(aboveTrigger bool) {
+			if !aboveTrigger {
 				a.change(func() {})
 			}
 		}))

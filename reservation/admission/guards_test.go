@@ -22,8 +22,8 @@ func TestRoomBeforeThread(t *testing.T) {
 	}
 	gpu := w.gpus[0]
 	told := 0
-	defer gpu.Subscribe(func(pressed bool) {
-		if told++; !pressed && w.Stats().Running != 1 {
+	defer gpu.Subscribe(func(aboveTrigger bool) {
+		if told++; !aboveTrigger && w.Stats().Running != 1 {
 			t.Errorf("the room comes back when %d tasks run", w.Stats().Running)
 		}
 	})()

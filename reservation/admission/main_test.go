@@ -139,8 +139,8 @@ func newWorld(t testing.TB, c setup) *world {
 
 // onRelease calls f after each release of the space's bytes and each change of its limit.
 func onRelease(s *tier.Space, f func()) (cancel func()) {
-	return s.Subscribe(func(pressed bool) {
-		if !pressed {
+	return s.Subscribe(func(aboveTrigger bool) {
+		if !aboveTrigger {
 			f()
 		}
 	})

@@ -81,8 +81,8 @@ func TestPromisesHold(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	woken := atomic.Int64{}
-	defer two.Subscribe(func(pressed bool) {
-		if !pressed {
+	defer two.Subscribe(func(aboveTrigger bool) {
+		if !aboveTrigger {
 			woken.Add(1)
 		}
 	})()
@@ -215,8 +215,8 @@ func TestCreditOfAnAsynchronousFree(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	freed := make(chan struct{}, 1)
-	defer s.Subscribe(func(pressed bool) {
-		if !pressed {
+	defer s.Subscribe(func(aboveTrigger bool) {
+		if !aboveTrigger {
 			select {
 			case freed <- struct{}{}:
 			default:
