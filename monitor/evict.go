@@ -43,9 +43,9 @@ type space struct {
 	dry    atomic.Pointer[dryList] // nil if the space is not dry; it is set with the token
 	waking atomic.Bool             // a waiter will be woken when it has rested
 
-	aboveTrigger   atomic.Bool // Run was woken because the trigger was reached
-	high      atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
-	relieving atomic.Bool // Run's goroutine for the space is at work
+	aboveTrigger atomic.Bool // Run was woken because the trigger was reached
+	high         atomic.Bool // the pressure was at the trigger, and has not been at the stop mark since
+	relieving    atomic.Bool // Run's goroutine for the space is at work
 
 	// Guarded by the Monitor's mutex.
 	edges   []edge // by the place of the target; those to slower tiers are used
