@@ -65,7 +65,7 @@ func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool
 	}
 	doc := &report.Inspect{Header: header, Path: path, Checksums: checksums}
 	for i := range found {
-		d := describeKept(&found[i])
+		d := describePersisted(&found[i])
 		doc.Directories = append(doc.Directories, d)
 		if d.Error != "" && err == nil {
 			err = fail.Environmentf("%s cannot be read: %s", d.Path, d.Error)
@@ -78,7 +78,7 @@ func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool
 }
 
 // describeKept returns the part of the document for one directory.
-func describeKept(d *persist.Directory) report.PersistedDirectory {
+func describePersisted(d *persist.Directory) report.PersistedDirectory {
 	k := report.PersistedDirectory{
 		Path: d.Path, InUse: d.InUse, Encrypted: d.Sealed, Records: len(d.Records), FileBytes: d.FileBytes,
 		Batches: []report.PersistedBatch{}, Dictionaries: len(d.Dictionaries),

@@ -16,8 +16,8 @@ import (
 
 // Directory is what a directory holds that persists.
 type Directory struct {
-	volumes.Kept
-	Batches      []*Batch // the oldest first; none if Kept.Sealed
+	volumes.PersistedDir
+	Batches      []*Batch // the oldest first; none if PersistedDir.Sealed
 	Dictionaries []*Batch // that are images of their own, and batches share
 }
 
@@ -30,7 +30,7 @@ func Inspect(dir string, checksums bool) ([]Directory, error) {
 	}
 	out := make([]Directory, len(kept))
 	for i, k := range kept {
-		out[i] = Directory{Kept: k}
+		out[i] = Directory{PersistedDir: k}
 		if !k.Sealed {
 			out[i].list(checksums && !k.InUse)
 		}

@@ -26,11 +26,11 @@ const growStep = 64 << 20
 // It is in use from Alloc on, by its owner and by each transfer in progress. Free ends the owner's
 // use. When the last use ends, the room is the volume's again.
 type extents struct {
-	v      *Volume
-	size   int64
-	pieces []piece
-	sealed *sealedExtent  // nil if the volume does not encrypt
-	kept   *persistedFile // nil: the memory is in the volume's file
+	v         *Volume
+	size      int64
+	pieces    []piece
+	sealed    *sealedExtent  // nil if the volume does not encrypt
+	persisted *persistedFile // nil: the memory is in the volume's file
 
 	written   atomic.Int64 // bytes, counting repeated writes of the same place: an estimate for the backlog
 	reclaimed func()       // set by Free
@@ -52,8 +52,8 @@ func (e *extents) Size() int64 { return e.size }
 // Locate implements tier.FileMemory. An anonymous file has its name only in messages. An offset
 // outside the memory is located at its nearest end.
 func (e *extents) Locate(off int64) (volume, file string, offset int64) {
-	if e.kept != nil {
-		return e.v.cfg.Dir, *e.kept.name.Load(), off
+	if e.persisted != nil {
+		return e.v.cfg.Dir, *e.persisted.name.Load(), off
 	}
 	in := e.pieces[0]
 	for _, p := range e.pieces {
@@ -270,8 +270,8 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	if size >= e.size {
 		return
 	}
-	if e.kept != nil {
-		f, err := v.openKept(e.kept, false)
+	if e.persisted != nil {
+		f, err := v.openPersisted(e.persisted, false)
 		if err == nil {
 			err = join(f.Truncate(size), f.Close())
 		}
@@ -284,14 +284,14 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e.kept != nil {
+	if e.persisted != nil {
 		v.mu.used -= extent.RoundUp(e.size, tier.Page) - size
 		v.given.Add(extent.RoundUp(e.size, tier.Page) - size)
 	}
 	var left []piece
 	for _, p := range e.pieces {
 		keep := min(p.Len, max(0, size-p.Off))
-		if keep < p.Len && e.kept == nil {
+		if keep < p.Len && e.persisted == nil {
 			v.mu.backed.Free(p.At+keep, p.Len-keep)
 			v.mu.used -= p.Len - keep
 		}
@@ -304,7 +304,7 @@ func (v *Volume) Shrink(m tier.Memory, size int64) {
 
 // unref ends a use. The last one gives the room back, or lent memory to the entry that it is of.
 func (e *extents) unref() {
-	v, k := e.v, e.kept
+	v, k := e.v, e.persisted
 	v.mu.Lock()
 	e.uses--
 	last, reclaimed := e.uses == 0, e.reclaimed
@@ -321,7 +321,7 @@ func (e *extents) unref() {
 		v.settle(left)
 	}
 	if k != nil && !lent {
-		v.freeKept(k)
+		v.freePersisted(k)
 	}
 	v.mu.Lock()
 	for _, p := range e.pieces {

@@ -23,7 +23,7 @@ import (
 //	                             /segment-0000   where a file system has no anonymous files
 //	<Dir>/spillway-kept-<random>/lock            with Config.Persist
 //	                            /<number>.part   a memory that is no batch
-//	                            /<key>           a batch or a dictionary: kept_file.go
+//	                            /<key>           a batch or a dictionary: persisted_file.go
 //
 // and removes all of it when it is closed. Number and key have 16 hexadecimal digits. After a kill the
 // directory stays, and its lock is free: the next volume that is opened in Dir locks it and removes it.
@@ -34,23 +34,23 @@ import (
 // subdirectories (ext4, 2026-11-27).
 
 var (
-	segmentsDirName = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
-	keptDirName     = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
-	segmentName     = regexp.MustCompile(`^segment-[0-9]{4,}$`)
-	keptFileName    = regexp.MustCompile(`^[0-9a-f]{16}(\.part)?$`)
+	segmentsDirName   = regexp.MustCompile(`^spillway-[0-9]+-[0-9a-f]{16}$`)
+	persistedDirName  = regexp.MustCompile(`^spillway-kept-[0-9a-f]{16}$`)
+	segmentName       = regexp.MustCompile(`^segment-[0-9]{4,}$`)
+	persistedFileName = regexp.MustCompile(`^[0-9a-f]{16}(\.part)?$`)
 )
 
 const (
-	lockName   = "lock"
-	spillName  = "segment-0000"
-	keptPrefix = "spillway-kept-"
-	partSuffix = ".part"
+	lockName        = "lock"
+	spillName       = "segment-0000"
+	persistedPrefix = "spillway-kept-"
+	partSuffix      = ".part"
 )
 
 // persists reports whether a directory is one in which batches persist, by its name.
-func persists(path string) bool { return keptDirName.MatchString(filepath.Base(path)) }
+func persists(path string) bool { return persistedDirName.MatchString(filepath.Base(path)) }
 
-func keptName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
+func persistedName(n uint64, suffix string) string { return fmt.Sprintf("%016x%s", n, suffix) }
 
 // ownDir is a directory of named files and the lock on it.
 type ownDir struct {
@@ -129,7 +129,7 @@ func (d *ownDir) list() (*content, error) {
 	for _, e := range entries {
 		name := e.Name()
 		switch {
-		case persists && e.Type().IsRegular() && keptFileName.MatchString(name):
+		case persists && e.Type().IsRegular() && persistedFileName.MatchString(name):
 			info, err := d.fs.Stat(filepath.Join(d.path, name))
 			if err != nil {
 				return nil, err

@@ -16,8 +16,8 @@
 //	transfer.go      reads and writes
 //	errors.go        classes of errors of file systems
 //	notices.go       events and warnings
-//	kept.go          files that outlive the process: one for each batch and dictionary
-//	kept_file.go     the format of such a file; kept_dir.go takes over those of another process
+//	persisted.go     files that outlive the process: one for each batch and dictionary; their format
+//	                 is in persisted_file.go; persisted_dir.go takes over those of another process
 //	pace.go          the speed of a disk: which volume comes next, and the length of requests
 //	seal.go          encryption: what is sealed at once; seal_key.go has the keys
 //
@@ -77,7 +77,7 @@
 //
 // With Config.Persist each memory is a file of its own, and there is no other. Volume.Persist
 // writes a header behind the body of a batch, and renames the file: from then on the batch is on
-// the disk whatever ends the process. See kept_file.go and kept_dir.go.
+// the disk whatever ends the process. See persisted_file.go and persisted_dir.go.
 //
 // A memory is in one of four states (keptState).
 //

@@ -88,7 +88,7 @@ func Forge(path string, at int64, bit byte) (string, error) {
 	key := xxh3.Hash(p[t.Body : t.Body+t.Length])
 	binary.LittleEndian.PutUint64(tail[32:], key)
 	binary.LittleEndian.PutUint64(tail[tailSize-8:], xxh3.Hash(tail[:tailSize-8]))
-	to := filepath.Join(filepath.Dir(path), keptName(key, ""))
+	to := filepath.Join(filepath.Dir(path), persistedName(key, ""))
 	if err := os.Remove(path); err != nil {
 		return "", err
 	}

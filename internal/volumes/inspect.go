@@ -11,7 +11,7 @@ import (
 )
 
 // Kept is a directory in which batches persist, as Inspect found it.
-type Kept struct {
+type PersistedDir struct {
 	Path      string
 	InUse     bool        // a volume has it locked, of this process or of another
 	Sealed    bool        // it is encrypted with a user's key: of Records only Key, Room and File are known
@@ -24,7 +24,7 @@ type Kept struct {
 // Inspect describes the directories in dir in which batches persist, or dir itself if it is one. It
 // changes nothing. To find out whether a directory is in use it tries the lock, which it gives back
 // before it reads. A directory that is in use changes while it is read.
-func Inspect(dir string) ([]Kept, error) {
+func Inspect(dir string) ([]PersistedDir, error) {
 	paths := []string{dir}
 	if !persists(dir) {
 		entries, err := os.ReadDir(dir)
@@ -38,11 +38,11 @@ func Inspect(dir string) ([]Kept, error) {
 			}
 		}
 	}
-	all := make([]Kept, len(paths))
+	all := make([]PersistedDir, len(paths))
 	for i, path := range paths {
 		for range 3 {
 			k := &all[i]
-			*k = Kept{Path: path}
+			*k = PersistedDir{Path: path}
 			// The owner of a directory in use may have removed a file meanwhile.
 			if k.Err = bare(k.read()); !k.InUse || !errors.Is(k.Err, fs.ErrNotExist) {
 				break
@@ -52,7 +52,7 @@ func Inspect(dir string) ([]Kept, error) {
 	return all, nil
 }
 
-func (k *Kept) read() error {
+func (k *PersistedDir) read() error {
 	own := &ownDir{fs: disk.OS(), path: k.Path}
 	lock, err := own.fs.Lock(filepath.Join(k.Path, lockName), false)
 	switch {

@@ -86,9 +86,9 @@ func (e *extents) transfer(ctx context.Context, p []byte, off int64, what reques
 	}
 	lockrank.AssertNone("a transfer begins")
 	file, name := v.file, spillName
-	if e.kept != nil {
-		f, err := v.openKept(e.kept, v.direct)
-		name = *e.kept.name.Load()
+	if e.persisted != nil {
+		f, err := v.openPersisted(e.persisted, v.direct)
+		name = *e.persisted.name.Load()
 		if err != nil {
 			return e.failed(err, name, off, int64(len(p)), what)
 		}

@@ -359,7 +359,7 @@ type Inspect struct {
 	Directories []PersistedDirectory `json:"directories"`
 }
 
-// KeptDirectory is what one process has left on a disk, or what the engine has there that uses it.
+// PersistedDirectory is what one process has left on a disk, or what the engine has there that uses it.
 type PersistedDirectory struct {
 	Path            string           `json:"path"`
 	InUse           bool             `json:"in_use"`    // an engine has it locked; the rest is of a moment
@@ -375,7 +375,7 @@ type PersistedDirectory struct {
 	Error           string           `json:"error"`            // why it cannot be read; else empty
 }
 
-// KeptBatch is a batch that persists.
+// PersistedBatch is a batch that persists.
 type PersistedBatch struct {
 	ID           uint64   `json:"id"` // in the engine that left it
 	Plan         string   `json:"plan"`

@@ -299,7 +299,7 @@ func (d *Inspect) Damage() (n int) {
 }
 
 // keptRow is a batch of inspect, with its operator and port as one text and the number of its columns.
-type keptRow struct {
+type persistedRow struct {
 	PersistedBatch
 	Operator string `json:"operator"`
 	Columns  int    `json:"columns"`
@@ -322,9 +322,9 @@ func (d *Inspect) print(p *printer) string {
 			p.line("%d batches and %d shared dictionaries of %s, in %s of files",
 				len(dir.Batches), dir.Dictionaries, size.Approx(dir.Bytes), size.Approx(dir.FileBytes))
 		}
-		var rows []keptRow
+		var rows []persistedRow
 		for _, b := range dir.Batches {
-			row := keptRow{b, b.Operator, len(b.Columns)}
+			row := persistedRow{b, b.Operator, len(b.Columns)}
 			if row.Operator != "" {
 				row.Operator = fmt.Sprintf("%s:%d", b.Operator, b.Port)
 			}

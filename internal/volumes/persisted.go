@@ -48,7 +48,7 @@ const (
 )
 
 // part is the name of the file while it is not an entry.
-func (k *persistedFile) part() string { return keptName(k.number, partSuffix) }
+func (k *persistedFile) part() string { return persistedName(k.number, partSuffix) }
 
 // room returns the length of the file.
 func (k *persistedFile) room() int64 {
@@ -86,7 +86,7 @@ func (v *Volume) placeInFile(e *extents) (grew bool, refusal, err error) {
 	k := &persistedFile{number: v.numbers.Add(1), memory: e, turn: make(chan struct{}, 1)}
 	name := k.part()
 	k.name.Store(&name)
-	e.kept, e.pieces = k, []piece{{Len: e.size}}
+	e.persisted, e.pieces = k, []piece{{Len: e.size}}
 	var f disk.File
 	if refusal = v.checkReserve(n); refusal == nil {
 		f, refusal = v.cfg.FS.Create(filepath.Join(v.own.path, name), false)
@@ -163,7 +163,7 @@ func (v *Volume) Persist(
 func (v *Volume) writeHeader(
 	e *extents, meta, place []byte, occupy func(int64) (func(), error),
 ) (uint64, error) {
-	k := e.kept
+	k := e.persisted
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	v.mu.Lock()
@@ -224,10 +224,10 @@ func (v *Volume) writeHeader(
 	p := make([]byte, t.Room)
 	copy(p, text)
 	copy(p[t.Room-tailSize:], t.bytes())
-	if err := v.writeKept(k, p, t.Body); err != nil {
+	if err := v.writePersisted(k, p, t.Body); err != nil {
 		return 0, err
 	}
-	if err := v.rename(k, keptName(t.Key, "")); err != nil {
+	if err := v.rename(k, persistedName(t.Key, "")); err != nil {
 		return 0, err
 	}
 	v.mu.Lock()
@@ -256,7 +256,7 @@ func (v *Volume) SetPlace(key uint64, place []byte) error {
 	t := *k.tail
 	err := t.setPlace(v.sealer, place)
 	if err == nil {
-		err = v.writeKept(k, t.bytes(), t.Body+t.Room-tailSize)
+		err = v.writePersisted(k, t.bytes(), t.Body+t.Room-tailSize)
 	}
 	if err != nil {
 		return fmt.Errorf("disk: volume %s: persisting: %w", v.cfg.Dir, err)
@@ -268,12 +268,12 @@ func (v *Volume) SetPlace(key uint64, place []byte) error {
 // KeyOf returns the key of the entry that a memory is in; false if there is none.
 func (v *Volume) KeyOf(m tier.Memory) (uint64, bool) {
 	e, ok := m.(*extents)
-	if !ok || e.v != v || e.kept == nil {
+	if !ok || e.v != v || e.persisted == nil {
 		return 0, false
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return e.kept.key, e.kept.state != isPart
+	return e.persisted.key, e.persisted.state != isPart
 }
 
 // Persisted lists what was found when the volume was opened and was not taken since, the oldest
@@ -384,14 +384,14 @@ func (v *Volume) rename(k *persistedFile, to string) error {
 }
 
 // openKept opens a file by the name that it has. Its caller does not have the file's turn.
-func (v *Volume) openKept(k *persistedFile, direct bool) (disk.File, error) {
+func (v *Volume) openPersisted(k *persistedFile, direct bool) (disk.File, error) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	return v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), direct)
 }
 
 // writeKept writes to a file through the page cache. Its caller has the file's turn.
-func (v *Volume) writeKept(k *persistedFile, p []byte, off int64) error {
+func (v *Volume) writePersisted(k *persistedFile, p []byte, off int64) error {
 	f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), false)
 	if err != nil {
 		return bare(err)
@@ -401,7 +401,7 @@ func (v *Volume) writeKept(k *persistedFile, p []byte, off int64) error {
 }
 
 // freeKept removes the file of a memory that was freed, and gives its room back.
-func (v *Volume) freeKept(k *persistedFile) {
+func (v *Volume) freePersisted(k *persistedFile) {
 	v.endEntry(k)
 	name := *k.name.Load()
 	if err := v.own.removeFile(name); err != nil {

@@ -134,7 +134,7 @@ func (d *ownDir) readFiles(
 ) (all []*foundFile, foreign error) {
 	sound := false
 	for key, length := range c.keys {
-		path := filepath.Join(d.path, keptName(key, ""))
+		path := filepath.Join(d.path, persistedName(key, ""))
 		var found *foundFile
 		f, err := open(path)
 		if err == nil {

@@ -42,7 +42,7 @@ func (v *Volume) openPersistent() error {
 	if other != nil {
 		return other
 	}
-	own, err := makeOwnDir(v.cfg.FS, v.dir, keptPrefix)
+	own, err := makeOwnDir(v.cfg.FS, v.dir, persistedPrefix)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return fmt.Errorf("keeping spill files needs locked files, which this system does not have: %w",
 			tier.ErrNotSupported)
@@ -106,15 +106,15 @@ func (v *Volume) takeOver(path string) error {
 			e.sealed = &sealedExtent{sealer: v.sealer, key: f.key} // not to be written: see checkWrite
 			e.sealed.mu.blocks = f.blocks
 		}
-		e.kept = &persistedFile{
+		e.persisted = &persistedFile{
 			number: f.number, memory: e, turn: make(chan struct{}, 1), tail: f.tail,
 			state: isFound, key: f.Key, persisted: f.Persisted,
 		}
-		name := keptName(f.Key, "")
-		e.kept.name.Store(&name)
+		name := persistedName(f.Key, "")
+		e.persisted.name.Store(&name)
 		v.mu.used += f.Room
 		v.mu.stays += f.Room
-		v.mu.entries[f.Key] = e.kept
+		v.mu.entries[f.Key] = e.persisted
 		last = max(last, f.order)
 	}
 	v.numbers.Store(last)
