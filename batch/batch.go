@@ -1122,23 +1122,22 @@ func (b *Batch) Space() *tier.Space {
 
 // Attach makes store, a repository, the holder of the batch, and sets the batch's place; if store is
 // the holder already, it sets the place alone. A batch that has another holder is ErrStored, so it
-// cannot be in two repositories, or in one twice. From then on the batch calls store at each change
-// after now, before its own observer. The caller may hold its own lock, and must call announce with no
-// lock held.
-func (b *Batch) Attach(store Observer, p Place) (now Info, announce func(), err error) {
+// cannot be in two repositories, or in one twice. From then on the batch calls store at each change,
+// before its own observer. The caller may hold its own lock, and must call announce with no lock held.
+func (b *Batch) Attach(store Observer, p Place) (announce func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
 	case b.mu.released:
-		return Info{}, nil, b.errorLocked("store", MissingData)
+		return nil, b.errorLocked("store", MissingData)
 	case b.mu.store != nil && b.mu.store != store:
-		return Info{}, nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
+		return nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store, announce = store, func() {}
 	if b.mu.Place != p {
 		b.mu.Place, announce = p, b.announce
 	}
-	return b.mu.Info, announce, nil
+	return announce, nil
 }
 
 // Detach ends what Attach began; the batch keeps its place. If store does not hold

@@ -273,8 +273,8 @@ func TestOneStore(t *testing.T) {
 	b := newBatch(t, &form{space: gpu}, nil)
 	var first, second recorder
 	one, two := Observer(&first), Observer(&second)
-	now, tell, err := b.Attach(one, Place{Plan: 1})
-	if err != nil || now.Place != (Place{Plan: 1}) {
+	tell, err := b.Attach(one, Place{Plan: 1})
+	if now := b.Info(); err != nil || now.Place != (Place{Plan: 1}) {
 		t.Fatal(now, err)
 	}
 	if n := len(first.take()); n != 0 {
@@ -282,17 +282,17 @@ func TestOneStore(t *testing.T) {
 	}
 	tell()
 	b.Detach(two) // not its
-	if _, _, err := b.Attach(two, Place{Plan: 9}); !errors.Is(err, ErrStored) {
+	if _, err := b.Attach(two, Place{Plan: 9}); !errors.Is(err, ErrStored) {
 		t.Errorf("a place set by another store: %v", err)
 	}
-	if _, tell, err = b.Attach(one, Place{Plan: 1, Rank: 4}); err != nil {
+	if tell, err = b.Attach(one, Place{Plan: 1, Rank: 4}); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told %d times, want 1", n)
 	}
 	tell()
-	_, tell, _ = b.Attach(one, Place{Plan: 1, Rank: 4}) // no change
+	tell, _ = b.Attach(one, Place{Plan: 1, Rank: 4}) // no change
 	tell()
 	if n := len(first.take()); n != 1 {
 		t.Errorf("the store was told of its place %d times, want 1", n)
@@ -301,7 +301,7 @@ func TestOneStore(t *testing.T) {
 	if got := b.Info().Place; got != (Place{Plan: 1, Rank: 4}) {
 		t.Errorf("place afterwards %+v", got)
 	}
-	if _, tell, err = b.Attach(two, Place{Plan: 2}); err != nil {
+	if tell, err = b.Attach(two, Place{Plan: 2}); err != nil {
 		t.Fatal(err)
 	}
 	tell()

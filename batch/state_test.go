@@ -210,7 +210,7 @@ func TestTransitions(t *testing.T) {
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
 		{"store", func(r *rig) error {
-			_, _, err := r.b.Attach(new(recorder), Place{Plan: 1})
+			_, err := r.b.Attach(new(recorder), Place{Plan: 1})
 			return err
 		}, []outcome{
 			ok(Idle, 0, 0), ok(TaskCreated, 1, 0), ok(TaskCreated, 2, 0),

@@ -83,9 +83,9 @@ func (r *Repository) drop(ctx context.Context, e *entry, waits bool) (dropped bo
 // Once the engine is closed, a batch in transit is left to the owner of the Transit.
 func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int64, _ error) {
 	r := c.r
-	r.mu.Lock()
-	bytes = e.bytes
-	r.mu.Unlock()
+	if now := e.b.Cut(); now.State != batch.Released {
+		bytes = now.Bytes
+	}
 	inner, done := within(ctx, r.m.ended)
 	defer done()
 	err := e.b.Discard(inner)

@@ -163,11 +163,12 @@ func (s *stream) prefetch(last *batch.Batch) {
 			continue
 		}
 		coming--
-		if e.b == last || e.space.Kind <= s.to || e.state != batch.Idle && e.state != batch.TaskCreated {
+		now := e.b.Cut()
+		if e.b == last || now.Space.Kind <= s.to || now.State != batch.Idle && now.State != batch.TaskCreated {
 			continue
 		}
 		s.prefetching = true
-		to := cmp.Or(s.taker.in, reservation.ToUpgrade(e.space, s.to))
+		to := cmp.Or(s.taker.in, reservation.ToUpgrade(now.Space, s.to))
 		s.running.Go(func() {
 			labels.ReadAhead.Set()
 			if s.bring(e.b, to) == nil && e.b.Info().Space.Kind <= s.to {

@@ -10,27 +10,22 @@ import (
 
 	"github.com/spillway-db/spillway/batch"
 	"github.com/spillway-db/spillway/reservation"
-	"github.com/spillway-db/spillway/tier"
 )
 
 // entry is a batch for as long as it is in a repository: a batch that is put again gets another
-// entry. The batch reports its changes to it. The repository's lock guards all fields but b, seq,
-// size and part.
+// entry. The batch calls it at each change, and is asked for its state when that matters. The
+// repository's lock guards at and claim; the other fields do not change.
 //
 // An entry is free, or claimed by one Claim at a time. A claimed entry keeps its place in the
 // queue. It leaves the queue when its claimer has taken the batch, or when the batch is dropped
 // while the entry is free.
 type entry struct {
-	b       *batch.Batch
-	seq     uint64 // order of arrival within the plan
-	size    int64  // bytes of the batch's image, however small it is where it lies
-	part    *partition
-	at      *list.Element // place in the partition's queue; nil once the entry has left
-	claim   *Claim        // that has the entry; nil if it is free
-	version uint64        // of the batch when the fields below were noted
-	state   batch.State
-	space   tier.ID // where the data was last seen
-	bytes   int64   // charged there; 0 for a batch that was dropped
+	b     *batch.Batch
+	seq   uint64 // order of arrival within the plan
+	size  int64  // bytes of the batch's image, however small it is where it lies
+	part  *partition
+	at    *list.Element // place in the partition's queue; nil once the entry has left
+	claim *Claim        // that has the entry; nil if it is free
 }
 
 // older compares entries by arrival.
@@ -193,9 +188,12 @@ func (t *taker) tryLocked(p *partition) (served bool) {
 	full, blocked := false, false
 	for at := p.free; at != nil && !full && !blocked; at = at.Next() {
 		e := at.Value.(*entry)
-		if e.claim != nil || !slices.Contains(t.from, e.state) {
+		if e.claim != nil {
+			continue
+		}
+		if state := e.b.Cut().State; !slices.Contains(t.from, state) {
 			// A batch in transit is back in a moment. Until then no younger one comes before it.
-			blocked = e.claim == nil && e.state == batch.InTransit && !t.unordered
+			blocked = state == batch.InTransit && !t.unordered
 			continue
 		}
 		if full = len(got) > 0 && e.size > maxBytes-bytes; !full {
@@ -239,7 +237,7 @@ func (t *taker) tryOnlyLocked(p *partition) (served bool) {
 			t.err = p.r.errorf(", batch %d: %w", e.b.ID(), ErrUnknown)
 		}
 		return true
-	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.state)):
+	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.Cut().State)):
 		e.claim = t.claim
 		t.claim.entries = []*entry{e}
 		return true
@@ -261,7 +259,7 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 		for at := p.queue.Front(); at != nil && at.Value.(*entry).seq <= t.last; at = at.Next() {
 			switch e := at.Value.(*entry); {
 			case e.claim == c:
-			case e.claim == nil && e.state != batch.InTransit:
+			case e.claim == nil && e.b.Cut().State != batch.InTransit:
 				e.claim = c
 				c.entries = append(c.entries, e)
 			case e.claim == nil || e.claim.brief:
@@ -278,9 +276,8 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 			return false
 		}
 		for _, e := range c.entries {
-			if e.state == batch.Released { // another caller has dropped the batch in its place
-				e.claim = nil
-				e.noteLocked(batch.Info{State: batch.Released})
+			if e.b.Cut().State == batch.Released { // another caller has dropped the batch in its place
+				e.leaveLocked()
 			}
 		}
 		c.entries = slices.DeleteFunc(c.entries, func(e *entry) bool { return e.at == nil })
@@ -318,7 +315,9 @@ func (p *partition) restoreLocked(c *Claim) {
 		if p.free == nil || e.seq < p.free.Value.(*entry).seq {
 			p.free = e.at
 		}
-		e.noteLocked(e.b.Cut()) // the announcement of a change may still be under way
+		if e.b.Cut().State == batch.Released {
+			e.leaveLocked()
+		}
 	}
 }
 
@@ -330,39 +329,30 @@ func (c *Claim) restore() {
 	c.part.serveLocked()
 }
 
-// noteLocked records the state of the batch in the entry. A free entry whose batch was dropped leaves
-// the queue. The caller calls serveLocked.
-func (e *entry) noteLocked(now batch.Info) {
+// leaveLocked takes the entry out of the queue. The caller calls serveLocked.
+func (e *entry) leaveLocked() {
 	p := e.part
-	mu := &p.r.mu
-	mu.bytes[e.space.Kind] -= e.bytes
-	e.version, e.state, e.space, e.bytes = now.Version, now.State, now.Space, now.Bytes
-	if now.State == batch.Released { // the batch makes no further call when its memory is freed
-		e.bytes = 0
+	if p.free == e.at {
+		p.free = e.at.Next()
 	}
-	mu.bytes[e.space.Kind] += e.bytes
-	if now.State == batch.Released && e.claim == nil {
-		if p.free == e.at {
-			p.free = e.at.Next()
-		}
-		p.queue.Remove(e.at)
-		e.at = nil
-		delete(mu.entries, e.b.ID())
-	}
+	p.queue.Remove(e.at)
+	e.at, e.claim = nil, nil
+	delete(p.r.mu.entries, e.b.ID())
 }
 
-// BatchChanged implements batch.Observer: the batch calls it at each change.
+// BatchChanged implements batch.Observer: the batch calls it at each change. A free entry leaves when
+// its batch was dropped.
 func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
 	r := e.part.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e.at == nil || now.Version <= e.version {
+	if e.at == nil || e.claim != nil {
 		return
 	}
-	e.noteLocked(now)
-	if e.claim == nil {
-		e.part.serveLocked()
+	if now.State == batch.Released {
+		e.leaveLocked()
 	}
+	e.part.serveLocked()
 }
 
 // remove ends the claim of a taker that owns the batch from now on: the entry leaves. If the batch was
@@ -370,8 +360,7 @@ func (e *entry) BatchChanged(_ *batch.Batch, now batch.Info) {
 func (r *Repository) remove(e *entry) {
 	r.mu.Lock()
 	if e.at != nil {
-		e.claim = nil
-		e.noteLocked(batch.Info{State: batch.Released}) // it is gone from here, dropped or not
+		e.leaveLocked()
 		e.part.serveLocked()
 	}
 	r.mu.Unlock()

@@ -9,8 +9,7 @@
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
 // fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Cursors
-// read many partitions side by side, some rows at a time. Writer gathers rows into batches. Counting
-// takes constant time. So does taking a batch, except that a taker steps over the batches that it
+// read many partitions side by side, some rows at a time. Writer gathers rows into batches. Len and Total take constant time. So does taking a batch, except that a taker steps over the batches that it
 // skips: those in use, and if it is Unordered those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
@@ -109,7 +108,6 @@ type Repository struct {
 		schema      *arrow.Schema
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
-		bytes       [tier.KindCount]int64 // charged for the batches, by tier
 		place       batch.Place           // of each batch, without its partition and seq
 		inputClosed bool
 		closed      bool
@@ -300,8 +298,8 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entr
 		place.Seq = r.m.seq.Add(1)
 	}
 	e.part, e.seq, p.last = p, place.Seq, place.Seq
-	// From here on the batch reports its changes to e, with a later Version than now has.
-	now, announce, err := b.Attach(e, place)
+	// From here on the batch reports its changes to e, which wait for the lock.
+	announce, err := b.Attach(e, place)
 	if err != nil {
 		r.mu.Unlock()
 		return nil, r.errorf(": %w", err)
@@ -311,7 +309,6 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entr
 		p.free = e.at
 	}
 	r.mu.entries[b.ID()] = e
-	e.noteLocked(now)
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
 		for _, other := range r.mu.parts { // readers of other partitions may wait for it, too
@@ -331,7 +328,7 @@ func (r *Repository) settle() {
 	for _, e := range r.mu.entries {
 		place := r.mu.place
 		place.Partition, place.Seq = e.part.number, e.seq
-		if _, f, err := e.b.Attach(e, place); err == nil { // else the batch was dropped
+		if f, err := e.b.Attach(e, place); err == nil { // else the batch was dropped
 			announce = append(announce, f)
 		}
 	}
@@ -358,16 +355,18 @@ func (r *Repository) Total() int {
 	return len(r.mu.entries)
 }
 
-// Bytes returns how many bytes the repository's batches are charged in a tier. A batch that was
-// dropped does not count, although open handles may keep its memory for a while, because no taker
-// can get it.
-func (r *Repository) Bytes(k tier.Kind) int64 {
-	if !k.Valid() {
-		return 0
-	}
+// Bytes returns how many bytes the repository's batches are charged in a tier. It looks at each of
+// them. A batch that was dropped does not count, although open handles may keep its memory for a
+// while, because no taker can get it.
+func (r *Repository) Bytes(k tier.Kind) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.mu.bytes[k]
+	for _, e := range r.mu.entries {
+		if now := e.b.Cut(); now.Space.Kind == k && now.State != batch.Released {
+			n += now.Bytes
+		}
+	}
+	return n
 }
 
 // Partitions returns the numbers of the partitions that are in use, ascending.
