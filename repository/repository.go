@@ -8,9 +8,10 @@
 // Put lays a record out in the fastest memory with room and queues it. Take returns the oldest
 // batch that can move to a state. Drain fetches one batch after the other to a tier, and Reader
 // returns them as Arrow records. Claim reserves batches for a task, and gives them back if the task
-// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition. Cursors
-// read many partitions side by side, some rows at a time. Writer gathers rows into batches. Len and Total take constant time. So does taking a batch, except that a taker steps over the batches that it
-// skips: those in use, and if it is Unordered those in transit.
+// fails; ClaimBytes does so by bytes, and ClaimAll for a task that needs the whole partition.
+// Cursors read many partitions side by side, some rows at a time. Writer gathers rows into batches.
+// Len and Total take constant time. So does taking a batch, except that a taker steps over the
+// batches that it skips: those in use, and if it is Unordered those in transit.
 //
 //	manager.go      the repositories of a plan, their order, and Clear
 //	repository.go   Put and PutBatch, and what a repository holds
@@ -108,7 +109,7 @@ type Repository struct {
 		schema      *arrow.Schema
 		parts       map[int]*partition
 		entries     map[batch.ID]*entry
-		place       batch.Place           // of each batch, without its partition and seq
+		place       batch.Place // of each batch, without its partition and seq
 		inputClosed bool
 		closed      bool
 	}
