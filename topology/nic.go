@@ -19,7 +19,8 @@ const (
 	rdmaVerbs   = "/sys/class/infiniband_verbs"
 )
 
-// nics returns the RDMA devices with their ports; none if there are none, which is no warning.
+// nics returns the RDMA devices with their ports, by name with numbers in order. A machine without
+// any is the usual case, and no warning. addresses is Options.Addresses.
 func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	nics := []NIC{}
 	names, _ := t.list(rdmaDevices)
@@ -30,6 +31,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	switch {
 	case addresses != nil:
 	case t.live:
+		// A recorded machine's addresses must not be looked up on this one.
 		addresses = systemAddresses
 	default:
 		trie, _ := t.want("/proc/net/fib_trie")
@@ -75,10 +77,13 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	return nics
 }
 
-// byNumber puts mlx5_2 before mlx5_10, and 2000:00:00.0 before 10000:00:00.0.
+// byNumber compares names that end in numbers: mlx5_2 comes before mlx5_10. It also compares PCI
+// addresses, whose domain may have more than four digits: 2000:00:00.0 comes before 10000:00:00.0.
 func byNumber(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) }
 
-// ports reads the ports of the RDMA device in dir, whose card is in bus.
+// ports reads the ports of the RDMA device in dir, with their network interfaces and the IP
+// addresses of those. bus is the directory of the card's PCI device, which has the interfaces;
+// without it ports have none.
 func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, error)) []Port {
 	ports := []Port{}
 	dir = path.Join(dir, "ports")
@@ -129,6 +134,7 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 			if err != nil {
 				t.warn(file, err)
 			}
+			// Programs bind to an address that other machines reach.
 			for _, a := range of {
 				// Each interface that is up makes itself an address for its link.
 				if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
@@ -141,8 +147,10 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 }
 
 // stackedOn returns the network interface in dir and those made of it, each once: if a card is
-// bonded, or has VLANs, these have the addresses.
+// bonded, or has VLANs, the addresses are on these. The kernel links them with entries
+// upper_<name>. seen has the names so far, because an interface may be reached in two ways.
 func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
+	// The walk ends because each name is entered in seen, even if links form a cycle.
 	name := path.Base(dir)
 	if seen[name] {
 		return nil
@@ -177,9 +185,10 @@ func systemAddresses(name string) ([]netip.Addr, error) {
 	return addresses, err
 }
 
-// parseAddresses returns the machine's own addresses by interface. The texts are those of
-// /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface; that of an
-// IPv4 address is the interface of the smallest network it is in that needs no gateway.
+// parseAddresses returns the IP addresses of a recorded machine by interface. The texts are those
+// of /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface. The
+// kernel lists the local IPv4 addresses without one, so an address gets the interface of the
+// smallest network it is in that needs no gateway.
 func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	const gateway = 2 // RTF_GATEWAY
 	networks := map[netip.Prefix]string{}
@@ -199,6 +208,8 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 		}
 	}
 
+	// fib_trie has two lines for each address, "|-- address" and, if it is the machine's own, "/32
+	// host LOCAL". Tables repeat them.
 	addresses := map[string][]netip.Addr{}
 	seen := map[netip.Addr]bool{}
 	var last netip.Addr
@@ -212,6 +223,7 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 			continue
 		}
 		seen[last] = true
+		// From the smallest network to the largest.
 		for bits := 32; bits > 0; bits-- {
 			network, _ := last.Prefix(bits) // which is an IPv4 address
 			if iface := networks[network]; iface != "" {
@@ -230,8 +242,9 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	return addresses
 }
 
-// parseAddress parses an address in hexadecimal digits. Those of IPv4 are in the byte order of a
-// little-endian machine.
+// parseAddress parses an address in hexadecimal digits; the result is invalid if s is none. IPv4
+// addresses are printed as a 32-bit number, in the byte order of the machine, which is taken to be
+// little-endian.
 func parseAddress(s string) netip.Addr {
 	b, err := hex.DecodeString(s)
 	if err != nil {

@@ -10,8 +10,10 @@ import (
 	"strings"
 )
 
-// meminfo reads the memory of the machine, or of a node, from its file. The lines of a node's file
-// begin with "Node 0".
+// meminfo reads the memory of the machine, or of a node, from file: /proc/meminfo, or a node's
+// meminfo, whose lines begin with "Node 0". A key that is missing leaves its field 0; only MemTotal
+// is needed. The numbers are not all of one moment, so a part may exceed the total: it is
+// corrected, with a warning.
 func (t *tree) meminfo(file string) (m Memory) {
 	text, ok := t.need(file)
 	if !ok {
@@ -23,6 +25,7 @@ func (t *tree) meminfo(file string) (m Memory) {
 	}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
+		// The last word is the key in both files.
 		if words := strings.Fields(key); len(words) > 0 {
 			key = words[len(words)-1]
 		}
@@ -60,8 +63,10 @@ func (t *tree) meminfo(file string) (m Memory) {
 	return m
 }
 
-// affinity returns the CPUs and nodes that the scheduler and the memory policy allow; nil if they are
-// not known.
+// affinity returns the CPUs and nodes that the scheduler and the memory policy allow this process,
+// from /proc/self/status; nil if they are not known. The kernel has already intersected them with
+// the cpusets of the cgroups. Mems_allowed_list is missing in kernels without NUMA, which is no
+// warning.
 func (t *tree) affinity() (cpus, nodes Set) {
 	text, ok := t.need(selfStatus)
 	if !ok {
@@ -87,7 +92,8 @@ func (t *tree) affinity() (cpus, nodes Set) {
 	return cpus, nodes
 }
 
-// parseCPUInfo returns the first processor's model and the numbers of all.
+// parseCPUInfo returns the first processor's model and the numbers of all processors, from
+// /proc/cpuinfo. Its keys differ between architectures.
 func parseCPUInfo(text string) (model string, cpus Set) {
 	cpus = Set{}
 	arm := map[string]string{}
@@ -111,7 +117,9 @@ func parseCPUInfo(text string) (model string, cpus Set) {
 	return model, slices.Compact(cpus)
 }
 
-// cpu returns the CPUs, with those allowed; nil is all.
+// cpu returns the CPUs. allowed is what affinity returned; nil means all. CPUs that are allowed and
+// not online do not count, so the result may be smaller than allowed. If nothing remains, the files
+// contradict each other, and all online CPUs count.
 func (t *tree) cpu(allowed Set) CPU {
 	info, ok := t.need(systemCPUs)
 	model, listed := parseCPUInfo(info)
@@ -134,7 +142,9 @@ func (t *tree) cpu(allowed Set) CPU {
 	return c
 }
 
-// readNodes returns the NUMA nodes, or one that holds all if the kernel knows none.
+// readNodes returns the NUMA nodes that are online, by number. If the kernel knows none (it was
+// built without NUMA, or /sys is not mounted), there is one node with the number 0, the CPUs of c
+// and the memory m.
 func (t *tree) readNodes(c CPU, m Memory) []Node {
 	ids, _ := t.set(systemNodes, "online")
 	if len(ids) > maxNodes {
@@ -148,6 +158,8 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
 		dir := path.Join(systemNodes, "node"+strconv.Itoa(id))
+		// A node whose directory is missing is still listed: other files refer to its number, and
+		// distances have a place for it.
 		n := Node{ID: id, CPUs: Set{}, Distances: []int{}}
 		if t.isDir(dir) {
 			if set, ok := parsed(t, path.Join(dir, "cpulist"), t.need, parseSet); ok {
@@ -167,7 +179,7 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 	return nodes
 }
 
-// parseDistances parses the distances of a node, of which there must be n.
+// parseDistances parses the distances of a node to all nodes, of which there must be n.
 func parseDistances(s string, n int) ([]int, error) {
 	fields := strings.Fields(s)
 	if len(fields) != n {
@@ -184,7 +196,8 @@ func parseDistances(s string, n int) ([]int, error) {
 	return distances, nil
 }
 
-// nowhere returns the node of a device without one: the only node, or Unknown.
+// nowhere returns the node of a device whose place is not known: the only node if there is one, or
+// Unknown.
 func (t *tree) nowhere() int {
 	if len(t.top.Nodes) == 1 {
 		return t.top.Nodes[0].ID
@@ -192,8 +205,9 @@ func (t *tree) nowhere() int {
 	return Unknown
 }
 
-// nodeOf reads the node of the device in dir. The firmware of many machines with one node says -1;
-// with several that is a device whose place is unknown.
+// nodeOf reads the node of the PCI device in dir, from its numa_node. The firmware of many machines
+// with one node reports -1, which then means that node. With several nodes it is a device whose
+// place is unknown, which is a warning, because buffers for it cannot be placed near to it.
 func (t *tree) nodeOf(dir string) int {
 	node, ok := parsed(t, path.Join(dir, "numa_node"), t.want, func(text string) (int, error) {
 		n, err := strconv.ParseInt(text, 10, 32)
@@ -213,8 +227,9 @@ func (t *tree) nodeOf(dir string) int {
 	return node
 }
 
-// nearTo returns the node that the driver says a GPU is on: the only one whose memory is near, or
-// else the only one whose CPUs are.
+// nearTo returns the node that the driver reports a GPU to be on: the only one whose memory is
+// near, or else the only one whose CPUs are. ok is false if the driver names none or several, as it
+// does for interleaved nodes.
 func (t *tree) nearTo(g *GPU) (near Node, ok bool) {
 	if len(g.NodeAffinity) == 1 {
 		if near, ok = t.top.Node(g.NodeAffinity[0]); ok {

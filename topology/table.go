@@ -98,7 +98,8 @@ func (t *Topology) String() string {
 	return b.String()
 }
 
-// section prints rows below a title, or that there are none.
+// section prints rows below a title, or "none" if there is only the row of headings. Texts are made
+// printable here once more, because a Topology may come from JSON.
 func section(b *strings.Builder, title string, rows tabular.Rows) {
 	fmt.Fprintf(b, "\n%s\n", title)
 	if len(rows) == 1 {
