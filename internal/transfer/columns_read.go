@@ -25,12 +25,15 @@ const (
 	columnsUnderWay = DiskUnderWay / ColumnRequest
 )
 
-// ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and opens
-// them there. enter lists the record in the space as a holder of that memory.
+// ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and
+// opens them there. The record keeps the memory and the dictionaries that it needs; r stays the
+// caller's. enter lists the record in the space as a holder of that memory, so that a leak or a
+// full space can name it.
 func (b *Builtin) ReadColumns(
 	ctx context.Context, p *image.ColumnsPlan, img *batch.Image, r *reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
+	// Only the dictionaries of the chosen columns are brought to the target.
 	needed := make(map[*batch.Descriptor]bool)
 	for _, d := range p.Memory.AllDictionaries() {
 		needed[d] = true
@@ -43,7 +46,8 @@ func (b *Builtin) ReadColumns(
 		if err != nil {
 			return err
 		}
-		// The record has a lease, and arrays of dictionaries have theirs.
+		// The record has a lease on the memory, and arrays of dictionaries have theirs, so what was
+		// drawn here is given up in any case.
 		defer func() { err = errors.Join(err, buf.Release()) }()
 		shared, err := b.Share(ctx, all, img.Space(), r)
 		if err != nil {
@@ -74,11 +78,12 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and of a
-// compressed body whole frames, in requests of up to ColumnRequest. It keeps the last block of each
-// piece. If whole is set, the pieces that follow each other are whole blocks, which are read straight
-// to where they belong; otherwise pieces may overlap. Nothing is under way when it returns. The space of
-// the pieces is to; nil if they are on the Go heap.
+// ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and
+// of a compressed body whole frames, in requests of up to ColumnRequest bytes. It keeps the last
+// block of each piece (Piece.Hold). If whole is set, the pieces that follow each other are whole
+// blocks, which are read straight to where they belong; otherwise pieces may overlap, and their
+// blocks pass through the memory of a lane. It may change all. Nothing is in progress when it
+// returns. The space of the pieces is to; nil if they are on the Go heap.
 func (b *Builtin) ReadPieces(
 	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []image.Piece,
 ) error {
@@ -94,10 +99,14 @@ func (b *Builtin) ReadPieces(
 		block = src.desc.SumBlock()
 	}
 	slices.SortFunc(all, func(a, b image.Piece) int { return cmp.Compare(a.Off, b.Off) })
-	var requests [][]image.Piece // of pieces whose blocks follow each other
-	var size, first, end int64   // of the last request
+	// Divide the pieces, in the order of the image, into requests. A piece joins the last request
+	// if its first block is in it or follows it, up to ColumnRequest bytes. A piece that would go
+	// beyond is cut.
+	var requests [][]image.Piece
+	var size, first, end int64 // of the last request
 	for _, p := range all {
 		host, ok := src.Source.(hostMemory)
+		// In host memory nothing has to be requested or verified.
 		if ok && src.runs == nil {
 			if err := image.Gather(p.To, host, p.Off); err != nil {
 				return err
@@ -120,6 +129,8 @@ func (b *Builtin) ReadPieces(
 	if len(requests) == 0 { // an image without bytes also has no memory
 		return nil
 	}
+	// A device needs pinned chunks. From a disk, whole blocks need no memory; others pass through a
+	// block.
 	w := &lanes{b: b, node: src.space.Node}
 	var devices []*deviceMemory
 	if m, ok := src.Source.(*deviceMemory); !ok {
@@ -142,8 +153,9 @@ func (b *Builtin) ReadPieces(
 	})
 }
 
-// fill reads the blocks of pieces that follow each other: straight to the pieces if they are whole, or
-// else through the chunk.
+// fill reads the blocks of one request's pieces, which follow each other: straight to the pieces if
+// they are whole, or else as many blocks at a time as the chunk has room for, from which the pieces
+// are copied.
 func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, whole bool) error {
 	for _, p := range pieces {
 		r.until = max(r.until, extent.RoundUp(p.Off+int64(len(p.To)), block))
@@ -173,6 +185,9 @@ func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, wh
 		if err != nil {
 			return err
 		}
+		// Each piece takes what it has of these blocks, and is shortened. When it is complete, the
+		// block in which it ends is kept for the next window. A frame may have several blocks; kept
+		// is the shorter one.
 		for i := range pieces {
 			p := &pieces[i]
 			if p.Off >= next || len(p.To) == 0 {
@@ -189,8 +204,9 @@ func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, wh
 	return nil
 }
 
-// ranges reads parts of a body for one goroutine. Of a compressed one it reads and uncompresses only
-// the frames that are wanted, and keeps the last ones for the next part.
+// ranges reads parts of a body for one goroutine. Of a compressed one it reads and uncompresses
+// only the frames that are wanted, and keeps the last ones for the next part: pieces of one request
+// are often in the same frame.
 type ranges struct {
 	b     *Builtin
 	src   *bytesFrom
@@ -217,6 +233,7 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 			return err
 		}
 		frame := off / size
+		// Read the frames of the rest of the request at once, as far as they are of this run.
 		if frame < r.first || frame >= r.end {
 			if err := r.readFrames(ctx, frame, r.until); err != nil {
 				return err
@@ -241,8 +258,9 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// readFrames reads the frames from first on that have bytes before end and are of the same run, with
-// the rest of their first and last page. Only the checksums of the body are compared.
+// readFrames reads the stored frames from number first on that have bytes before end and are of the
+// same run, with the rest of their first and last page. The checksum of a run covers all of its
+// frames, so it cannot be compared here. Those of the body are, when the frames are uncompressed.
 func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	size := r.src.desc.Frame()
 	const run = payload.RunSize
