@@ -34,23 +34,28 @@ type Config struct {
 	Failed func(error)
 }
 
-// panics of the program's functions are logged where there is no caller to return them to.
+// panics logs the panics of the program's functions that run in a release callback, where there is
+// no Go caller to return them to: a panic must not pass through C.
 var panics = new(guard.Log)
 
-// mapped is what a device has whose memory is the process's, at other addresses.
+// mapped is implemented by a device whose memory is the process's, at other addresses than the
+// device's own, as the simulated one's. Pointer fails if the n bytes at a are no memory of the
+// device.
 type mapped interface {
 	Pointer(a tier.Addr, n int64) (uintptr, error)
 	AddrOf(p uintptr) (tier.Addr, error)
 }
 
-// sharer is a CUDA device, which has events that others can wait for, and waits for theirs.
+// sharer is implemented by a CUDA device. ShareEvent returns an event behind the work on s so far,
+// which the caller must end; AwaitShared waits until an event has happened.
 type sharer interface {
 	Ordinal() int
 	ShareEvent(s tier.Stream) (event uintptr, end func() error, err error)
 	AwaitShared(ctx context.Context, event uintptr) error
 }
 
-// device is a space's device in C's terms.
+// device is a space's device in C's terms: the type and number that arrays have, and how addresses
+// become pointers.
 type device struct {
 	tier.Device
 	kind   DeviceType
@@ -65,7 +70,9 @@ type direct struct{}
 func (direct) Pointer(a tier.Addr, _ int64) (uintptr, error) { return uintptr(a), nil }
 func (direct) AddrOf(p uintptr) (tier.Addr, error)           { return tier.Addr(p), nil }
 
-// deviceOf finds out what the device of a space is.
+// deviceOf returns the device of a space. A Config.Type that is neither 0 nor CPU is taken as it
+// is. Otherwise the device must be one whose type is known, the simulated one or a CUDA device; if
+// it is not, the error matches tier.ErrNotSupported.
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	pool, ok := space.Pool.(interface{ Device() tier.Device })
 	if !ok {
@@ -77,6 +84,7 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	switch info := d.Info(); {
 	case d.kind != 0 && d.kind != CPU:
 	case isMapped:
+		// The specification recommends -1 for devices that have no numbers.
 		d.kind, d.id, d.mapped = CPU, -1, m
 	case d.kind == 0 && d.sharer != nil:
 		d.kind, d.id = CUDA, int64(d.sharer.Ordinal())

@@ -10,8 +10,9 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 )
 
-// plainTypes are the types whose format has no parameters, and that are over no others. The buffers
-// of all types are in package shape.
+// plainTypes are the types whose format has no parameters and no children, by their format. The
+// letters are the specification's (https://arrow.apache.org/docs/format/CDataInterface.html, "Data
+// type description"). The buffers of all types are in package shape.
 var plainTypes = map[string]arrow.DataType{
 	"n": arrow.Null, "b": arrow.FixedWidthTypes.Boolean,
 	"c": arrow.PrimitiveTypes.Int8, "C": arrow.PrimitiveTypes.Uint8,
@@ -30,7 +31,8 @@ var plainTypes = map[string]arrow.DataType{
 	"tin": arrow.FixedWidthTypes.MonthDayNanoInterval,
 }
 
-// otherTypes are the other types, by what their format begins with.
+// otherTypes are the other types, by their format up to the colon, with the number of their
+// children.
 var otherTypes = map[string]struct {
 	id       arrow.Type
 	children int
@@ -52,7 +54,8 @@ var decimals = map[int]arrow.Type{
 	32: arrow.DECIMAL32, 64: arrow.DECIMAL64, 128: arrow.DECIMAL128, 256: arrow.DECIMAL256,
 }
 
-// format returns the string of a type that is no extension, and false if there is none.
+// format returns the format string of a type that is no extension, and false if there is none. A
+// dictionary's is that of its indices: the values are in a struct of their own.
 func format(dt arrow.DataType) (text string, ok bool) {
 	params := ""
 	switch t := dt.(type) {
@@ -86,9 +89,9 @@ func format(dt arrow.DataType) (text string, ok bool) {
 	return "", false
 }
 
-// typeOf makes the type of a format over its children's fields. Parameters that make no type are a
-// convert.InvalidError or a panic of arrow-go's, and a format that is not known is
-// tier.ErrNotSupported.
+// typeOf returns the type of the format f over its children's fields. Parameters that make no type
+// are a *convert.InvalidError or a panic of arrow-go's, which schemaReader.record recovers. A
+// format that is not known is tier.ErrNotSupported.
 func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arrow.DataType, err error) {
 	key, param, _ := strings.Cut(f, ":")
 	plain := plainTypes[f]
@@ -157,7 +160,8 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 		}
 		t = arrow.UnionOf(mode, children, codes)
 	}
-	// A parameter that is no number, or out of its range, was read as another one.
+	// Numbers were parsed leniently above. Formatting the type again shows whether the text meant
+	// just that: a parameter that is no number, or out of its range, was read as another one.
 	if back, _ := format(t); back != f && (row.id != arrow.DECIMAL128 || back+",128" != f) {
 		return nil, p.Invalid("the format %q", f)
 	}
