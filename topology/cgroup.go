@@ -53,6 +53,7 @@ func (t *tree) cgroups() {
 		return parseLimit(text)
 	})
 
+	// Then the CPUs. A quota is time per period, and may be less than one CPU.
 	_, dirs = t.hierarchy("cpu", groups)
 	files = []string{"cpu.max", "cpu.cfs_quota_us"}
 	l.CPUQuota, l.CPUSource = smallest(t, dirs, files, func(file, text string) (float64, error) {
@@ -98,6 +99,7 @@ func parseLimit(s string) (int64, error) {
 	case err != nil:
 		return 0, fmt.Errorf("%s is not a limit", quote(s))
 	case n == 0:
+		// This process runs below the limit, so the file is wrong.
 		return 0, errors.New("a limit of 0 bytes, under which nothing could run")
 	case n > math.MaxInt64/2:
 		return 0, nil
@@ -174,6 +176,7 @@ func (t *tree) hierarchy(controller string, groups map[string]string) (version i
 			break
 		}
 		found = false
+		// Remember the first mount of the hierarchy, in case that none shows the group.
 		if top.Point == "" {
 			top = m
 		}
@@ -198,6 +201,7 @@ func (t *tree) hierarchy(controller string, groups map[string]string) (version i
 			break
 		}
 	}
+	// A recorded tree, or a mount of another namespace, may lack the directory.
 	if !t.isDir(dirs[0]) {
 		t.warnOf(causes.UnknownLimits, dirs[0], "the process's cgroup is not there: limits of those above it are used")
 	}
@@ -251,6 +255,7 @@ func (t *tree) limit(allowedNodes Set) {
 			l.MemoryBytes, l.MemorySource = n, source
 		}
 	}
+	// Some nodes are excluded, so the memory of the others is a limit.
 	if len(l.MemoryNodes) < len(all) {
 		sum := int64(0)
 		for _, n := range top.Nodes {

@@ -146,6 +146,8 @@ func diskKind(dir, model string, rotational, known bool) DiskKind {
 	case slices.Contains(words, "virtual"),
 		slices.ContainsFunc(words, func(w string) bool { return isNumbered(w, "virtio") }),
 		strings.HasPrefix(name, "xvd"):
+		// Devices without a bus are below /sys/devices/virtual; virtio and Xen (xvd) are made by
+		// hypervisors.
 		return VirtualDisk
 	case !known:
 		return UnknownDisk
@@ -213,12 +215,15 @@ func (t *tree) disksBelowMount(m mount) (names []string) {
 	// Then walk down: from a partition to its disk, and from a stacked device to those in its
 	// "slaves". What has neither is a disk. Devices may share a disk, so each is visited once.
 	var todo []string // directories of devices
+	// The first candidate that is there: a device number is exact, a name may belong to another
+	// namespace.
 	for _, c := range candidates {
 		if target, err := t.resolve(c); err == nil && t.isDir(target) {
 			todo = append(todo, target)
 			break
 		}
 	}
+	// follow adds the devices that a directory of /sys has links to.
 	follow := func(list string, names []string) {
 		for _, name := range names {
 			if target, ok := t.follow(path.Join(list, name), "a device"); ok {

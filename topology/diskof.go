@@ -80,6 +80,8 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	// nodeOf checks the numbers of nodes against these.
 	t.top.Nodes = t.readNodes(CPU{}, Memory{})
 	l := Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}}
+	// Find the place of the directory, or where it would be made. resolve keeps the rest of a path
+	// that is missing, and the deepest mount above it is the one that counts.
 	target, err := t.resolve(dir)
 	switch {
 	case err == nil:
@@ -98,6 +100,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 		t.warnf(l.Dir, "it is not known what is mounted there")
 	}
 	l.Node = commonNode(l.Disks)
+	// Only this machine's file systems can be asked.
 	if t.live {
 		at := l.Dir // or the nearest directory that is there
 		for at != "/" && !t.isDir(at) {
@@ -132,6 +135,7 @@ func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 			return
 		}
 		t.warnf(target, "%s: taken to be on the disk of %s", why, on.Point)
+		// A mount is the same if its point and its device are.
 		if slices.ContainsFunc(todo, func(o mount) bool {
 			return o.Point == on.Point && o.device == on.device
 		}) {
@@ -182,6 +186,7 @@ func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 			}
 		}
 	}
+	// A loop device whose file is on the file system that is on the loop device.
 	if again && len(disks) == 0 && !memory {
 		t.warnf(m.Point, "the file system is stacked on itself")
 	}

@@ -150,11 +150,13 @@ func (t *tree) id(p string, digits int) (string, bool) {
 func (t *tree) complete(g *GPU) {
 	g.PCIAddress = named.PCIAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
-	// A node with CPUs is the host's. For no node drivers return -1.
+	// A node with CPUs is the host's: drivers report the GPU's memory as a node of its own only on
+	// coherent systems. For no node they return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
 		n, ok := t.top.Node(id)
 		return !ok || len(n.CPUs) > 0
 	})
+	// A source of a program's may return anything: links without a count make no sense.
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
@@ -205,12 +207,14 @@ func (t *tree) complete(g *GPU) {
 	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
 }
 
-// linkSpeeds are those of the generations of PCIe, in GT/s.
+// linkSpeeds are the speeds of the generations of PCIe, the first one first, in GT/s, as
+// max_link_speed has them.
 var linkSpeeds = []string{"2.5", "5", "8", "16", "32", "64", "128"}
 
 // completeFromBus adds to g what the PCI device in dir has and g does not. Files that are missing
 // are left out silently: virtual machines have few of them.
 func (t *tree) completeFromBus(dir string, g *GPU) {
+	// The entry in /sys/bus/pci/devices is a link to the device's place in the tree of bridges.
 	if real, err := t.resolve(dir); err == nil {
 		if g.Bus = busPath(real); len(g.Bus) == 0 {
 			t.warnf(dir, "the device is below no host bridge: its paths to others are not known")

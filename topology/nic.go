@@ -48,6 +48,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	for _, name := range verbs {
 		card, _ := t.want(rdmaVerbs, name, "ibdev")
 		device := path.Join("/dev/infiniband", name)
+		// Only opening it shows whether the container's list of devices allows that.
 		if f, err := t.openFile(device, os.O_RDWR); err == nil {
 			_ = f.Close() // nothing was written
 			devices[card] = device
@@ -111,6 +112,7 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 		p.LinkLayer, p.Rate = label(layer), label(rate)
 		ports = append(ports, p)
 	}
+	// Interfaces are entries of the PCI device.
 	if bus == "" {
 		return ports
 	}

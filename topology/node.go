@@ -126,6 +126,7 @@ func (t *tree) cpu(allowed Set) CPU {
 	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
+	// /sys may be hidden in a container; then /proc/cpuinfo lists the CPUs that are online.
 	online, ok := t.set(onlineCPUs)
 	if !ok || len(online) == 0 {
 		online = listed
@@ -231,6 +232,7 @@ func (t *tree) nodeOf(dir string) int {
 // near, or else the only one whose CPUs are. ok is false if the driver names none or several, as it
 // does for interleaved nodes.
 func (t *tree) nearTo(g *GPU) (near Node, ok bool) {
+	// A GPU that is near to the memory of several nodes is on none in particular.
 	if len(g.NodeAffinity) == 1 {
 		if near, ok = t.top.Node(g.NodeAffinity[0]); ok {
 			return near, true

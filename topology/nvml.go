@@ -45,6 +45,8 @@ func NVML(open func() (nvml.Interface, error)) func(context.Context) ([]GPU, err
 		r := nvmlReader{lib: lib}
 		gpus := make([]GPU, 0, count)
 		for i := range count {
+			// A query may take long for each GPU that must be woken, so the context is looked at
+			// between them.
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
@@ -118,6 +120,7 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	r.memory(&g.MemoryBytes, &g.FreeBytes, dev)
 	read(r, &g.PCIeGeneration, r.lib.PCIeGeneration, dev)
 	read(r, &g.PCIeWidth, r.lib.PCIeWidth, dev)
+	// On a coherent system (Grace Hopper) the GPU's memory is a NUMA node.
 	var own int
 	if read(r, &own, r.lib.Node, dev) {
 		g.OwnNodes = Set{own}

@@ -40,6 +40,8 @@ var legend = []struct {
 
 // Matrix holds the paths between some devices. It is symmetric.
 type Matrix struct {
+	// Devices are the names of the rows and columns: GPU<index>, and the kernel's names of NICs and
+	// disks.
 	Devices []string `json:"devices"`
 	Paths   [][]Path `json:"paths"` // Paths[i][j] is that from Devices[i] to Devices[j]
 }
@@ -98,6 +100,7 @@ func overPCI(a, b device) Path {
 	if len(a.bus) == 0 || len(b.bus) == 0 {
 		return UnknownPath
 	}
+	// The number of bridges in common, from the host bridge down.
 	common := shared(a.bus, b.bus)
 	switch {
 	case common == 0 && a.node == b.node && a.node != Unknown:
@@ -135,9 +138,11 @@ func shared(a, b []string) int {
 func linksBetween(a, b device) int {
 	var toA, toB, switched int
 	for _, l := range a.links {
+		// A remote end that is not known could be any device, so it is none.
 		if !l.Switch && l.Remote != "" && l.Remote == b.address {
 			toB += l.Count
 		}
+		// Two GPUs reach each other only through switches that both are linked to.
 		for _, other := range b.links {
 			if l.Switch && other.Switch && other.Remote == l.Remote {
 				switched += min(l.Count, other.Count)

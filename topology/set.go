@@ -39,7 +39,7 @@ func (s *Set) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Contains reports whether n is in the set.
+// Contains reports whether n is in the set, by binary search.
 func (s Set) Contains(n int) bool {
 	_, found := slices.BinarySearch(s, n)
 	return found

@@ -35,10 +35,12 @@ func (t *Topology) String() string {
 		gpus.Add(g.Index, cmp.Or(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs,
 			bytesOf(g.MemoryBytes), bytesOf(g.FreeBytes), link, g.Driver)
 		for _, m := range g.MIG {
+			// MIG instances are in rows of their own below their GPU.
 			gpus.Add("", shorten(m.Name), m.UUID, "", "", bytesOf(m.MemoryBytes), bytesOf(m.FreeBytes), "", "")
 		}
 	}
 	section(&b, "GPUs", gpus)
+	// A user who misses a GPU should see why.
 	if t.Limits.HiddenGPUs > 0 {
 		fmt.Fprintf(&b, "  %d hidden by CUDA_VISIBLE_DEVICES=%q\n", t.Limits.HiddenGPUs,
 			printable(t.Limits.VisibleDevices))
@@ -116,7 +118,8 @@ func section(b *strings.Builder, title string, rows tabular.Rows) {
 	rows.Write(b, "  ")
 }
 
-// shorten keeps one long name from pushing a table's other columns away.
+// shorten cuts a name after 40 characters, so that one long name does not push a table's other
+// columns away.
 func shorten(s string) string {
 	const maxRunes = 40
 	if r := []rune(s); len(r) > maxRunes {

@@ -125,19 +125,24 @@ type Topology struct {
 
 // CPU is what is known of the processors. The numbers are the kernel's, of hardware threads.
 type CPU struct {
-	Model   string `json:"model"`   // of the first; empty: not known
-	Online  Set    `json:"online"`  // those that run
-	Allowed Set    `json:"allowed"` // those of Online that this process may run on, by affinity and cpuset
+	// Model is the first processor's name; empty means not known. All are taken to be alike.
+	Model  string `json:"model"`
+	Online Set    `json:"online"` // those that run
+	// Allowed are those of Online that this process may run on, by its affinity
+	// (sched_setaffinity(2)) and its cpuset.
+	Allowed Set `json:"allowed"`
 }
 
 // Memory is what the kernel reports of the machine's memory, or a node's, in bytes, as of the call;
 // see meminfo in proc(5). 0 means "not known", except for swap. Free memory leaves out the page
 // cache, so AvailableBytes is what a program can expect to get.
 type Memory struct {
-	TotalBytes     int64 `json:"total_bytes"`
-	FreeBytes      int64 `json:"free_bytes"`      // unused
-	AvailableBytes int64 `json:"available_bytes"` // unused, or taken back without swapping
-	SwapBytes      int64 `json:"swap_bytes"`      // total
+	TotalBytes int64 `json:"total_bytes"`
+	FreeBytes  int64 `json:"free_bytes"` // unused
+	// AvailableBytes is the kernel's estimate of what can be had without swapping: free memory and
+	// most of the page cache.
+	AvailableBytes int64 `json:"available_bytes"`
+	SwapBytes      int64 `json:"swap_bytes"` // total
 }
 
 // Node is a NUMA node: CPUs and memory that are near to each other. It may have only memory, as the
@@ -163,7 +168,8 @@ type GPU struct {
 	// Name is the product, such as "NVIDIA H100 80GB HBM3"; only the driver knows it.
 	Name string `json:"name"` // empty: not known
 	// UUID is the driver's, GPU-…, the same at each start of the machine.
-	UUID       string `json:"uuid"`        // empty: not known
+	UUID string `json:"uuid"` // empty: not known
+	// PCIAddress is domain:bus:device.function, as the kernel writes it.
 	PCIAddress string `json:"pci_address"` // as 0000:3b:00.0
 	// Bus is the way from the host bridge (pci0000:3a) over the bridges to the device; empty: not known.
 	Bus      []string `json:"bus"`
@@ -210,12 +216,14 @@ type GPU struct {
 // instance in a GPU instance, which has its own memory. A CUDA program can use one at a time. See
 // NVIDIA's MIG User Guide.
 type MIGInstance struct {
-	UUID            string `json:"uuid"`
-	Name            string `json:"name"` // empty: not known
-	GPUInstance     int    `json:"gpu_instance"`
-	ComputeInstance int    `json:"compute_instance"`
-	MemoryBytes     int64  `json:"memory_bytes"` // total; 0: not known
-	FreeBytes       int64  `json:"free_bytes"`   // 0: none, or not known
+	UUID string `json:"uuid"`
+	Name string `json:"name"` // empty: not known
+	// GPUInstance and ComputeInstance are the numbers by which nvidia-smi shows the instance.
+	// Compute instances of one GPU instance share its memory.
+	GPUInstance     int   `json:"gpu_instance"`
+	ComputeInstance int   `json:"compute_instance"`
+	MemoryBytes     int64 `json:"memory_bytes"` // total; 0: not known
+	FreeBytes       int64 `json:"free_bytes"`   // 0: none, or not known
 }
 
 // Link is all NVLinks of a GPU that end at the same device. A virtual machine does not see the
@@ -235,7 +243,9 @@ type Link struct {
 // not listed. The engine does not use NICs; they are for programs that transfer batches between
 // machines, and which choose one near to a GPU.
 type NIC struct {
-	Name       string   `json:"name"`        // the RDMA device's, as mlx5_0
+	// Name is that of the RDMA device, as mlx5_0, by which libraries such as UCX and NCCL select
+	// cards.
+	Name       string   `json:"name"`
 	PCIAddress string   `json:"pci_address"` // empty: none known
 	Bus        []string `json:"bus"`         // from the host bridge to the card; empty: not known
 	Node       int      `json:"node"`        // or Unknown
@@ -248,8 +258,10 @@ type NIC struct {
 // Port is one port of a NIC. A port that is up may still have no IP address, which InfiniBand does
 // not need and RoCE does.
 type Port struct {
-	Number    int    `json:"number"`
-	State     string `json:"state"`      // the kernel's word: ACTIVE, DOWN, INIT, ARMED; empty: not known
+	Number int `json:"number"`
+	// State is the kernel's word for the port's state: ACTIVE means that it is up; others are DOWN,
+	// INIT and ARMED. Empty means not known.
+	State     string `json:"state"`
 	LinkLayer string `json:"link_layer"` // InfiniBand or Ethernet; empty: not known
 	Rate      string `json:"rate"`       // the kernel's words: 200 Gb/sec (4X HDR)
 	// Interfaces are the port's network interfaces, such as ib0, and the bonds and VLANs made of
@@ -271,8 +283,8 @@ const (
 	NICAddressed          // one of its ports is up and has an IP address
 )
 
-// level returns the strictest level that n meets; below NICPresent for one that this
-// process may not use.
+// level returns the strictest level that n meets, which its best port decides. It is below
+// NICPresent for a card that this process may not use.
 func (n NIC) level() NICLevel {
 	if n.Device == "" {
 		return nicUnusable
@@ -318,8 +330,9 @@ type Disk struct {
 	// the first. They are empty if there is none on the PCI bus, as for disks of some hypervisors.
 	PCIAddress string   `json:"pci_address"`
 	Bus        []string `json:"bus"`
-	Device     string   `json:"device"` // major:minor
-	Mounts     []Mount  `json:"mounts"` // what is mounted of it, in the kernel's order
+	// Device is major:minor, by which mountinfo names the disk.
+	Device string  `json:"device"`
+	Mounts []Mount `json:"mounts"` // what is mounted of it, in the kernel's order
 }
 
 // Mount is a directory at which a file system of a disk is mounted, as this process sees it
