@@ -71,9 +71,11 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Columns
 		// At row 0 and at the end no offset has to be read: the text begins at 0 and ends with its
 		// buffer.
 		b.last = b.span.Length
+		// The offset before row From is the first byte, and that of row To is the end.
 		for to, row := range map[*int64]int64{&b.first: c.From, &b.last: c.To} {
 			o := b.offsets
 			at := row * o.scale * o.Width
+			// The offsets were not read yet, so the descriptor may claim fewer than the rows need.
 			if at > o.span.Length-o.Width {
 				return nil, Path{}.Invalid("offsets of %d bytes end before row %d", o.span.Length, row)
 			}
@@ -110,6 +112,7 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Columns
 			b.at, b.size = b.at+off, size
 		}
 		if b.size > 0 {
+			// A run begins and ends at blocks, except that the body may end within the last one.
 			first := b.at / block * block
 			runs = append(runs, run{off: first, n: min(extent.RoundUp(b.at+b.size, block), of.Body) - first})
 		}
@@ -156,6 +159,7 @@ func (p *ColumnsPlan) Open(
 	var blocks []Piece
 	for _, r := range p.runs {
 		off := r.off
+		// A run may cross from one piece of the memory to the next; each part is a piece to read.
 		err := Across(extents, r.at, r.n, func(to []byte) error {
 			blocks = append(blocks, Piece{Off: off, To: to})
 			off += int64(len(to))
@@ -182,9 +186,11 @@ func (p *ColumnsPlan) Open(
 		if all == nil {
 			return nil, Path{}.Invalid("a buffer of %d bytes at %d lies in several extents", b.size, b.at)
 		}
+		// copy handles the overlap.
 		b.at, b.to = b.at-before, all[:b.size]
 		copy(b.to, all[before:])
 	}
+	// describe changes offsets and bitmaps of buffers that were cut, and counts nulls.
 	d, skip := c.describe(p.Memory.Rows, 0)
 	d.Body = p.Memory.Body
 	return OpenRows(d, skip, extents, l, find)

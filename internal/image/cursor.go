@@ -54,6 +54,7 @@ func (c *Cursor) Next(dt arrow.DataType) (a Array, err error) {
 	if a.Length < 0 || a.Nulls < 0 || a.Nulls > a.Length || a.Length > MaxRows {
 		return a, c.Path.Invalid("a node of %d rows, %d nulls", a.Length, a.Nulls)
 	}
+	// Spans are taken only if they are all there: a damaged descriptor may promise more.
 	n := len(a.Buffers)
 	// Views have a second node with the number of their data buffers, which only the array knows.
 	if a.Views && len(c.nodes) > 0 && n <= len(c.spans) {

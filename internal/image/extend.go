@@ -39,6 +39,7 @@ func (l *Layout) Growing() []Growing {
 	if !ok || sh.NumChildren > 0 || sh.Views || sh.Values != nil || len(sh.Buffers) == 0 || l.Source.Offset() != 0 {
 		return nil
 	}
+	// A buffer with from is made while it is written, such as lowered offsets.
 	if slices.ContainsFunc(l.pieces, func(p piece) bool { return p.from != nil }) {
 		return nil
 	}
@@ -84,6 +85,7 @@ func (l *Layout) Chain(plans []*batch.Descriptor) (chain []*Layout) {
 		base = l.segment(plan, base)
 		chain = append(chain, base)
 	}
+	// The last layout has all of l's values, so its descriptor is l's too: see Is.
 	base.whole = l
 	return chain
 }
@@ -101,6 +103,7 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 		case g.Bytes == nil:
 			p.spans = append(p.spans, payload.Absent)
 		case g.Bits:
+			// from counts bytes of the bitmap, each of 8 rows.
 			n := plan.Rows - 8*from
 			var tail *payload.Adjustment
 			if n%8 != 0 { // the bits after the end have no meaning
@@ -113,6 +116,7 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 		}
 	}
 	s := p.layout(l.Desc.Schema, plan.Rows)
+	// Write needs rec to be set; it is l's reference.
 	s.rec, s.Desc.From = l.rec, plan.From
 	if base != nil {
 		s.Uses = []*Layout{base}
@@ -191,6 +195,8 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 			if of.From != nil {
 				from = of.From[i]
 			}
+			// Each dictionary has the same buffers, begins at a word, and has at least the bytes
+			// that the next one leaves to it.
 			if (s == payload.Absent) != (d.Buffers[i] == payload.Absent) || from < 0 || from%8 != 0 || from > end ||
 				end > total(of, i) {
 				return nil, Path{"dictionary"}.Invalid(
@@ -202,6 +208,7 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 					ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from},
 				)
 			}
+			// What is before from is the base's.
 			until[i] = from
 		}
 		if of.From == nil {

@@ -229,6 +229,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
+	// The dictionaries' own descriptors come first: they are part of this one.
 	for _, u := range l.Uses {
 		dict, err := u.Descriptor()
 		if err != nil {
@@ -391,11 +392,11 @@ func fill(dst []byte, pos int64, pieces []piece) {
 	clear(dst)
 }
 
-// LogicalBytes returns the total length of the buffers that rec has in an image, without the
-// alignment between them. Slices count only the rows that they show, and a dictionary that columns
-// share counts once. It plans a whole layout, so it takes time in proportion to the number of
-// arrays, and of the values where those must be looked at. It returns 0 for a record that cannot be
-// laid out.
+// LogicalBytes returns the total length, in bytes, of the buffers that rec has in an image, without
+// the alignment between them. Slices count only the rows that they show, and a dictionary that
+// columns share counts once. It plans a whole layout, so it takes time in proportion to the number
+// of arrays, and to that of the values where those must be looked at. It returns 0 for a record
+// that cannot be laid out.
 func LogicalBytes(rec arrow.RecordBatch) int64 {
 	l, err := NewLayout(rec, MaxInline)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 // source makes the bytes of a buffer that the record has in another form, while they are written.
 // So a plan needs no memory for them.
 type source interface {
-	// read fills dst with the bytes from at on. at is a multiple of 64, and so is dst's length unless
-	// it reaches to the end. The bytes are read in order, each once, and again from the beginning.
+	// read fills dst with the bytes of the buffer from at on. at is a multiple of 64, and so is
+	// len(dst), unless it reaches to the end of the buffer: no value is divided. Callers read the
+	// bytes in order, each once, or begin again at 0. So a source may keep a position.
 	read(dst []byte, at int64)
 }
 
@@ -60,6 +61,7 @@ func shiftBits(dst, src []byte, shift uint) {
 		binary.LittleEndian.PutUint64(dst[24:], y>>right|z<<left)
 		dst, src = dst[32:], src[32:]
 	}
+	// The rest, byte by byte: the last one may have no byte after it.
 	for i := range dst {
 		dst[i] = src[i] >> shift
 		if i+1 < len(src) {
@@ -205,6 +207,7 @@ func (s *views) split(limit int64) {
 		if size <= viewInline {
 			continue
 		}
+		// A value is never divided between two buffers.
 		if n := len(s.begins); n == 0 || s.total+size-s.begins[n-1].at > limit {
 			s.begins = append(s.begins, viewBegin{s.total, i})
 		}
@@ -223,6 +226,7 @@ func (s *views) read(dst []byte, at int64) {
 		if isNull(s.valid, s.at+i) {
 			clear(d)
 		} else if size := s.size(i); size > viewInline {
+			// The value is the first of the next buffer.
 			if s.buffer+1 < len(s.begins) && s.begins[s.buffer+1].view == i {
 				s.buffer++
 			}

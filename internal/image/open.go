@@ -66,6 +66,7 @@ func Open(d *batch.Descriptor, extents [][]byte, release func(), dictionaries ..
 			return nil, err
 		}
 		data, err := OpenDictionary(desc, dt, extents, l, find)
+		// opened has a reference of its own, so that the array outlives the first user's.
 		if err == nil && opened[dict] == nil {
 			data.Retain()
 			opened[dict] = data
@@ -116,6 +117,7 @@ func OpenRows(
 		if skip == nil && n != d.Rows || from < 0 || from > n || n-from < d.Rows {
 			return nil, Path{d.Schema.Field(i).Name}.Invalid("%d rows in a record of %d", n-from, d.Rows)
 		}
+		// A column that was read whole is sliced to the rows that are wanted.
 		col := array.MakeFromData(a)
 		if n != d.Rows {
 			whole := col
@@ -286,6 +288,7 @@ func (o *opener) buffer(s payload.Span, need int64) (*memory.Buffer, error) {
 	if b == nil {
 		return nil, o.Path.Invalid("a buffer of %d bytes at %d lies in two extents", s.Length, s.Offset)
 	}
+	// Memory of Go's is kept by the slice itself.
 	if s.Offset < o.lease.Unleased {
 		return memory.NewBufferBytes(b), nil
 	}

@@ -27,6 +27,7 @@ func (p *planner) runs(s *rows) error {
 	if err != nil {
 		return err
 	}
+	// An array without rows shows no runs, whatever its children have.
 	if s.n == 0 {
 		e.n = 0
 	}
@@ -236,6 +237,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 			return p.path.Invalid("row %d is a view of %d bytes", i, size)
 		}
 		k, at := v.place(i)
+		// Each view is checked, because its numbers are indices here and in any consumer.
 		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
 			return p.path.Invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
 		}
@@ -253,12 +255,14 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 	}
 	switch {
 	case used >= total-total/8 && kept >= len(ranges)-len(ranges)/8:
+		// First way: everything as it is. The views need no change either.
 		p.put(s.n*viewWidth, buffer{bytes: v.views}, nil, nil)
 		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.data)), Nulls: 0})
 		for _, data := range v.data {
 			p.put(int64(len(data)), buffer{bytes: data}, nil, nil)
 		}
 	case used >= spanned-spanned/8:
+		// Second way: a range of each buffer.
 		p.put(s.n*viewWidth, buffer{}, nil, &movedViews{v, ranges})
 		p.nodes = append(p.nodes, payload.Node{Length: int64(kept), Nulls: 0})
 		for i, r := range ranges {
@@ -267,6 +271,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 			}
 		}
 	default:
+		// Third way: only the bytes that are shown.
 		v.split(p.maxVar)
 		p.put(s.n*viewWidth, buffer{}, nil, v)
 		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.begins)), Nulls: 0})

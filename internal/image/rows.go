@@ -132,6 +132,7 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 		}
 	}
 	r.dicts = make([]byte, dicts)
+	// At the worst each cut buffer takes a page in a window, if the batch as a whole does not fit.
 	if need := r.window + min(cut, blocks*tier.Page); need > size {
 		return nil, r.tooSmall(need)
 	}
@@ -172,6 +173,7 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 		if err != nil {
 			l.End()
 			for i := range r.buffers {
+				// A read that failed may have changed the kept blocks.
 				r.buffers[i].held.bytes = nil
 			}
 		}
@@ -184,6 +186,7 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 	for i := range r.buffers {
 		switch b := &r.buffers[i]; {
 		case b.span.Length <= 0:
+		// These are read once, with the first window.
 		case b.whole && r.hasWhole:
 		case b.inDict:
 			pieces = append(pieces, Piece{b.span.Offset, r.dicts[b.at:][:b.span.Length], b})
@@ -222,6 +225,7 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 	if err != nil {
 		return nil, err
 	}
+	// Only now is the window read: after an error the same rows are read again.
 	r.next += n
 	r.hasWhole = true
 	return rec, nil
@@ -247,6 +251,7 @@ func (r *Rows) estimate() int64 {
 			perRow += float64(bytes) / 1024
 		}
 	}
+	// The rest of the batch fits.
 	if perRow*float64(left) <= room {
 		return left
 	}
@@ -277,6 +282,7 @@ func (r *Rows) place(at, n int64, offsets bool) (pieces []Piece, end int64, err 
 	if at > r.size {
 		return nil, 0, r.tooSmall(at)
 	}
+	// The memory is handed out only when it is certain that all buffers fit.
 	for i := range pieces {
 		b := pieces[i].of
 		b.to = r.Memory[b.at:][:b.size:b.size]

@@ -37,6 +37,8 @@ func PartsOf(d *batch.Descriptor, ranges []payload.DeviceRange, adjust []payload
 			parts = append(parts, Part{Off: s.Offset, N: s.Length, Addr: ranges[i].Addr, Adj: adj})
 		}
 	}
+	// Spans are in schema order, which is the order in the body, except for dictionaries that
+	// columns share.
 	slices.SortStableFunc(parts, func(a, b Part) int { return int(min(1, max(-1, a.Off-b.Off))) })
 	return slices.CompactFunc(parts, func(a, b Part) bool { return a.Off == b.Off })
 }
@@ -56,6 +58,7 @@ func Between(dst, src Parts, off, n int64) (copies []tier.Region, bytes int64) {
 			)
 			bytes += n
 		}
+		// Go on with the next part on the side that ends first.
 		if d.Off+d.N < s.Off+s.N {
 			dst = dst[1:]
 		} else {
@@ -79,6 +82,7 @@ func (t Parts) Gather(to []tier.Region, p []byte, off int64) []tier.Region {
 	for _, part := range t.within(off, n) {
 		begin, end := max(part.Off, off), min(part.Off+part.N, off+n)
 		dst, at := p[begin-off:end-off:end-off], begin-part.Off
+		// The memory may have old bytes.
 		clear(p[done : begin-off])
 		if part.Made != nil {
 			copy(dst, part.Made[at:])

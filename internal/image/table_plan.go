@@ -68,6 +68,8 @@ type TablePlan struct {
 func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 	known := make(facts)
 	for {
+		// The planner that goes through without a question has the plan; all before it are thrown
+		// away.
 		p := planner{facts: known}
 		switch {
 		case t.Rows < 0 || t.Rows > MaxRows:
@@ -91,6 +93,7 @@ func PlanTable(t DeviceTable, fetch func([]Peek) error) (*TablePlan, error) {
 			}
 		}
 		if len(reads) == 0 {
+			// One range for each span, also for the last ones without bytes.
 			p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
 			return &TablePlan{Ranges: p.ranges, Adjust: p.adjust, Descriptor: &batch.Descriptor{
 				Schema: t.Schema, Rows: t.Rows, Nodes: p.nodes, Buffers: p.spans,
@@ -154,6 +157,8 @@ type tally [2]int64
 func (c census) add(t *tally, p []byte, off int64) {
 	switch {
 	case c.width == 0:
+		// The piece has bits 8*off and following; those of the question are from c.from to
+		// c.from+c.n.
 		begin, end := max(0, c.from-8*off), min(8*int64(len(p)), c.from+c.n-8*off)
 		if begin < end {
 			t[0] += int64(bitutil.CountSetBits(p, int(begin), int(end-begin)))

@@ -41,6 +41,7 @@ func (s *Summer) Add(p []byte, off int64) error {
 				s.hash = xxh3.New()
 			}
 			s.hash.Write(p[:n]) // never fails
+			// The piece ends within the block. The rest comes with the next call.
 			if s.part += n; s.part < size {
 				return nil
 			}

@@ -75,6 +75,7 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 	// The parts of all columns that are not wanted go here, one after the other, and are thrown
 	// away.
 	var passed column
+	// The descriptor has the columns in the schema's order, whatever order is wanted.
 	for i, at := range place {
 		passed.nodes, passed.buffers = passed.nodes[:0], passed.buffers[:0]
 		to := &passed
@@ -101,6 +102,7 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 				const text = "a buffer of %d bytes at %d in a body of %d"
 				return nil, Path{}.Invalid(text, s.Length, s.Offset, d.Body)
 			}
+			// Numbers of nodes are counted from the column's first one until here.
 			b.node += len(all.nodes)
 			b.whole = !col.byRows || b.scale < 0
 			// Data follows its offsets. Without offsets there is nothing to cut by, and nothing to
@@ -114,6 +116,7 @@ func choose(d *batch.Descriptor, c *Columns, cut bool) (*chosen, error) {
 			all.desc.Buffers = append(all.desc.Buffers, s)
 		}
 		for _, n := range col.nodes {
+			// The chosen columns have a list of dictionaries of their own, so the numbers differ.
 			if n.Nulls == payload.Outside {
 				dict := d.Dictionaries[n.Length]
 				at, ok := numbers[dict]
@@ -157,6 +160,7 @@ func (c *column) array(cursor *Cursor, name string, dt arrow.DataType, scale, ro
 	if scale > 0 && rows > MaxRows/scale || scale >= 0 && a.Length != scale*rows {
 		c.byRows, scale = false, dependent
 	}
+	// A run may begin before the rows and end after them.
 	if a.Rows == shape.Runs && scale >= 0 {
 		c.byRows = false
 	}
@@ -260,6 +264,7 @@ func (c *chosen) describe(n, before int64) (_ *batch.Descriptor, skip []int64) {
 		case b.span.Length <= 0:
 			continue
 		case b.size == 0:
+			// The rows have nothing of this buffer, such as text of empty strings.
 			d.Buffers[i] = payload.Span{}
 			continue
 		}
@@ -272,6 +277,7 @@ func (c *chosen) describe(n, before int64) (_ *batch.Descriptor, skip []int64) {
 		}
 		switch b.Role {
 		case shape.Validity, shape.Bits:
+			// The first row's bit is in the middle of the first byte that was read.
 			if shift := c.next * b.scale % 8; shift > 0 {
 				for i := range b.to {
 					b.to[i] >>= shift
