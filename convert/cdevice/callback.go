@@ -48,7 +48,7 @@ type exported struct {
 	left atomic.Int64 // structs that are not released
 	done func()       // may be nil
 
-	// Of an array: the memory that stays charged in space until done.
+	// Of an array: the memory that stays charged in space until done; see releases.charged.
 	space  *tier.Space
 	ranges []payload.DeviceRange
 }
@@ -83,6 +83,8 @@ type tree struct {
 	release              *uintptr
 }
 
+// arrayAt and schemaAt read the struct at p, which is C's memory or that of an export. The result
+// has a pointer into it.
 func arrayAt(p uintptr) tree {
 	a := at[Array](p)
 	return tree{a.Children, a.Dictionary, a.NChildren, a.PrivateData, &a.Release}

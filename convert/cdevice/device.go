@@ -29,8 +29,9 @@ type Config struct {
 	// that, and for others an array that has one is refused. A panic of it is an error of Import.
 	Wait func(ctx context.Context, event uintptr) error
 	// Failed, if set, is called if the handle, the event or the memory of an exported batch could
-	// not be given up. The calling thread is the one that releases the array, which may be C's. A
-	// panic of it is logged, and ends there.
+	// not be given up. There is no other way to learn of it: the release callback returns nothing.
+	// The calling thread is the one that releases the array, which may be C's. A panic of it is
+	// logged, and ends there.
 	Failed func(error)
 }
 
@@ -74,6 +75,7 @@ func (direct) AddrOf(p uintptr) (tier.Addr, error)           { return tier.Addr(
 // is. Otherwise the device must be one whose type is known, the simulated one or a CUDA device; if
 // it is not, the error matches tier.ErrNotSupported.
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
+	// Host spaces and disks have no device, so their batches cannot be shared here.
 	pool, ok := space.Pool.(interface{ Device() tier.Device })
 	if !ok {
 		return d, unsupported(nil, "the memory of %s has no device", space.ID())

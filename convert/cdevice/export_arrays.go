@@ -42,13 +42,14 @@ type arrayWriter struct {
 	*exported
 	dev  device
 	body body
-	// The memory of the image, of the dictionaries that the batch shares, and what was taken for
-	// the time of the export; nil for a body without bytes.
+	// buffers are the memory of the image, of the dictionaries that the batch shares, and what was
+	// taken for the time of the export, by the descriptor of the bytes; nil for a body without
+	// bytes. taken are those that the release must give back.
 	buffers map[*batch.Descriptor]*tier.Buffer
 	taken   []*tier.Buffer
 
-	// Buffers that the batch does without and C has to have. They are only read, so one piece of
-	// memory will do.
+	// absent are buffers that the batch does without and C has to have: where their addresses go.
+	// They are only read, so one piece of memory will do for all.
 	absent []*uintptr
 	zeros  int64 // bytes that the longest of them needs
 }
@@ -57,6 +58,8 @@ type arrayWriter struct {
 // charged during the export.
 func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	d := img.Descriptor()
+	// The keys are all descriptors that the walk can meet: the image's own and those of its
+	// dictionaries.
 	w.buffers = map[*batch.Descriptor]*tier.Buffer{d: img.Buffer()}
 	for _, s := range img.Parts.Shared {
 		w.buffers[s.Descriptor()] = s.Buffer()
@@ -94,6 +97,7 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 			return err
 		}
 	}
+	// An import of the same memory finds it here, and is not charged twice.
 	w.ranges = slices.Clone(img.Parts.Ranges)
 	for _, b := range w.buffers {
 		if b == nil {
@@ -213,6 +217,8 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 	if a.Rows == shape.Runs { // the second buffer of the run ends, which come first
 		back = b.base(a.First+1, payload.Ends)
 	}
+	// The runs of a slice may begin fewer rows before it than the parent needs; C's array cannot
+	// show those.
 	if out.Offset = back - front; out.Offset < 0 {
 		return p.Invalid("%d rows before the first", front)
 	}
@@ -321,6 +327,7 @@ func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) er
 		if err != nil {
 			return err
 		}
+		// One copy on the device for each image of the chain.
 		regions := make([]tier.Region, len(parts))
 		for i, p := range parts {
 			from, err := w.addrOf(p.Of)

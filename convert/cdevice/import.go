@@ -42,11 +42,14 @@ func Import(
 	if err != nil {
 		return nil, err
 	}
+	// The memory of one process is one device for CPU, whatever the number.
 	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
 		return nil, &DeviceError{
 			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
 		}
 	}
+	// First the types, then the structs along them, and then the event: what is refused does not
+	// wait.
 	s, err := new(schemaReader).record(schema)
 	if err != nil {
 		return nil, err
@@ -111,6 +114,7 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	case len(whole.Buffers) > 1:
 		return nil, image.Path(nil).Invalid("%d buffers of a struct", a.NBuffers)
 	case a.NullCount > 0 || whole.Nulls != 0 && a.NBuffers == 1:
+		// A validity with an unknown number of nulls may have some, so it is refused too.
 		return nil, unsupported(nil, "a record of which rows are null")
 	}
 	for i, c := range whole.Children {
@@ -153,6 +157,7 @@ func (r *arrayReader) array(p image.Path, a *Array, dt arrow.DataType) (out *con
 	case a.NChildren != int64(sh.NumChildren) || a.NChildren > 0 && a.Children == 0:
 		return nil, p.Invalid("%d children at %#x, want %d", a.NChildren, a.Children, sh.NumChildren)
 	case (sh.Values != nil) != (a.Dictionary != 0):
+		// The schema and the array must agree on everything that decides which pointers are followed.
 		return nil, p.Invalid("a dictionary is there: %v", a.Dictionary != 0)
 	}
 	out = &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}

@@ -44,7 +44,7 @@ func (m *memory) put(p []byte) uintptr {
 // text copies a string, with a 0 at its end, into memory of m and returns its address.
 func (m *memory) text(s string) uintptr { return m.put(append([]byte(s), 0)) }
 
-// textAt reads a string that ends with 0.
+// textAt copies the string at p, which ends with 0. There is no limit: C strings have no length.
 func textAt(p uintptr) string {
 	n := int64(0)
 	for *at[byte](p + uintptr(n)) != 0 {
@@ -58,7 +58,7 @@ func textAt(p uintptr) string {
 // is wrong for Go memory that nothing else refers to.
 func at[T any](p uintptr) *T { return *(**T)(unsafe.Pointer(&p)) }
 
-// several returns the n values at p.
+// several returns the n values at p as a slice of that memory. The caller must have checked n.
 func several[T any](p uintptr, n int64) []T { return unsafe.Slice(at[T](p), n) }
 
 // addressOf returns the address of a struct, for C. A number is no pointer to Go: if the struct

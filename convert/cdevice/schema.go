@@ -41,6 +41,7 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	defer func() { w.path = w.path[:len(w.path)-1] }()
 	dt, keys, values := f.Type, f.Metadata.Keys(), f.Metadata.Values()
 	if e, ok := dt.(arrow.ExtensionType); ok {
+		// A program may have left these keys in the metadata of a field with the extension's type.
 		if f.Metadata.FindKey(extensionName) < 0 {
 			keys = append(slices.Clone(keys), extensionName, extensionData)
 			values = append(slices.Clone(values), e.ExtensionName(), e.Serialize())
@@ -164,6 +165,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		return f, err
 	}
 	if s.Dictionary != 0 {
+		// The format of the struct is that of the indices.
 		if !arrow.IsInteger(f.Type.ID()) {
 			return f, r.path.Invalid("a dictionary under %s", f.Type)
 		}
@@ -204,6 +206,8 @@ func (r *schemaReader) metadata(p uintptr) (m arrow.Metadata, err error) {
 		return m, r.path.Invalid("metadata of %d pairs", pairs)
 	}
 	texts := [2][]string{} // keys and values
+	// Each text takes at least 4 bytes for its length, so the limit of bytes also ends a wrong
+	// number of pairs.
 	for i := range 2 * pairs {
 		n := number(end)
 		if end += 4; n < 0 || end+n > maxMetadata {

@@ -60,8 +60,10 @@ func format(dt arrow.DataType) (text string, ok bool) {
 	params := ""
 	switch t := dt.(type) {
 	case *arrow.DictionaryType:
+		// The struct of a dictionary array describes the indices, and its dictionary member the values.
 		return format(t.IndexType)
 	case arrow.DecimalType:
+		// 128 bits are the default, which other libraries leave out too.
 		return strings.TrimSuffix(fmt.Sprintf("d:%d,%d,%d", t.GetPrecision(), t.GetScale(), t.BitWidth()), ",128"), true
 	case *arrow.TimestampType:
 		return fmt.Sprintf("ts%c:%s", units[t.Unit], t.TimeZone), true
@@ -95,6 +97,7 @@ func format(dt arrow.DataType) (text string, ok bool) {
 func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arrow.DataType, err error) {
 	key, param, _ := strings.Cut(f, ":")
 	plain := plainTypes[f]
+	// Types without parameters are found by the whole text, others by what is before the colon.
 	row, known := otherTypes[key]
 	switch {
 	case plain == nil && !known:
@@ -107,6 +110,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 	number, _ := strconv.ParseInt(param, 10, 32)
 	switch row.id {
 	case arrow.TIMESTAMP:
+		// The time zone is taken as it is, and may contain colons: Cut has split at the first one.
 		return &arrow.TimestampType{Unit: arrow.TimeUnit(strings.IndexByte(units, key[2])), TimeZone: param}, nil
 	case arrow.FIXED_SIZE_BINARY:
 		t = &arrow.FixedSizeBinaryType{ByteWidth: int(max(0, number))}
@@ -134,6 +138,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 	case arrow.STRUCT:
 		t = arrow.StructOf(children...)
 	case arrow.MAP:
+		// A map has one child, a struct of key and value, whose own names do not matter.
 		entries, ok := children[0].Type.(*arrow.StructType)
 		if !ok || entries.NumFields() != 2 {
 			return nil, p.Invalid("a map of %s", children[0].Type)
@@ -142,6 +147,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 		m.KeysSorted = flags&flagKeysSorted != 0
 		t = m
 	case arrow.RUN_END_ENCODED:
+		// arrow-go's constructor makes the values nullable.
 		r := arrow.RunEndEncodedOf(children[0].Type, children[1].Type)
 		if !r.ValidRunEndsType(children[0].Type) {
 			return nil, p.Invalid("run ends of type %s", children[0].Type)
