@@ -35,6 +35,7 @@ func (t *tree) disks() (disks []Disk, others []Mount) {
 		if info, err := t.root.Stat(rel(m.Point)); err == nil && !info.IsDir() {
 			continue
 		}
+		// A file system may be on several disks, and is listed at each.
 		on, onOne := t.disksBelowMount(m), false
 		for i := range disks {
 			if slices.Contains(on, disks[i].Name) {

@@ -123,6 +123,7 @@ func (t *tree) driverOf(dir string) string {
 		t.warn(link, err)
 		return ""
 	case name == "driver":
+		// The path ends with the link itself: it is missing, which is no driver, or it is no link.
 		if err == nil { // otherwise there is no link
 			t.warnf(link, "not a link to a driver")
 		}
@@ -183,6 +184,8 @@ func (t *tree) complete(g *GPU) {
 	} else {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
 	}
+	// Then the node, by what is known best: the driver where the kernel does not know it, the bus,
+	// or nothing.
 	near, isNear := t.nearTo(g)
 	switch {
 	case isNear && (node == "" || node == strconv.Itoa(Unknown)):
@@ -203,6 +206,7 @@ func (t *tree) complete(g *GPU) {
 		n, _ := t.top.Node(g.Node)
 		g.CPUs = n.CPUs
 	}
+	// The set may be that of a node, which must not be shared.
 	g.CPUs = append(Set{}, g.CPUs...)
 	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
 }
@@ -239,6 +243,7 @@ func (t *tree) completeFromBus(dir string, g *GPU) {
 	file := path.Join(dir, "max_link_speed")
 	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
 		number, _, _ := strings.Cut(speed, " ") // as "16.0 GT/s PCIe"
+		// A speed that is not in the list gives 0, which means not known.
 		g.PCIeGeneration = 1 + slices.Index(linkSpeeds, strings.TrimSuffix(number, ".0"))
 		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
 			t.warnf(file, "%s is not the speed of a link", quote(speed))

@@ -15,6 +15,8 @@ import (
 )
 
 const (
+	// Directories of the kernel's RDMA subsystem, which has RoCE cards too: one entry for each
+	// card, and one for each character device.
 	rdmaDevices = "/sys/class/infiniband"
 	rdmaVerbs   = "/sys/class/infiniband_verbs"
 )
@@ -37,6 +39,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		trie, _ := t.want("/proc/net/fib_trie")
 		routes, _ := t.want("/proc/net/route")
 		inet6, _ := t.want("/proc/net/if_inet6")
+		// All interfaces at once: the files have those of the whole machine.
 		recorded := parseAddresses(trie, routes, inet6)
 		addresses = func(name string) ([]netip.Addr, error) { return recorded[name], nil }
 	}
@@ -57,6 +60,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 
 	for _, name := range names {
 		file := path.Join(rdmaDevices, name)
+		// The entry is a link to the card's directory below its PCI device.
 		dir, ok := t.follow(file, "a device")
 		if !ok {
 			continue
@@ -68,6 +72,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		} else {
 			t.warnf(file, "the card is not on the PCI bus: its node is not known")
 		}
+		// Without a device the card is listed, for the topology, but meets no level.
 		if n.Device == "" {
 			t.warnOf(causes.HiddenSys, file,
 				"there is no device in /dev/infiniband by which this process may use the card: it does not count")
@@ -119,6 +124,8 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 
 	// The network interfaces of the card, and those made of them.
 	ifaces, _ := t.list(bus, "net")
+	// An interface belongs to the port whose number, less 1, is its dev_port
+	// (Documentation/ABI/testing/sysfs-class-net).
 	for _, name := range ifaces {
 		file := path.Join(bus, "net", name)
 		i := 0
@@ -194,6 +201,8 @@ func systemAddresses(name string) ([]netip.Addr, error) {
 func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	const gateway = 2 // RTF_GATEWAY
 	networks := map[netip.Prefix]string{}
+	// First the networks that an interface reaches without a gateway, from the table of IPv4
+	// routes, whose numbers are hexadecimal.
 	for line := range strings.Lines(routes) {
 		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
 		if len(f) < 8 {
@@ -234,6 +243,7 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 			}
 		}
 	}
+	// Lines of if_inet6 are: address, number of the interface, prefix length, scope, flags, name.
 	for line := range strings.Lines(inet6) {
 		if f := strings.Fields(line); len(f) == 6 {
 			if a := parseAddress(f[0]); a.Is6() {

@@ -19,6 +19,8 @@ func (t *tree) meminfo(file string) (m Memory) {
 	if !ok {
 		return m
 	}
+	// A key leaves the map when its value was read, so what remains is missing, and a second line
+	// of a key does not count.
 	missing := map[string]*int64{
 		"MemTotal": &m.TotalBytes, "MemFree": &m.FreeBytes,
 		"MemAvailable": &m.AvailableBytes, "SwapTotal": &m.SwapBytes,
@@ -101,6 +103,7 @@ func parseCPUInfo(text string) (model string, cpus Set) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); key {
 		case "processor":
+			// Each logical CPU has a paragraph, which begins with its number.
 			if n, err := parseMember(value); err == nil {
 				cpus = append(cpus, n)
 			}
@@ -136,6 +139,7 @@ func (t *tree) cpu(allowed Set) CPU {
 	if allowed != nil {
 		c.Allowed = c.Allowed.intersect(allowed)
 	}
+	// The process runs, so it may run somewhere.
 	if len(c.Allowed) == 0 && len(online) > 0 {
 		t.warnf(selfStatus, "none of the CPUs that run is allowed: all are taken to be")
 		c.Allowed = slices.Clone(online)
@@ -148,10 +152,12 @@ func (t *tree) cpu(allowed Set) CPU {
 // and the memory m.
 func (t *tree) readNodes(c CPU, m Memory) []Node {
 	ids, _ := t.set(systemNodes, "online")
+	// Each node costs three files, so a broken list must not be believed.
 	if len(ids) > maxNodes {
 		t.warnf(systemNodes+"/online", "%d nodes: more than any machine has", len(ids))
 		ids = nil
 	}
+	// Without NUMA in the kernel the machine is one node.
 	if len(ids) == 0 {
 		return []Node{{CPUs: slices.Clone(c.Online), MemoryBytes: m.TotalBytes, FreeBytes: m.FreeBytes,
 			Distances: []int{10}}}
@@ -198,7 +204,7 @@ func parseDistances(s string, n int) ([]int, error) {
 }
 
 // nowhere returns the node of a device whose place is not known: the only node if there is one, or
-// Unknown.
+// Unknown. A machine with one node needs no placement, so nothing is lost there.
 func (t *tree) nowhere() int {
 	if len(t.top.Nodes) == 1 {
 		return t.top.Nodes[0].ID
@@ -218,6 +224,7 @@ func (t *tree) nodeOf(dir string) int {
 		case n == Unknown && len(t.top.Nodes) > 1:
 			return 0, fmt.Errorf("the firmware does not say which of %d nodes the device is on", len(t.top.Nodes))
 		case n != Unknown && !known:
+			// A device may be on a node that is offline, or the recorded tree is incomplete.
 			return 0, fmt.Errorf("there is no node %d", n)
 		}
 		return int(n), nil

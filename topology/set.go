@@ -14,6 +14,7 @@ type Set []int
 // String prints the set in the kernel's list format: ascending, with neighbours as ranges.
 func (s Set) String() string {
 	var ranges []string
+	// Each turn prints one range, from i up to j.
 	for i, j := 0, 0; i < len(s); i = j {
 		for j = i + 1; j < len(s) && s[j] == s[j-1]+1; j++ {
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/internal/tabular"
 )
 
-// String returns the topology as a table for people. The table may change
-// from version to version: for programs there is JSON.
+// String returns the topology as a table for people, of all that was found and with the warnings
+// last. The table may change from version to version: for programs there is JSON.
 func (t *Topology) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d CPUs online\n", cmp.Or(printable(t.CPU.Model), "CPU of an unknown model"),
@@ -19,6 +19,7 @@ func (t *Topology) String() string {
 	fmt.Fprintf(&b, "%s of memory, %s available, %s of swap\n",
 		bytesOf(t.Memory.TotalBytes), bytesOf(t.Memory.AvailableBytes), size.Approx(t.Memory.SwapBytes))
 
+	// The first row of the tables of devices has the headings.
 	nodes := tabular.Rows{{"node", "cpus", "memory", "free", "distances"}}
 	for _, n := range t.Nodes {
 		nodes.Add(n.ID, n.CPUs, bytesOf(n.MemoryBytes), bytesOf(n.FreeBytes),
@@ -29,6 +30,7 @@ func (t *Topology) String() string {
 	gpus := tabular.Rows{{"gpu", "name", "pci address", "node", "cpus", "memory", "free", "link", "driver"}}
 	for _, g := range t.GPUs {
 		link := ""
+		// One of the two alone says nothing about the speed.
 		if g.PCIeGeneration > 0 && g.PCIeWidth > 0 {
 			link = fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
 		}
@@ -48,6 +50,7 @@ func (t *Topology) String() string {
 
 	nics := tabular.Rows{{"nic", "port", "state", "link", "rate", "node", "pci address", "interfaces", "addresses"}}
 	for _, n := range t.NICs {
+		// A card whose ports are not known still has a row.
 		if len(n.Ports) == 0 {
 			nics.Add(n.Name, "", "", "", "", nodeName(n.Node), n.PCIAddress, "", "")
 		}
@@ -108,6 +111,8 @@ func section(b *strings.Builder, title string, rows tabular.Rows) {
 		b.WriteString("  none\n")
 		return
 	}
+	// An empty cell would look like a missing column; the last one may be empty, because nothing
+	// follows.
 	for _, cells := range rows {
 		for i := range cells {
 			if cells[i] = printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
@@ -136,6 +141,8 @@ func bytesOf(n int64) string {
 	return size.Approx(n)
 }
 
+// nodeName prints the number of a node; the empty text, which section prints as "-", is for
+// Unknown.
 func nodeName(n int) string {
 	if n == Unknown {
 		return ""

@@ -211,6 +211,7 @@ func (t *tree) want(file ...string) (text string, ok bool) {
 	p := path.Join(file...)
 	text, err := t.read(p)
 	if missing(err) {
+		// A link that is there and leads nowhere is a defect of the tree, and not a missing file.
 		if _, absent := t.root.Lstat(rel(p)); absent != nil {
 			return "", false
 		}
@@ -285,6 +286,7 @@ func (t *tree) resolve(p string) (string, error) {
 		if done == above || name == ".." || absent != nil {
 			continue
 		}
+		// Each component is a call of the system, which may hang on a network file system.
 		if err := t.ctx.Err(); err != nil {
 			return "", err
 		}
@@ -301,6 +303,7 @@ func (t *tree) resolve(p string) (string, error) {
 		if target == "" {
 			continue
 		}
+		// Links may form a cycle.
 		if links++; links > maxLinks {
 			return "", errLoop
 		}
