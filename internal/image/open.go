@@ -110,6 +110,7 @@ func OpenRows(
 	}
 	cols = make([]arrow.Array, 0, len(arrays))
 	for i, a := range arrays {
+		// Columns that were cut begin at their first row; others are skipped to it.
 		n, from := int64(a.Len()), int64(0)
 		if skip != nil {
 			from = skip[i]
@@ -256,6 +257,7 @@ func open(
 		return nil, o.Path.Invalid("%d rows, in extents of %d bytes for a body of %d", d.Rows, total, d.Body)
 	}
 	arrays := make([]*array.Data, len(fields))
+	// The walk takes everything that the descriptor has, in the order of the schema.
 	for i, f := range fields {
 		if arrays[i], err = o.array(f.Name, f.Type, 0); err != nil {
 			return nil, err
@@ -347,6 +349,7 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 		if buf == nil && must {
 			return nil, o.Path.Invalid("buffer %d is missing, of %d rows, %d nulls", i, n, a.Nulls)
 		}
+		// The bounds of what follows are values, so they are read here.
 		if b.Role == shape.Offsets && n > 0 && buf != nil {
 			first := OffsetAt(buf.Bytes(), b.Width, 0)
 			if last = OffsetAt(buf.Bytes(), b.Width, n); first < 0 || last < first {
@@ -370,6 +373,7 @@ func (o *opener) array(name string, dt arrow.DataType, rows int64) (*array.Data,
 	case shape.Shown:
 		shown = 0
 	case shape.Runs:
+		// The ends are checked below, when their array is open: there must be a run if there is a row.
 		shown = min(n, 1)
 	}
 	for i := range a.NumChildren {

@@ -40,6 +40,8 @@ func (p *planner) runs(s *rows) error {
 		return err
 	}
 	if !none {
+		// clamped means that the ends must be changed: lowered by s.at, and the last one cut to the
+		// rows.
 		clamped := s.at > 0
 		end = e.n
 		if s.dev == nil {
@@ -55,8 +57,8 @@ func (p *planner) runs(s *rows) error {
 				first, end = before[0], before[1]+1
 			}
 		}
-		// end is the number of the first run that reaches to the last row, plus 1. It exceeds e.n
-		// if the runs are too short, which is an error below.
+		// Only these runs are kept. end is the number of the first run that reaches to the last
+		// row, plus 1. It exceeds e.n if the runs are too short, which is an error below.
 		if end <= e.n && first < end {
 			if m, err = p.narrow(&e, 1, m, first*width, (end-first)*width); err != nil {
 				return err
@@ -71,6 +73,7 @@ func (p *planner) runs(s *rows) error {
 	if end > e.n || s.n > 0 && first >= end {
 		return p.path.Invalid("the runs end before row %d", s.at+s.n)
 	}
+	// The node of the child with the run ends. Then the values of the same runs.
 	p.nodes = append(p.nodes, payload.Node{Length: end - first, Nulls: 0})
 	p.path = p.path[:len(p.path)-1]
 	if err := p.array("values", t.Encoded(), s.child(1), first, end-first); err != nil {
@@ -114,6 +117,7 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 		if at < 0 {
 			return nil, p.path.Invalid("row %d has the offset %d", i, at)
 		}
+		// The child's values from the lowest offset to the highest are shown.
 		shown[child[code]-1].add(at, 1)
 	}
 	// If every child is shown from its first value on, the offsets need no change.
@@ -166,6 +170,7 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 		l.valid = s.buffer(0).bytes
 	}
 	for i := range s.n {
+		// A null or empty list shows nothing, wherever it is.
 		size := l.size(i)
 		if size == 0 {
 			continue
@@ -176,6 +181,7 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 		}
 		shown[0].add(at, size)
 	}
+	// The child begins with the first value that is shown, so all offsets are lowered by as much.
 	l.base = shown[0].from
 	// Without nulls the sizes are copied as they are, and so are the offsets if no list begins
 	// later.
@@ -219,6 +225,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 		v.valid = s.buffer(0).bytes
 	}
 	total := int64(0)
+	// Buffers 0 and 1 are the validity and the views.
 	for i := 2; i < len(s.host.Buffers()); i++ {
 		data := s.buffer(i)
 		v.data = append(v.data, data.bytes)
@@ -230,6 +237,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 	used, ranges := int64(0), make([]viewRange, len(v.data))
 	for i := range s.n {
 		size := v.size(i)
+		// The value is in the view, and needs no data buffer. A negative size is large as a uint64.
 		if uint64(size) <= viewInline {
 			continue
 		}

@@ -72,6 +72,7 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 			From: s.From, To: s.To, Rows: rows, Problem: fmt.Sprintf(format, args...),
 		}
 	}
+	// First the rows.
 	c := &Columns{From: s.From, To: s.To}
 	if s.To == 0 {
 		c.To = rows
@@ -92,6 +93,8 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 		}
 		return c, nil
 	}
+	// Then the columns, by number or by name. Each may be chosen once: a record with a column twice
+	// would have its buffers twice.
 	c.Fields = slices.Clone(s.Fields)
 	for _, name := range s.Columns {
 		at := schema.FieldIndices(name)
