@@ -282,6 +282,7 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 	var host hostMemory
 	device := &deviceMemory{space: src.space}
 	for _, img := range images {
+		// All are of the same kind: the caller groups them.
 		switch m := img.Buffer().Memory().(type) {
 		case tier.DeviceMemory:
 			device.parts = append(device.parts, image.Part{Off: src.size, N: m.Size(), Addr: m.Addr()})
@@ -349,6 +350,8 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 	if err != nil {
 		return d, err
 	}
+	// Then the dictionaries, in the order in which a walk of the descriptors meets them. Extensions
+	// count as whole arrays, so their bases do not count again.
 	at, counted := src.size, make(map[*batch.Descriptor]bool)
 	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
 	add = func(of *batch.Descriptor) error {

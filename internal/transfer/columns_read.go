@@ -126,7 +126,8 @@ func (b *Builtin) ReadPieces(
 			size, end = size+n, max(end, extent.RoundUp(part.Off+n, block))
 		}
 	}
-	if len(requests) == 0 { // an image without bytes also has no memory
+	// All was in memory, or in blocks that the cursor has kept.
+	if len(requests) == 0 {
 		return nil
 	}
 	// A device needs pinned chunks. From a disk, whole blocks need no memory; others pass through a
@@ -143,6 +144,7 @@ func (b *Builtin) ReadPieces(
 	return b.Permitted(ctx, to, src.space, size, func(ctx context.Context) error {
 		return b.onStreams(ctx, devices, func() error {
 			return w.each(ctx, 0, len(requests), columnsUnderWay, nil, func(ctx context.Context, l *lane, i int) error {
+				// Each request has a reader of its own: frames are kept within a request only.
 				r := &ranges{b: b, src: src, frame: -1, chunk: l.chunk}
 				if w.blocks {
 					r.room, r.raw, r.chunk = l.stored, l.raw[:payload.FrameSize], l.raw[payload.FrameSize:]
@@ -160,8 +162,11 @@ func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, wh
 	for _, p := range pieces {
 		r.until = max(r.until, extent.RoundUp(p.Off+int64(len(p.To)), block))
 	}
+	// The last block of a body may be shorter.
 	r.until = min(r.until, r.src.size)
 	if whole {
+		// The pieces follow each other, so one checker sees whole blocks, even if a piece ends
+		// within one.
 		check := r.src.checker()
 		for _, p := range pieces {
 			err := r.read(ctx, p.To, p.Off)
@@ -240,11 +245,13 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 			}
 		}
 		n := min(size, r.src.size-frame*size)
+		// Uncompress the frame, unless it is the one that was used last.
 		if r.frame != frame {
 			run, k, at := &r.src.runs[off/payload.RunSize], off%payload.RunSize/size, int64(0)
 			for _, stored := range run.Frames[:k] {
 				at += int64(stored)
 			}
+			// If decoding fails, raw has a part of another frame.
 			r.frame = -1
 			err := r.b.coders.Decode(codec.Codec(run.Codec), r.raw[:n], r.stored[at-r.skipped:][:run.Frames[k]])
 			if err != nil {
@@ -279,13 +286,15 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	if r.stored = image.View(host, at, n); int64(len(r.stored)) == n {
 		return nil
 	}
+	// A file may be read with direct I/O, which needs whole pages.
 	begin := at / tier.Page * tier.Page
 	p := r.room[:extent.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
 	return r.src.ReadAt(ctx, p, begin)
 }
 
-// columnsRead is the memory of a record of columns, for the space's account.
+// columnsRead is the memory of a record of columns, as the space's books list holders: it has the
+// methods of an image that list buffers.
 type columnsRead struct {
 	buf    *tier.Buffer
 	shared []batch.Shared

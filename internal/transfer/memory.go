@@ -83,6 +83,8 @@ type stream struct {
 func (m *deviceMemory) ReadAt(ctx context.Context, p []byte, off int64) error {
 	s := m.stream
 	return s.run(ctx, func() error {
+		// Gather writes what is between the parts at once; only what the device has is left to
+		// copy.
 		s.regions = m.parts.Gather(s.regions[:0], p, off)
 		if len(s.regions) == 0 {
 			return nil
@@ -107,6 +109,7 @@ func (s *stream) run(ctx context.Context, f func() error) error {
 	put := func() (e tier.Event, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		// Nothing new is put on the stream, but what is on it already goes on.
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
