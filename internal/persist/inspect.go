@@ -51,6 +51,7 @@ func (d *Directory) list(checksums bool) {
 	schemas := make(Schemas)
 	files := make(map[uint64]*Batch)
 	for _, p := range d.Records {
+		// Dictionaries were written before the batches that need them, and come first.
 		b := &Batch{Persisted: p}
 		b.read(schemas, files)
 		if b.Err == nil && checksums && b.Size > 0 {
@@ -91,6 +92,7 @@ func (b *Batch) check() error {
 		return err
 	}
 	defer file.Close()
+	// No part is longer than a run: see Entry.fits.
 	buf := make([]byte, payload.RunSize)
 	for _, p := range parts {
 		if _, err := file.ReadAt(buf[:p.n], p.off); err != nil {
