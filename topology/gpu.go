@@ -175,8 +175,8 @@ func (t *tree) complete(g *GPU) {
 		t.correct(theDriver, "MIG instance "+m.UUID, &m.MemoryBytes, &m.FreeBytes)
 	}
 
-	// The node comes from the driver only if the kernel does not know it: the firmware of some
-	// machines reports none, and the kernel then lists all CPUs as near.
+	// The node comes from the driver only if the kernel reports none: the firmware of some machines
+	// reports none, and the kernel then lists all CPUs as near.
 	dir := path.Join(pciDevices, g.PCIAddress)
 	onBus, node := g.PCIAddress != "" && t.isDir(dir), ""
 	if onBus {
@@ -184,8 +184,8 @@ func (t *tree) complete(g *GPU) {
 	} else {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
 	}
-	// Then the node, by what is known best: the driver where the kernel does not know it, the bus,
-	// or nothing.
+	// Then the node, by what is known best: the driver where the kernel reports none, the bus, or
+	// nothing.
 	near, isNear := t.nearTo(g)
 	switch {
 	case isNear && (node == "" || node == strconv.Itoa(Unknown)):

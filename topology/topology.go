@@ -165,7 +165,7 @@ type GPU struct {
 	// Index is the number by which CUDA counts the GPU if CUDA_DEVICE_ORDER is PCI_BUS_ID and
 	// CUDA_VISIBLE_DEVICES is not set.
 	Index int `json:"index"`
-	// Name is the product, such as "NVIDIA H100 80GB HBM3"; only the driver knows it.
+	// Name is the product, such as "NVIDIA H100 80GB HBM3"; only the driver reports it.
 	Name string `json:"name"` // empty: not known
 	// UUID is the driver's, GPU-…, the same at each start of the machine.
 	UUID string `json:"uuid"` // empty: not known
@@ -203,7 +203,7 @@ type GPU struct {
 	// it.
 	MemoryNode int `json:"memory_node"`
 	// NodeAffinity and CPUAffinity are the nodes and CPUs that the driver reports as the nearest;
-	// nil if it reports none. They count only where the kernel does not know the node.
+	// nil if it reports none. They count only where the kernel reports no node.
 	NodeAffinity Set `json:"-"`
 	CPUAffinity  Set `json:"-"`
 	// MIGEnabled means that kernels run on MIG instances only; MIG has those that this process
