@@ -48,8 +48,8 @@ type run struct {
 const FewText = 2 * payload.SumChunk
 
 // Plan plans the reading of the columns and rows from the image that of describes. It calls read
-// once, with the offsets that bound the strings of the rows, because only these tell which text is
-// needed. read must fill the pieces, and may change the slice.
+// once, with the offsets that bound the strings of the rows, because only these determine which
+// text is needed. read must fill the pieces, and may change the slice.
 func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*ColumnsPlan, error) {
 	rows := c.To - c.From
 	parts, err := choose(of, c, rows != of.Rows)
@@ -133,8 +133,8 @@ func (c *Columns) Plan(of *batch.Descriptor, read func([]Piece) error) (*Columns
 		p.Memory.Body += p.runs[i].n
 	}
 	for i := range parts.buffers {
-		// And from here on it is where they are in memory. The spans in Memory tell where the
-		// memory must not be divided.
+		// And from here on it is where they are in memory. The spans in Memory are where the memory
+		// must not be divided.
 		if b := &parts.buffers[i]; b.size > 0 {
 			r := p.runs[sort.Search(len(p.runs), func(i int) bool { return p.runs[i].off > b.at })-1]
 			b.at += r.at - r.off

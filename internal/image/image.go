@@ -9,7 +9,7 @@
 //	DeviceTable ──PlanTable──▶ TablePlan ──PartsOf──▶ Parts   where a table's buffers go in an image
 //
 // Writing has two steps, because memory must be reserved before anything is written. NewLayout
-// plans: it walks the arrays, checks them, and knows the length of the body. Write then lays out
+// plans: it walks the arrays, checks them, and computes the length of the body. Write then lays out
 // the bytes and computes a checksum for each block. A table on a device is planned by the same
 // planner. Its bytes cannot be read here, so the plan lists the copies, and what must be read to
 // make the plan.

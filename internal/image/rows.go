@@ -99,7 +99,7 @@ func (p *Piece) Hold(off int64, block []byte) {
 
 // NewRows plans the reading of an image from row from on, in size bytes of memory in a space. The
 // memory must have room for the whole batch, or at least for the whole buffers and a page for each
-// other one; otherwise the error is a *reservation.ExceededError that tells how much is needed.
+// other one; otherwise the error is a *reservation.ExceededError with the bytes that are needed.
 // NewRows reads nothing.
 func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error) {
 	c, err := Selection{}.Of(d.Schema, d.Rows)
