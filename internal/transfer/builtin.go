@@ -303,8 +303,9 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 	})
 }
 
-// gathered is host memory in many pieces. copy does not know it as hostMemory, so it does not write
-// each piece by itself: it copies pieces to a chunk, which is written at once.
+// gathered is host memory in many pieces. It is a type of its own so that copy does not write each
+// piece by itself, as it does with hostMemory: copy passes the pieces through a chunk, which is
+// written at once.
 type gathered struct{ hostMemory }
 
 // Digest computes the fingerprint of an image: of its body, and of its dictionaries as if they

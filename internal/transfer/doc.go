@@ -16,10 +16,10 @@
 //	columns_read.go    some columns of a batch on disk, and rows of a batch anywhere
 //
 // Package convert calls it: its Mover decides what is moved and when, reserves the room, puts the
-// batch in transit and commits the new image. This package only makes that image. So it knows
-// neither states of batches nor queues, and a failure here leaves the batch where it was: the new
-// image is released, and the old one was only read. The Mover that this text names is that of
-// package convert.
+// batch in transit and commits the new image. This package only makes that image. States of batches
+// and queues are not its concern. A failure here leaves the batch where it was: the new image is
+// released, and the old one was only read. The Mover that this text names is that of package
+// convert.
 //
 // One move goes like this: Convert takes a permit if a disk is involved, draws memory for the body
 // from the move's reservation, takes references to the dictionaries in the target (copying those

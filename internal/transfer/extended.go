@@ -235,7 +235,7 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 		return image.First(c.Dict.desc, whole.desc), [][]byte{whole.body}, end, nil
 	}
 	// Assembling the longest costs little more, and the next dictionaries of the stream find it.
-	// Made has few entries for each line.
+	// The loop passes over all known dictionaries, of which almost all are in other lines.
 	from := c
 	for _, d := range s.Mu.Made {
 		if d.line == 0 || d.line != c.Dict.line || d.plan.Rows <= from.Dict.plan.Rows {

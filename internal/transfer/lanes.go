@@ -47,7 +47,7 @@ type Staging interface {
 // freed at the end of its transfer. If the space has no room, the block is taken from the heap: the
 // moves that make room need blocks themselves, so they must not wait for room.
 //
-// The zero value has no limit and no memory; Bind sets both.
+// The zero value lends nothing; Bind sets the limit and the spaces.
 type scratch struct {
 	lent chan struct{}        // has one element for each block that is lent; waiters are served in order
 	from *reservation.Manager // of the host spaces that blocks are drawn from; nil: there are none

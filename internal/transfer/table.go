@@ -45,7 +45,7 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Parts) (*bytesFr
 }
 
 // Peek reads bytes of a device at many places, through pinned chunks, and gives them to the reads'
-// Take, one call at a time. A device does not know the memory of a table that is not adopted yet,
+// Take, one call at a time. The memory of a table that is not adopted yet is unknown to the device,
 // so it is borrowed meanwhile. Peek returns when all bytes were taken, or with an error.
 func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Peek) error {
 	pool, err := b.Streams(space.ID())
