@@ -2,8 +2,8 @@
 // them back to the next engine.
 //
 // A volume with Config.Persist (package volumes) keeps each memory in a file of its own and can put
-// a header behind it. It does not know what the bytes mean. This package writes that meaning, an
-// Entry, into the header, and reads it again:
+// a header behind it. It stores bytes without a meaning. This package writes the meaning, an Entry,
+// into the header, and reads it again:
 //
 //	batch moves to the disk ──▶ Recorder ──Entry──▶ Volume.Persist     this engine
 //	                                                     │ file
@@ -14,7 +14,7 @@
 //	Recorder   is called at every change of a batch, and keeps the files up to date
 //	Found      what an earlier engine left, until it is adopted or forgotten
 //	Entry      the description of a batch or a dictionary in its file
-//	Inspect    the same description for a directory that no engine of this process has open
+//	Inspect    lists the entries of a directory for tools, and takes nothing over
 //
 // Persistence is a property of the place, not of the batch: a batch persists while it has an image,
 // current or clean, on such a disk. When the batch is dropped or its image freed, the volume

@@ -66,7 +66,7 @@ type Record struct {
 	// is none on a persistent disk.
 	image *batch.Image
 	// space is where image is. With image nil it is invalid, or the space of a program's own
-	// payload, which cannot persist: the engine does not know its bytes. It is recorded so that
+	// payload, which cannot persist, because its bytes are not an image. It is recorded so that
 	// there is one warning.
 	space tier.ID
 	place Place
@@ -140,7 +140,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch) {
 		}
 		// taken means that a transit or Drop has begun to free the image, so there is nothing to
 		// write, and end does nothing.
-		taken := errors.Is(err, tier.ErrReleased) // end does nothing then
+		taken := errors.Is(err, tier.ErrReleased)
 		// Then decide what holds from now on: if the image was taken, the old record; if only the
 		// place could not be written, the old file with the new place, so that the write is not
 		// repeated at every change; if the image could not be written, no file.
@@ -288,8 +288,8 @@ func (r *Recorder) record(id batch.ID, next, old *Record) (end func(), _ uint64,
 	}
 	memory := image.Buffer().Memory()
 	key, ok := old.key, old.volume != nil && old.image == image
-	// A clean image that became current again is another Image of the same memory. The volume knows
-	// it by the memory. A batch without memory has only the record to know its file by.
+	// A clean image that became current again is another Image of the same memory. The volume finds
+	// its file by the memory. The file of a batch without memory is only in the record.
 	if memory != nil { // a clean image that became the current one is another payload of the same memory
 		key, ok = next.volume.KeyOf(memory)
 	}
