@@ -58,8 +58,8 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		for at := range n {
 			p, q := i+at, j+at
 			// The type code counts even if both children have the same value: it is a part of a
-			// union's value. A sparse union has the row's value at the row, a dense one where its
-			// offset says.
+			// union's value. A sparse union has the row's value at the row, a dense one at the
+			// row's offset.
 			if s, t := x.TypeCode(p), y.TypeCode(q); s != t {
 				return &difference{a: fmt.Sprintf("the type code %d", s), b: fmt.Sprintf("the type code %d", t)}, at
 			}
