@@ -16,7 +16,8 @@ import (
 
 const nvidia = "0x10de" // PCI vendor
 
-// gpuSource is the type of Options.GPUs.
+// gpuSource is the type of Options.GPUs. A source may block while it queries the driver, and should
+// return when its context ends.
 type gpuSource = func(context.Context) ([]GPU, error)
 
 // errNotListed is in a source's error if there is a GPU that the source could not list. Then an
@@ -61,7 +62,8 @@ func (t *tree) gpus(source gpuSource) []GPU {
 	return gpus
 }
 
-// ask lists the GPUs of a source, which may panic: the driver's library is not part of this module.
+// ask calls a source and makes its panic an error: the driver's library, and a program's source,
+// are not part of this module, and Discover must go on without them.
 func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,7 +8,9 @@ import (
 	"github.com/spillway-db/spillway/internal/tabular"
 )
 
-// Path describes what lies between two devices, in the words of nvidia-smi topo -m.
+// Path is what lies between two devices, in the words of nvidia-smi topo -m. A copy between two
+// devices is the slower the farther apart they are; beyond PXB it passes through the processor's
+// host bridge.
 type Path string
 
 // The paths, the nearest first, as nvidia-smi(1) defines them. NVLink makes the paths between GPUs

@@ -80,8 +80,9 @@ const Unknown = -1
 
 // Options says where to look. The zero value means this machine.
 type Options struct {
-	// Root is the directory to read as "/". Empty means "/". Links below it that lead outside of it
-	// are not followed.
+	// Root is the directory to read as "/". Empty means "/". Links below it are followed within it,
+	// as if it were the root; those that lead outside of it are not. A recorded machine is a copy
+	// of its /proc, /sys and, for links of devices, /dev.
 	Root string
 
 	// GPUs returns the GPUs that a driver knows, in its order; package gonvml makes such a function
@@ -96,7 +97,8 @@ type Options struct {
 	GPUs func(context.Context) ([]GPU, error)
 
 	// LookupEnv returns environment variables: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. Nil
-	// means os.LookupEnv if Root is "/", and an empty environment otherwise.
+	// means os.LookupEnv if Root is "/", and an empty environment otherwise, because this process's
+	// variables mean nothing on another machine.
 	LookupEnv func(name string) (value string, ok bool)
 
 	// Addresses returns the IP addresses of a network interface, by its name. Nil means those of
@@ -114,7 +116,8 @@ type Topology struct {
 	NICs   []NIC  `json:"nics"`  // by name
 	Disks  []Disk `json:"disks"` // by name
 	// OtherMounts are directories that hold files and are on none of Disks: in memory (tmpfs), over
-	// a network, overlays. They are in the kernel's order.
+	// a network, overlays. They are in the kernel's order. They matter because they hide disks that
+	// are mounted above them.
 	OtherMounts []Mount `json:"other_mounts"`
 	Limits      Limits  `json:"limits"`
 	// Warnings has one line for each thing that is not known or makes no sense, beginning with the
@@ -274,8 +277,9 @@ type Port struct {
 // stricter one. A level is met by the best port.
 type NICLevel int
 
-// The levels, each stricter than the one before. A NIC that this process may not use
-// meets none of them.
+// The levels, each stricter than the one before. A NIC that this process may not use meets none of
+// them. RDMA over InfiniBand needs NICActive; RoCE, and libraries that connect over IP, need
+// NICAddressed.
 const (
 	nicUnusable  NICLevel = iota - 1
 	NICPresent            // it is there, and this process may use it
@@ -302,7 +306,8 @@ func (n NIC) level() NICLevel {
 	return level
 }
 
-// DiskKind says how a disk works, as far as that matters for its speed.
+// DiskKind is how a disk works, as far as that matters for its speed: how many requests at a time
+// it needs, and what random reads cost.
 type DiskKind string
 
 // The kinds of disk.
@@ -488,7 +493,8 @@ func (t *Topology) NodeOfDir(dir string) int {
 	return commonNode(on)
 }
 
-// NICsAt returns the NICs that meet a level, by name, as a new list.
+// NICsAt returns the NICs that meet a level, by name, as a new list, which is never nil. NICs that
+// this process may not use are in none of the lists, but in Topology.NICs.
 func (t *Topology) NICsAt(level NICLevel) []NIC {
 	return slices.DeleteFunc(append([]NIC{}, t.NICs...), func(n NIC) bool { return n.level() < level })
 }

@@ -238,7 +238,8 @@ func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse
 	return v, err == nil
 }
 
-// count returns the number from 0 in a file, which may be missing.
+// count returns the number, 0 or above, in a file that may be missing. ok is false if it is
+// missing, which is no warning, or makes no sense.
 func (t *tree) count(file ...string) (int64, bool) {
 	return parsed(t, path.Join(file...), t.want, parseCount)
 }
