@@ -60,7 +60,8 @@ var ErrInvalid = errors.New("invalid array")
 // InvalidError reports that the parts of an array do not fit together, in a record or a table to
 // lay out or in a descriptor to open.
 type InvalidError struct {
-	Path    string // the column and what is in it, "a.[].b"; empty for the whole
+	// Path is the column and what is in it, as "a.[].b"; empty for the record as a whole.
+	Path    string
 	Problem string
 }
 
@@ -90,12 +91,14 @@ var ErrCorrupt = errors.New("corrupt")
 // CorruptError reports that the bytes of an image are not those that were laid out: the checksum of
 // a block differs, or the block cannot be uncompressed or decrypted.
 type CorruptError struct {
-	Batch  batch.ID // 0 where it is not known
-	Volume string   // where the bytes were read from; empty if from memory
-	Offset int64    // of the chunk: in the volume, or without one in the body
-	Want   uint64   // the checksum in the descriptor
-	Got    uint64   // that of the bytes
-	Cause  error    // why they cannot be uncompressed, or a *tier.AlteredError; nil if the checksums differ
+	// Batch is set by the callers who know it; 0 means that it is not known. Volume is where the
+	// bytes were read from; empty means from memory.
+	Batch  batch.ID
+	Volume string
+	Offset int64  // of the chunk: in the volume, or without one in the body
+	Want   uint64 // the checksum in the descriptor
+	Got    uint64 // that of the bytes
+	Cause  error  // why they cannot be uncompressed, or a *tier.AlteredError; nil if the checksums differ
 }
 
 func (e *CorruptError) Error() string {

@@ -75,7 +75,7 @@ const MaxInline = tier.Page
 const maxBody = 1 << 62
 
 // MaxRows limits lengths and offsets of arrays, so that their products with the widths of values
-// can be checked within 64 bits.
+// can be checked within 64 bits. Widths of more than 2^14 bytes are checked separately; see take.
 const MaxRows = 1 << 48
 
 // Path names the array that a walker is at, from the column down, for error messages. A walker
@@ -446,7 +446,8 @@ func (p *planner) validity(s *rows) error {
 	return nil
 }
 
-// bits adds the bitmap that is in m.
+// bits adds the bitmap in m: the bits of the rows, moved so that the first is bit 0 of the first
+// byte. A bitmap that begins and ends with whole bytes needs no change.
 func (p *planner) bits(s *rows, m buffer) {
 	var adj *payload.Adjustment
 	if s.at%8 != 0 || s.n%8 != 0 {
@@ -455,7 +456,7 @@ func (p *planner) bits(s *rows, m buffer) {
 	p.put((s.n+7)/8, m, adj, nil)
 }
 
-// interval is the values of a child from from up to, and without, to.
+// interval is the values of a child, or the bytes of a buffer, from from up to and without to.
 type interval struct{ from, to int64 }
 
 // offsets adds n+1 offsets, lowered so that the first is 0, and returns the values from the first
@@ -484,7 +485,8 @@ func (p *planner) offsets(s *rows, m buffer, width int64) (e interval, err error
 	return e, nil
 }
 
-// OffsetAt returns the i-th integer of width bytes, 4 or 8.
+// OffsetAt returns the i-th integer of width bytes, 4 or 8, which is signed and little-endian like
+// all offsets of the Arrow format.
 func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
 		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))

@@ -49,10 +49,13 @@ type Rows struct {
 // held is memory for one block of a buffer: the one in which the bytes of the last window have
 // ended. It is empty at first and after an error, and Piece.Hold fills it.
 type held struct {
-	room  bool   // there is memory for it
-	at    int64  // in the memory
-	bytes []byte // empty if it is not known
-	from  int64  // in the image
+	// room is whether there is memory for a block, and at where, as an offset in Rows.Memory.
+	room bool
+	at   int64
+	// bytes is the block, which is at from in the image; empty if no window has been read since an
+	// error.
+	bytes []byte
+	from  int64
 }
 
 // Piece is bytes of one buffer of an image that a read function must provide. The function calls

@@ -26,7 +26,7 @@ type Selection struct {
 	From, To int64
 }
 
-// ErrSelection matches every *SelectionError.
+// ErrSelection matches every *SelectionError, whatever is wrong with the selection.
 var ErrSelection = errors.New("invalid selection")
 
 // SelectionError reports that a Selection contradicts itself or asks for what a batch does not
