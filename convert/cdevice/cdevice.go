@@ -58,10 +58,12 @@
 // package takes no locks.
 package cdevice
 
-// DeviceType says what kind of memory an array is in, as ArrowDeviceType does.
+// DeviceType is the kind of memory that an array is in. The values are those of ArrowDeviceType in
+// the specification, which has more of them.
 type DeviceType int32
 
-// The types that Spillway knows.
+// The types that Spillway's own backends have. A program's backend may have another one; see
+// Config.Type.
 const (
 	CPU  DeviceType = 1
 	CUDA DeviceType = 2

@@ -12,9 +12,9 @@ import (
 // Config describes a device to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
-	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one
-	// of package tier/cuda, and for the simulated device, ID is not used then, because they know
-	// theirs.
+	// Type and ID name the device of the space, as consumers know it. A Type of 0 is that of the
+	// space's backend: for one of package tier/cuda, and for the simulated device, ID is not used
+	// then, because they have their own numbers.
 	Type DeviceType
 	ID   int64
 	// Event is an event for consumers of an exported array to wait for, for CUDA a
@@ -65,7 +65,7 @@ type device struct {
 	sharer sharer // nil where there are no events
 }
 
-// direct is a device whose addresses are pointers.
+// direct is the mapping of a device whose addresses are pointers, as CUDA's are.
 type direct struct{}
 
 func (direct) Pointer(a tier.Addr, _ int64) (uintptr, error) { return uintptr(a), nil }
@@ -99,8 +99,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	return d, nil
 }
 
-// DeviceError reports that an array is in the memory of another device than the space's. It
-// matches convert.ErrInvalid.
+// DeviceError reports that an array is in the memory of another device than the space's. Importing
+// it would need a copy, which the program can make. It matches convert.ErrInvalid.
 type DeviceError struct {
 	Space    tier.ID
 	Type     DeviceType // the array's
