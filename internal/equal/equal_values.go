@@ -100,7 +100,8 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	return nil, 0
 }
 
-// compareValid is compare for rows without nulls, of types that have a validity of their own.
+// compareValid is compare for rows without nulls, of types that have a validity of their own. Lists
+// and structs go on with compare for their children, which may have nulls again.
 func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	var same func(at int) bool
 	switch x := a.(type) {
@@ -218,7 +219,8 @@ func isNull(a arrow.Array, i int) bool {
 	return a.IsNull(i)
 }
 
-// differ describes the difference of two values that are known to differ.
+// differ returns the difference of two values that were found to differ, as texts. Different values
+// may have the same text; see the end of compareValid.
 func differ(a, b arrow.Array, i, j int) *difference {
 	return &difference{a: show(a, i), b: show(b, j)}
 }
