@@ -13,38 +13,50 @@ import (
 	"github.com/spillway-db/spillway/internal/fsinfo"
 )
 
-// Location is where a directory is. The slices are never nil.
+// Location is where the files of a directory are: a file system, and the disks below it. The slices
+// are never nil.
 type Location struct {
-	Dir        string         `json:"dir"`         // absolute, below Options.Root, without links
-	Mount      string         `json:"mount"`       // where its file system is mounted; empty: not known
-	FileSystem string         `json:"file_system"` // its type, as ext4; empty: not known
-	Source     string         `json:"source"`      // what was mounted, as /dev/nvme0n1p2
-	ReadOnly   bool           `json:"read_only"`
-	TotalBytes int64          `json:"total_bytes"` // of the file system; -1: not known, as of a recorded machine
-	FreeBytes  int64          `json:"free_bytes"`  // that an unprivileged process can take; -1: not known
-	Disks      []Disk         `json:"disks"`       // by name; several below RAID and LVM, none if not known
-	Node       int            `json:"node"`        // of all the disks, or Unknown
-	Warnings   []diag.Warning `json:"warnings"`
+	Dir        string `json:"dir"`         // absolute, below Options.Root, without links
+	Mount      string `json:"mount"`       // where its file system is mounted; empty: not known
+	FileSystem string `json:"file_system"` // its type, as ext4; empty: not known
+	Source     string `json:"source"`      // what was mounted, as /dev/nvme0n1p2
+	ReadOnly   bool   `json:"read_only"`
+	// TotalBytes and FreeBytes are those of the file system (statfs(2)); FreeBytes is what an
+	// unprivileged process can take, without the blocks that are reserved for root. Both are -1 if
+	// not known, as for a recorded machine.
+	TotalBytes int64 `json:"total_bytes"`
+	FreeBytes  int64 `json:"free_bytes"`
+	// Disks are the whole disks that have the files, by name: several below RAID and LVM, none if
+	// not known. Node is the one that all of them are on, or Unknown.
+	Disks    []Disk         `json:"disks"`
+	Node     int            `json:"node"`
+	Warnings []diag.Warning `json:"warnings"`
 
 	below bool // what it is stacked on is in memory
 }
 
 // InMemory reports whether the file system keeps its files in memory, so that they count as memory
-// of the process that writes them. It follows overlays and loop devices. In a container that does
-// not see the directory that its overlay writes to, it returns false even if that is in memory.
+// of the process that writes them. Spilling to such a directory frees nothing. InMemory follows
+// overlays and loop devices. In a container that does not see the directory that its overlay writes
+// to, it returns false even if that is in memory.
 func (l Location) InMemory() bool { return l.below || inMemory(l.FileSystem) }
 
+// inMemory is InMemory for the type of one file system.
 func inMemory(fileSystem string) bool {
 	return fileSystem == "tmpfs" || fileSystem == "ramfs" || fileSystem == "devtmpfs"
 }
 
 // DiskOf returns the file system and the disks of the directory dir. If dir does not exist, DiskOf
-// looks at its nearest parent that does. It follows partitions, LUKS, LVM, RAID and loop devices, and
-// overlays if the directory that they write to is visible, which it is not in a container. It
-// reports guesses as warnings. A relative dir is below the working directory, and makes sense only
-// with a Root of "/".
+// looks at its nearest parent that does, because dir would be made there. A relative dir is below
+// the working directory, and makes sense only with a Root of "/".
 //
-// The error is for options that make no sense and for a context that ended.
+// It follows links, partitions, LUKS, LVM, RAID and loop devices, and overlays if the directory
+// that they write to is visible. In a container it is not: then Disks is empty, with a warning.
+// Guesses are warnings too.
+//
+// The error is for options that make no sense and for a context that ended. DiskOf calls no driver.
+// With a Root of "/" it asks the file system for its room (statfs(2)), which blocks while a network
+// file system does not answer.
 func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	if dir == "" {
 		return Location{}, errors.New("topology: the name of the directory is empty")
@@ -65,8 +77,11 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	}
 	dir = filepath.ToSlash(dir)
 
+	// nodeOf checks the numbers of nodes against these.
 	t.top.Nodes = t.readNodes(CPU{}, Memory{})
 	l := Location{Dir: path.Clean(dir), TotalBytes: -1, FreeBytes: -1, Disks: []Disk{}}
+	// Find the place of the directory, or where it would be made. resolve keeps the rest of a path
+	// that is missing, and the deepest mount above it is the one that counts.
 	target, err := t.resolve(dir)
 	switch {
 	case err == nil:
@@ -85,6 +100,7 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 		t.warnf(l.Dir, "it is not known what is mounted there")
 	}
 	l.Node = commonNode(l.Disks)
+	// Only this machine's file systems can be asked.
 	if t.live {
 		at := l.Dir // or the nearest directory that is there
 		for at != "/" && !t.isDir(at) {
@@ -103,11 +119,13 @@ func DiskOf(ctx context.Context, dir string, o Options) (Location, error) {
 	return l, nil
 }
 
-// disksUnder returns the disks that the files of m are on, and whether some are in memory. It follows
-// an overlay to the directory that it writes to, and loop devices to their files. Each file system is
-// followed once: one may be on many loop devices, whose files may be on itself.
+// disksUnder returns the disks that the files of m are on, each once and by name, and whether some
+// are in memory. It follows an overlay to the directory that it writes to, and loop devices to the
+// file systems of their files, which may be overlays again. Each file system is followed once: one
+// may be on many loop devices, whose files may be on itself.
 func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 	disks = []Disk{}
+	// todo are the file systems to look at. Those before i are done; they stay, to be recognized.
 	todo, again := []mount{m}, false
 	follow := func(file, why string) {
 		target, err := t.resolve(file)
@@ -117,6 +135,7 @@ func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 			return
 		}
 		t.warnf(target, "%s: taken to be on the disk of %s", why, on.Point)
+		// A mount is the same if its point and its device are.
 		if slices.ContainsFunc(todo, func(o mount) bool {
 			return o.Point == on.Point && o.device == on.device
 		}) {
@@ -133,6 +152,7 @@ func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 			memory = true
 			continue
 		case m.FileSystem == "overlay":
+			// The lower directories of an overlay are only read; what is written goes to upperdir.
 			upper := ""
 			for _, o := range m.options {
 				if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
@@ -166,6 +186,7 @@ func (t *tree) disksUnder(m mount) (disks []Disk, memory bool) {
 			}
 		}
 	}
+	// A loop device whose file is on the file system that is on the loop device.
 	if again && len(disks) == 0 && !memory {
 		t.warnf(m.Point, "the file system is stacked on itself")
 	}

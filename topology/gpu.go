@@ -16,15 +16,20 @@ import (
 
 const nvidia = "0x10de" // PCI vendor
 
-// gpuSource is the type of Options.GPUs.
+// gpuSource is the type of Options.GPUs. A source may block while it queries the driver, and should
+// return when its context ends.
 type gpuSource = func(context.Context) ([]GPU, error)
 
-// errNotListed is in a source's error if there is a GPU that it does not list.
+// errNotListed is in a source's error if there is a GPU that the source could not list. Then an
+// entry of CUDA_VISIBLE_DEVICES that names no GPU may name that one.
 var errNotListed = errors.New("cannot be asked")
 
 // gpus returns the GPUs of the source, or those on the PCI bus, whatever CUDA_VISIBLE_DEVICES says.
+// It warns of everything that the source could not find out. If a source lists some GPUs, those on
+// the bus that it left out stay out: CUDA cannot use them.
 func (t *tree) gpus(source gpuSource) []GPU {
 	given := source != nil
+	// Without a source: a recorded machine has no library that could be called, this machine may.
 	if !given {
 		if !t.live {
 			return t.busGPUs()
@@ -34,11 +39,13 @@ func (t *tree) gpus(source gpuSource) []GPU {
 	gpus, err := ask(t.ctx, source)
 	if err != nil && len(gpus) == 0 {
 		gpus = t.busGPUs()
-		if given || len(gpus) > 0 { // a machine without a GPU needs no driver
+		// A machine without a GPU needs no driver, so there is nothing to warn of.
+		if given || len(gpus) > 0 {
 			t.warnf(theDriver, "the driver's list: %v: those on the PCI bus are listed", err)
 		}
 		return gpus
 	}
+	// Joined errors are separate warnings.
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
 			t.warnf(theDriver, "%v", one)
@@ -46,6 +53,7 @@ func (t *tree) gpus(source gpuSource) []GPU {
 	} else if err != nil {
 		t.warnf(theDriver, "%v", err)
 	}
+	// The list is the source's; it is not changed.
 	gpus = append([]GPU{}, gpus...)
 	for i := range gpus {
 		t.complete(&gpus[i])
@@ -54,7 +62,8 @@ func (t *tree) gpus(source gpuSource) []GPU {
 	return gpus
 }
 
-// ask lists the GPUs of a source, which may panic: the driver's library is not part of this module.
+// ask calls a source and makes its panic an error: the driver's library, and a program's source,
+// are not part of this module, and Discover must go on without them.
 func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -65,8 +74,8 @@ func ask(ctx context.Context, source gpuSource) (gpus []GPU, err error) {
 }
 
 // busGPUs returns NVIDIA's display and 3D controllers on the PCI bus, by address, which is the
-// driver's default order too. Those that another driver has come last: NVIDIA's does not count
-// them.
+// driver's default order too. Those that another driver has come last, because NVIDIA's does not
+// count them. Names, memory and UUIDs are not known from the bus.
 func (t *tree) busGPUs() []GPU {
 	gpus := []GPU{}
 	addresses, _ := t.list(pciDevices) // no bus is no warning: many VMs have none
@@ -76,8 +85,9 @@ func (t *tree) busGPUs() []GPU {
 			continue
 		}
 		class, _ := t.id(path.Join(dir, "class"), 6)
-		// VGA controllers and 3D controllers; the last two digits are the programming interface.
-		// Others are audio, USB and bridges. A virtual function is given to a virtual machine.
+		// A GPU is a VGA controller or a 3D controller; the last two digits of the class are the
+		// programming interface. Others of NVIDIA's devices are audio, USB and bridges. A virtual
+		// function (SR-IOV) has a link "physfn" and is there to be given to a virtual machine.
 		_, err := t.root.Stat(rel(path.Join(dir, "physfn")))
 		if err != nil && (strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302")) {
 			gpus = append(gpus, GPU{PCIAddress: address, Driver: t.driverOf(dir)})
@@ -93,8 +103,9 @@ func (t *tree) busGPUs() []GPU {
 	return gpus
 }
 
-// foreign is 1 for a GPU that another driver than NVIDIA's has, such as the driver that gives it to
-// virtual machines. A GPU without a known driver is not foreign: a container may see none.
+// foreign returns 1 for a GPU that a driver other than NVIDIA's has, such as vfio-pci, which gives
+// it to virtual machines, and else 0. A GPU without a known driver is not foreign: a container may
+// see none.
 func foreign(g GPU) int {
 	if g.Driver == "" || g.Driver == "nvidia" {
 		return 0
@@ -102,7 +113,9 @@ func foreign(g GPU) int {
 	return 1
 }
 
-// driverOf returns the name of the driver that has the device in dir; empty: none.
+// driverOf returns the name of the driver that is bound to the PCI device in dir; empty means none.
+// The name is that of the directory to which the link "driver" leads. In a container the link may
+// lead to nothing, and its name still counts.
 func (t *tree) driverOf(dir string) string {
 	link := path.Join(dir, "driver")
 	target, err := t.resolve(link)
@@ -112,6 +125,7 @@ func (t *tree) driverOf(dir string) string {
 		t.warn(link, err)
 		return ""
 	case name == "driver":
+		// The path ends with the link itself: it is missing, which is no driver, or it is no link.
 		if err == nil { // otherwise there is no link
 			t.warnf(link, "not a link to a driver")
 		}
@@ -122,8 +136,8 @@ func (t *tree) driverOf(dir string) string {
 	return name
 }
 
-// id returns the number of so many hexadecimal digits in p, such as 0x10de; a missing file, or one
-// that holds no such number, is a warning.
+// id returns a number in p of the given count of hexadecimal digits, such as 0x10de, as its text. A
+// missing file, or one that holds no such number, is a warning.
 func (t *tree) id(p string, digits int) (string, bool) {
 	return parsed(t, p, t.need, func(text string) (string, error) {
 		hex, ok := strings.CutPrefix(text, "0x")
@@ -134,16 +148,18 @@ func (t *tree) id(p string, digits int) (string, bool) {
 	})
 }
 
-// complete adds to g what the driver does not know and the PCI bus does, and corrects what makes no
-// sense.
+// complete adds to g what the driver does not report and the PCI bus has, and corrects what makes
+// no sense. The source may be a program's, so no field is taken as it is.
 func (t *tree) complete(g *GPU) {
 	g.PCIAddress = named.PCIAddress(g.PCIAddress)
 	g.Name, g.UUID = label(g.Name), label(g.UUID)
-	// A node with CPUs is the host's. For no node drivers return -1.
+	// A node with CPUs is the host's: drivers report the GPU's memory as a node of its own only on
+	// coherent systems. For no node they return -1.
 	g.OwnNodes = slices.DeleteFunc(append(Set{}, g.OwnNodes...), func(id int) bool {
 		n, ok := t.top.Node(id)
 		return !ok || len(n.CPUs) > 0
 	})
+	// A source of a program's may return anything: links without a count make no sense.
 	links := []Link{}
 	for _, l := range g.Links {
 		if l.Count <= 0 {
@@ -161,6 +177,8 @@ func (t *tree) complete(g *GPU) {
 		t.correct(theDriver, "MIG instance "+m.UUID, &m.MemoryBytes, &m.FreeBytes)
 	}
 
+	// The node comes from the driver only if the kernel reports none: the firmware of some machines
+	// reports none, and the kernel then lists all CPUs as near.
 	dir := path.Join(pciDevices, g.PCIAddress)
 	onBus, node := g.PCIAddress != "" && t.isDir(dir), ""
 	if onBus {
@@ -168,10 +186,12 @@ func (t *tree) complete(g *GPU) {
 	} else {
 		t.warnf(dir, "GPU %d is not on the PCI bus", g.Index)
 	}
+	// Then the node, by what is known best: the driver where the kernel reports none, the bus, or
+	// nothing.
 	near, isNear := t.nearTo(g)
 	switch {
 	case isNear && (node == "" || node == strconv.Itoa(Unknown)):
-		g.Node = near.ID // the driver has better data than the kernel, which lists all CPUs as near
+		g.Node = near.ID
 		if g.CPUs == nil {
 			g.CPUs = near.CPUs
 		}
@@ -188,15 +208,19 @@ func (t *tree) complete(g *GPU) {
 		n, _ := t.top.Node(g.Node)
 		g.CPUs = n.CPUs
 	}
+	// The set may be that of a node, which must not be shared.
 	g.CPUs = append(Set{}, g.CPUs...)
 	t.correct(dir, fmt.Sprintf("GPU %d", g.Index), &g.MemoryBytes, &g.FreeBytes)
 }
 
-// linkSpeeds are those of the generations of PCIe, in GT/s.
+// linkSpeeds are the speeds of the generations of PCIe, the first one first, in GT/s, as
+// max_link_speed has them.
 var linkSpeeds = []string{"2.5", "5", "8", "16", "32", "64", "128"}
 
-// completeFromBus adds to g what the PCI device in dir has and g does not.
+// completeFromBus adds to g what the PCI device in dir has and g does not. Files that are missing
+// are left out silently: virtual machines have few of them.
 func (t *tree) completeFromBus(dir string, g *GPU) {
+	// The entry in /sys/bus/pci/devices is a link to the device's place in the tree of bridges.
 	if real, err := t.resolve(dir); err == nil {
 		if g.Bus = busPath(real); len(g.Bus) == 0 {
 			t.warnf(dir, "the device is below no host bridge: its paths to others are not known")
@@ -216,11 +240,12 @@ func (t *tree) completeFromBus(dir string, g *GPU) {
 		g.CPUs = set
 	}
 
-	// The current speed of an idle GPU is that of generation 1, so the highest one counts. The width
-	// does not change with the load.
+	// An idle GPU lowers the speed of its link to that of generation 1, so the highest one counts.
+	// The width does not change with the load.
 	file := path.Join(dir, "max_link_speed")
 	if speed, ok := t.want(file); ok && g.PCIeGeneration == 0 {
 		number, _, _ := strings.Cut(speed, " ") // as "16.0 GT/s PCIe"
+		// A speed that is not in the list gives 0, which means not known.
 		g.PCIeGeneration = 1 + slices.Index(linkSpeeds, strings.TrimSuffix(number, ".0"))
 		if g.PCIeGeneration == 0 && !strings.HasPrefix(speed, "Unknown") {
 			t.warnf(file, "%s is not the speed of a link", quote(speed))
@@ -237,7 +262,8 @@ func (t *tree) completeFromBus(dir string, g *GPU) {
 	}
 }
 
-// correct makes sense of a memory that a driver reports, in bytes.
+// correct makes a total and free memory consistent, in bytes, as a driver reports them: neither is
+// negative, and free is at most total. A change is a warning.
 func (t *tree) correct(p, of string, total, free *int64) {
 	if *total < 0 || *free < 0 || *free > *total {
 		t.warnf(p, "%s has %d bytes of memory, %d free", of, *total, *free)

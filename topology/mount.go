@@ -6,19 +6,26 @@ import (
 	"strings"
 )
 
-// mount is one line of /proc/self/mountinfo.
+// mount is one line of /proc/self/mountinfo; see proc_pid_mountinfo(5).
 type mount struct {
 	Mount
-	device  string   // major:minor; 0:minor for a file system that has no device of its own
-	root    string   // directory of the file system that is mounted
+	// device is major:minor. A major of 0 means that the file system has no block device of its
+	// own.
+	device string
+	// root is the directory of the file system that appears at Point: "/" unless the mount is a
+	// bind mount or that of a cgroup namespace.
+	root    string
 	options []string // of the file system
 }
 
-// unescape undoes the kernel's escapes of white space, backslashes, and what separates options.
+// unescape undoes the kernel's octal escapes of white space, backslashes, and characters that
+// separate options. A strings.Replacer passes over the text once, so an escaped backslash is not
+// unescaped again.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#", `\054`, ",",
 	`\075`, "=")
 
-// readMounts reads the mounts of this process, in the kernel's order.
+// readMounts reads the mounts that this process sees into t.mounts, in the kernel's order, in which
+// later ones hide earlier ones at the same place. A line that makes no sense is a warning.
 func (t *tree) readMounts() {
 	text, _ := t.need(selfMounts)
 	for line := range strings.Lines(text) {
@@ -27,7 +34,8 @@ func (t *tree) readMounts() {
 		if len(fields) == 0 {
 			continue
 		}
-		dash := slices.Index(fields, "-") // the optional fields end at it
+		// Field 7 and those after it are optional (shared:N and the like); a single dash ends them.
+		dash := slices.Index(fields, "-")
 		if dash < 6 || len(fields) < dash+3 || !isDeviceNumber(fields[2]) || fields[4][0] != '/' {
 			t.warnf(selfMounts, "%s is not a mount", quote(strings.TrimSpace(line)))
 			continue
@@ -38,13 +46,14 @@ func (t *tree) readMounts() {
 		if len(fields) > dash+3 {
 			m.options = strings.Split(unescape.Replace(fields[dash+3]), ",")
 		}
+		// The mount and the file system have options of their own, and either makes it read-only.
 		m.ReadOnly = slices.Contains(append(strings.Split(fields[5], ","), m.options...), "ro")
 		t.mounts = append(t.mounts, m)
 	}
 }
 
-// mountOf returns the mount that dir is on: the deepest, and of several at the same place the last,
-// because it hides the others.
+// mountOf returns the mount that dir, a resolved path, is on: the deepest, and of several at the
+// same place the last, because it hides the others. ok is false if not even "/" is listed.
 func (t *tree) mountOf(dir string) (on mount, ok bool) {
 	for _, m := range t.mounts {
 		if _, below := cutDir(dir, m.Point); below && len(m.Point) >= len(on.Point) {
@@ -54,7 +63,8 @@ func (t *tree) mountOf(dir string) (on mount, ok bool) {
 	return on, ok
 }
 
-// cutDir returns the path from the directory top to dir, and whether dir is top or below it.
+// cutDir returns the path from the directory top to dir, and whether dir is top or below it. It
+// compares whole components: /a/bc is not below /a/b.
 func cutDir(dir, top string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(dir, strings.TrimSuffix(top, "/"))
 	return rest, ok && (rest == "" || rest[0] == '/')

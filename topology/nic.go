@@ -15,11 +15,14 @@ import (
 )
 
 const (
+	// Directories of the kernel's RDMA subsystem, which has RoCE cards too: one entry for each
+	// card, and one for each character device.
 	rdmaDevices = "/sys/class/infiniband"
 	rdmaVerbs   = "/sys/class/infiniband_verbs"
 )
 
-// nics returns the RDMA devices with their ports; none if there are none, which is no warning.
+// nics returns the RDMA devices with their ports, by name with numbers in order. A machine without
+// any is the usual case, and no warning. addresses is Options.Addresses.
 func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	nics := []NIC{}
 	names, _ := t.list(rdmaDevices)
@@ -30,11 +33,13 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	switch {
 	case addresses != nil:
 	case t.live:
+		// A recorded machine's addresses must not be looked up on this one.
 		addresses = systemAddresses
 	default:
 		trie, _ := t.want("/proc/net/fib_trie")
 		routes, _ := t.want("/proc/net/route")
 		inet6, _ := t.want("/proc/net/if_inet6")
+		// All interfaces at once: the files have those of the whole machine.
 		recorded := parseAddresses(trie, routes, inet6)
 		addresses = func(name string) ([]netip.Addr, error) { return recorded[name], nil }
 	}
@@ -46,6 +51,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	for _, name := range verbs {
 		card, _ := t.want(rdmaVerbs, name, "ibdev")
 		device := path.Join("/dev/infiniband", name)
+		// Only opening it shows whether the container's list of devices allows that.
 		if f, err := t.openFile(device, os.O_RDWR); err == nil {
 			_ = f.Close() // nothing was written
 			devices[card] = device
@@ -54,6 +60,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 
 	for _, name := range names {
 		file := path.Join(rdmaDevices, name)
+		// The entry is a link to the card's directory below its PCI device.
 		dir, ok := t.follow(file, "a device")
 		if !ok {
 			continue
@@ -65,6 +72,7 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 		} else {
 			t.warnf(file, "the card is not on the PCI bus: its node is not known")
 		}
+		// Without a device the card is listed, for the topology, but meets no level.
 		if n.Device == "" {
 			t.warnOf(causes.HiddenSys, file,
 				"there is no device in /dev/infiniband by which this process may use the card: it does not count")
@@ -75,10 +83,13 @@ func (t *tree) nics(addresses func(string) ([]netip.Addr, error)) []NIC {
 	return nics
 }
 
-// byNumber puts mlx5_2 before mlx5_10, and 2000:00:00.0 before 10000:00:00.0.
+// byNumber compares names that end in numbers: mlx5_2 comes before mlx5_10. It also compares PCI
+// addresses, whose domain may have more than four digits: 2000:00:00.0 comes before 10000:00:00.0.
 func byNumber(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) }
 
-// ports reads the ports of the RDMA device in dir, whose card is in bus.
+// ports reads the ports of the RDMA device in dir, with their network interfaces and the IP
+// addresses of those. bus is the directory of the card's PCI device, which has the interfaces;
+// without it ports have none.
 func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, error)) []Port {
 	ports := []Port{}
 	dir = path.Join(dir, "ports")
@@ -106,12 +117,15 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 		p.LinkLayer, p.Rate = label(layer), label(rate)
 		ports = append(ports, p)
 	}
+	// Interfaces are entries of the PCI device.
 	if bus == "" {
 		return ports
 	}
 
 	// The network interfaces of the card, and those made of them.
 	ifaces, _ := t.list(bus, "net")
+	// An interface belongs to the port whose number, less 1, is its dev_port
+	// (Documentation/ABI/testing/sysfs-class-net).
 	for _, name := range ifaces {
 		file := path.Join(bus, "net", name)
 		i := 0
@@ -129,6 +143,7 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 			if err != nil {
 				t.warn(file, err)
 			}
+			// Programs bind to an address that other machines reach.
 			for _, a := range of {
 				// Each interface that is up makes itself an address for its link.
 				if a.IsValid() && !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsUnspecified() {
@@ -141,8 +156,10 @@ func (t *tree) ports(dir, bus string, addresses func(string) ([]netip.Addr, erro
 }
 
 // stackedOn returns the network interface in dir and those made of it, each once: if a card is
-// bonded, or has VLANs, these have the addresses.
+// bonded, or has VLANs, the addresses are on these. The kernel links them with entries
+// upper_<name>. seen has the names so far, because an interface may be reached in two ways.
 func (t *tree) stackedOn(dir string, seen map[string]bool) []string {
+	// The walk ends because each name is entered in seen, even if links form a cycle.
 	name := path.Base(dir)
 	if seen[name] {
 		return nil
@@ -177,12 +194,15 @@ func systemAddresses(name string) ([]netip.Addr, error) {
 	return addresses, err
 }
 
-// parseAddresses returns the machine's own addresses by interface. The texts are those of
-// /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface; that of an
-// IPv4 address is the interface of the smallest network it is in that needs no gateway.
+// parseAddresses returns the IP addresses of a recorded machine by interface. The texts are those
+// of /proc/net/fib_trie, route and if_inet6. Only IPv6 addresses come with their interface. The
+// kernel lists the local IPv4 addresses without one, so an address gets the interface of the
+// smallest network it is in that needs no gateway.
 func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	const gateway = 2 // RTF_GATEWAY
 	networks := map[netip.Prefix]string{}
+	// First the networks that an interface reaches without a gateway, from the table of IPv4
+	// routes, whose numbers are hexadecimal.
 	for line := range strings.Lines(routes) {
 		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
 		if len(f) < 8 {
@@ -199,6 +219,8 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 		}
 	}
 
+	// fib_trie has two lines for each address, "|-- address" and, if it is the machine's own, "/32
+	// host LOCAL". Tables repeat them.
 	addresses := map[string][]netip.Addr{}
 	seen := map[netip.Addr]bool{}
 	var last netip.Addr
@@ -212,6 +234,7 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 			continue
 		}
 		seen[last] = true
+		// From the smallest network to the largest.
 		for bits := 32; bits > 0; bits-- {
 			network, _ := last.Prefix(bits) // which is an IPv4 address
 			if iface := networks[network]; iface != "" {
@@ -220,6 +243,7 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 			}
 		}
 	}
+	// Lines of if_inet6 are: address, number of the interface, prefix length, scope, flags, name.
 	for line := range strings.Lines(inet6) {
 		if f := strings.Fields(line); len(f) == 6 {
 			if a := parseAddress(f[0]); a.Is6() {
@@ -230,8 +254,9 @@ func parseAddresses(trie, routes, inet6 string) map[string][]netip.Addr {
 	return addresses
 }
 
-// parseAddress parses an address in hexadecimal digits. Those of IPv4 are in the byte order of a
-// little-endian machine.
+// parseAddress parses an address in hexadecimal digits; the result is invalid if s is none. IPv4
+// addresses are printed as a 32-bit number, in the byte order of the machine, which is taken to be
+// little-endian.
 func parseAddress(s string) netip.Addr {
 	b, err := hex.DecodeString(s)
 	if err != nil {

@@ -10,19 +10,24 @@ import (
 	"strings"
 )
 
-// meminfo reads the memory of the machine, or of a node, from its file. The lines of a node's file
-// begin with "Node 0".
+// meminfo reads the memory of the machine, or of a node, from file: /proc/meminfo, or a node's
+// meminfo, whose lines begin with "Node 0". A key that is missing leaves its field 0; only MemTotal
+// is needed. The numbers are not all of one moment, so a part may exceed the total: it is
+// corrected, with a warning.
 func (t *tree) meminfo(file string) (m Memory) {
 	text, ok := t.need(file)
 	if !ok {
 		return m
 	}
+	// A key leaves the map when its value was read, so what remains is missing, and a second line
+	// of a key does not count.
 	missing := map[string]*int64{
 		"MemTotal": &m.TotalBytes, "MemFree": &m.FreeBytes,
 		"MemAvailable": &m.AvailableBytes, "SwapTotal": &m.SwapBytes,
 	}
 	for line := range strings.Lines(text) {
 		key, value, _ := strings.Cut(line, ":")
+		// The last word is the key in both files.
 		if words := strings.Fields(key); len(words) > 0 {
 			key = words[len(words)-1]
 		}
@@ -60,8 +65,10 @@ func (t *tree) meminfo(file string) (m Memory) {
 	return m
 }
 
-// affinity returns the CPUs and nodes that the scheduler and the memory policy allow; nil if they are
-// not known.
+// affinity returns the CPUs and nodes that the scheduler and the memory policy allow this process,
+// from /proc/self/status; nil if they are not known. The kernel has already intersected them with
+// the cpusets of the cgroups. Mems_allowed_list is missing in kernels without NUMA, which is no
+// warning.
 func (t *tree) affinity() (cpus, nodes Set) {
 	text, ok := t.need(selfStatus)
 	if !ok {
@@ -87,7 +94,8 @@ func (t *tree) affinity() (cpus, nodes Set) {
 	return cpus, nodes
 }
 
-// parseCPUInfo returns the first processor's model and the numbers of all.
+// parseCPUInfo returns the first processor's model and the numbers of all processors, from
+// /proc/cpuinfo. Its keys differ between architectures.
 func parseCPUInfo(text string) (model string, cpus Set) {
 	cpus = Set{}
 	arm := map[string]string{}
@@ -95,6 +103,7 @@ func parseCPUInfo(text string) (model string, cpus Set) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); key {
 		case "processor":
+			// Each logical CPU has a paragraph, which begins with its number.
 			if n, err := parseMember(value); err == nil {
 				cpus = append(cpus, n)
 			}
@@ -111,13 +120,16 @@ func parseCPUInfo(text string) (model string, cpus Set) {
 	return model, slices.Compact(cpus)
 }
 
-// cpu returns the CPUs, with those allowed; nil is all.
+// cpu returns the CPUs. allowed is what affinity returned; nil means all. CPUs that are allowed and
+// not online do not count, so the result may be smaller than allowed. If nothing remains, the files
+// contradict each other, and all online CPUs count.
 func (t *tree) cpu(allowed Set) CPU {
 	info, ok := t.need(systemCPUs)
 	model, listed := parseCPUInfo(info)
 	if model == "" && ok {
 		t.warnf(systemCPUs, "no model name")
 	}
+	// /sys may be hidden in a container; then /proc/cpuinfo lists the CPUs that are online.
 	online, ok := t.set(onlineCPUs)
 	if !ok || len(online) == 0 {
 		online = listed
@@ -127,6 +139,7 @@ func (t *tree) cpu(allowed Set) CPU {
 	if allowed != nil {
 		c.Allowed = c.Allowed.intersect(allowed)
 	}
+	// The process runs, so it may run somewhere.
 	if len(c.Allowed) == 0 && len(online) > 0 {
 		t.warnf(selfStatus, "none of the CPUs that run is allowed: all are taken to be")
 		c.Allowed = slices.Clone(online)
@@ -134,13 +147,17 @@ func (t *tree) cpu(allowed Set) CPU {
 	return c
 }
 
-// readNodes returns the NUMA nodes, or one that holds all if the kernel knows none.
+// readNodes returns the NUMA nodes that are online, by number. If the kernel knows none (it was
+// built without NUMA, or /sys is not mounted), there is one node with the number 0, the CPUs of c
+// and the memory m.
 func (t *tree) readNodes(c CPU, m Memory) []Node {
 	ids, _ := t.set(systemNodes, "online")
+	// Each node costs three files, so a broken list must not be believed.
 	if len(ids) > maxNodes {
 		t.warnf(systemNodes+"/online", "%d nodes: more than any machine has", len(ids))
 		ids = nil
 	}
+	// Without NUMA in the kernel the machine is one node.
 	if len(ids) == 0 {
 		return []Node{{CPUs: slices.Clone(c.Online), MemoryBytes: m.TotalBytes, FreeBytes: m.FreeBytes,
 			Distances: []int{10}}}
@@ -148,6 +165,8 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
 		dir := path.Join(systemNodes, "node"+strconv.Itoa(id))
+		// A node whose directory is missing is still listed: other files refer to its number, and
+		// distances have a place for it.
 		n := Node{ID: id, CPUs: Set{}, Distances: []int{}}
 		if t.isDir(dir) {
 			if set, ok := parsed(t, path.Join(dir, "cpulist"), t.need, parseSet); ok {
@@ -167,7 +186,7 @@ func (t *tree) readNodes(c CPU, m Memory) []Node {
 	return nodes
 }
 
-// parseDistances parses the distances of a node, of which there must be n.
+// parseDistances parses the distances of a node to all nodes, of which there must be n.
 func parseDistances(s string, n int) ([]int, error) {
 	fields := strings.Fields(s)
 	if len(fields) != n {
@@ -184,7 +203,8 @@ func parseDistances(s string, n int) ([]int, error) {
 	return distances, nil
 }
 
-// nowhere returns the node of a device without one: the only node, or Unknown.
+// nowhere returns the node of a device whose place is not known: the only node if there is one, or
+// Unknown. A machine with one node needs no placement, so nothing is lost there.
 func (t *tree) nowhere() int {
 	if len(t.top.Nodes) == 1 {
 		return t.top.Nodes[0].ID
@@ -192,8 +212,9 @@ func (t *tree) nowhere() int {
 	return Unknown
 }
 
-// nodeOf reads the node of the device in dir. The firmware of many machines with one node says -1;
-// with several that is a device whose place is unknown.
+// nodeOf reads the node of the PCI device in dir, from its numa_node. The firmware of many machines
+// with one node reports -1, which then means that node. With several nodes it is a device whose
+// place is unknown, which is a warning, because buffers for it cannot be placed near to it.
 func (t *tree) nodeOf(dir string) int {
 	node, ok := parsed(t, path.Join(dir, "numa_node"), t.want, func(text string) (int, error) {
 		n, err := strconv.ParseInt(text, 10, 32)
@@ -203,6 +224,7 @@ func (t *tree) nodeOf(dir string) int {
 		case n == Unknown && len(t.top.Nodes) > 1:
 			return 0, fmt.Errorf("the firmware does not say which of %d nodes the device is on", len(t.top.Nodes))
 		case n != Unknown && !known:
+			// A device may be on a node that is offline, or the recorded tree is incomplete.
 			return 0, fmt.Errorf("there is no node %d", n)
 		}
 		return int(n), nil
@@ -213,9 +235,11 @@ func (t *tree) nodeOf(dir string) int {
 	return node
 }
 
-// nearTo returns the node that the driver says a GPU is on: the only one whose memory is near, or
-// else the only one whose CPUs are.
+// nearTo returns the node that the driver reports a GPU to be on: the only one whose memory is
+// near, or else the only one whose CPUs are. ok is false if the driver names none or several, as it
+// does for interleaved nodes.
 func (t *tree) nearTo(g *GPU) (near Node, ok bool) {
+	// A GPU that is near to the memory of several nodes is on none in particular.
 	if len(g.NodeAffinity) == 1 {
 		if near, ok = t.top.Node(g.NodeAffinity[0]); ok {
 			return near, true

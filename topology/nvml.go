@@ -12,9 +12,14 @@ import (
 	"github.com/spillway-db/spillway/internal/nvml"
 )
 
-// NVML returns a source for [Options].GPUs that opens a library of NVIDIA's at each query, lists its
-// GPUs and closes it. Several goroutines may use the source at a time. An Interface is internal to
-// this module: programs that have a library of their own use package gonvml, or write a source.
+// NVML returns a source for [Options].GPUs that opens a library of NVIDIA's at each query, lists
+// its GPUs and closes it. Several goroutines may use the source at a time, if they may call open.
+// An Interface is internal to this module: programs that have a library of their own use package
+// gonvml, or write a source.
+//
+// The source returns an error alone if the library cannot be used. A GPU that cannot be queried is
+// left out, and a property that cannot be read stays zero: these errors are joined, and returned
+// with the rest.
 func NVML(open func() (nvml.Interface, error)) func(context.Context) ([]GPU, error) {
 	return func(ctx context.Context) ([]GPU, error) {
 		lib, err := open()
@@ -40,6 +45,8 @@ func NVML(open func() (nvml.Interface, error)) func(context.Context) ([]GPU, err
 		r := nvmlReader{lib: lib}
 		gpus := make([]GPU, 0, count)
 		for i := range count {
+			// A query may take long for each GPU that must be woken, so the context is looked at
+			// between them.
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
@@ -63,19 +70,21 @@ func nvmlAt(path string) gpuSource {
 	return NVML(func() (nvml.Interface, error) { return nvml.Open(path) })
 }
 
-// maxGPUs bounds the number of queries, whatever count a library returns. The driver's own limit is 64.
+// maxGPUs bounds the number of queries, whatever count a broken library returns. The driver's own
+// limit is 64.
 const maxGPUs = 256
 
-// nvmlReader reads GPUs and collects the errors of queries that failed.
+// nvmlReader reads GPUs of one open library, and collects the errors of queries that failed. It
+// goes on after each: most properties are worth having without the others.
 type nvmlReader struct {
 	lib      nvml.Interface
 	index    int // of the GPU
 	problems []error
 }
 
-// read calls a function of the library and stores its result in to, unless the call failed. If the
-// GPU does not have the property, or the driver is too old for the query, the failure is not a
-// problem to report.
+// read calls a function of the library, stores its result in to, and reports whether it could. On a
+// failure to is unchanged. If the GPU does not have the property, or the driver is too old for the
+// query, the failure is no problem to report: NVML has a code for each of these cases.
 func read[T any](r *nvmlReader, to *T, call func(nvml.Device) (T, error), dev nvml.Device) bool {
 	value, err := call(dev)
 	if err == nil {
@@ -94,7 +103,7 @@ func readAt[T any](r *nvmlReader, to *T, call func(nvml.Device, int) (T, error),
 	return read(r, to, func(dev nvml.Device) (T, error) { return call(dev, k) }, dev)
 }
 
-// gpu reads the GPU with index i.
+// gpu reads the GPU with index i, and the MIG instances on it.
 func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	r.index = i
 	g := GPU{Index: i}
@@ -103,6 +112,7 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	var info nvml.PCI
 	if read(r, &info, r.lib.PCI, dev) {
 		g.PCIAddress = addressOf(info)
+		// The lower half is the vendor, the upper half the device (nvmlPciInfo_t, pciDeviceId).
 		if id := info.DeviceID; id != 0 {
 			g.DeviceID = fmt.Sprintf("%04x:%04x", id&0xffff, id>>16)
 		}
@@ -110,6 +120,7 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	r.memory(&g.MemoryBytes, &g.FreeBytes, dev)
 	read(r, &g.PCIeGeneration, r.lib.PCIeGeneration, dev)
 	read(r, &g.PCIeWidth, r.lib.PCIeWidth, dev)
+	// On a coherent system (Grace Hopper) the GPU's memory is a NUMA node.
 	var own int
 	if read(r, &own, r.lib.Node, dev) {
 		g.OwnNodes = Set{own}
@@ -128,6 +139,8 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 		}
 	}
 
+	// With MIG disabled there are no instances. With MIG enabled a GPU has places for some, of
+	// which only a part may be taken.
 	var maxInstances int
 	if !read(r, &g.MIGEnabled, r.lib.MIG, dev) || !g.MIGEnabled || !read(r, &maxInstances, r.lib.MaxInstances, dev) {
 		return g
@@ -148,6 +161,8 @@ func (r *nvmlReader) gpu(i int, dev nvml.Device) GPU {
 	return g
 }
 
+// memory reads the memory of a GPU or a MIG instance in bytes. NVML's numbers are unsigned; those
+// beyond an int64 are lowered.
 func (r *nvmlReader) memory(total, free *int64, dev nvml.Device) {
 	var m nvml.Memory
 	if read(r, &m, r.lib.Memory, dev) {
@@ -155,7 +170,8 @@ func (r *nvmlReader) memory(total, free *int64, dev nvml.Device) {
 	}
 }
 
-// link adds an NVLink that is up to the links of g to the device at its other end.
+// link counts an NVLink that is up in g.Links, with the device at its other end. Links to the CPU
+// (Grace Hopper) are not listed: they are no path to another GPU.
 func (r *nvmlReader) link(dev nvml.Device, link int, g *GPU) {
 	l := Link{}
 	var remote nvml.PCI
@@ -167,9 +183,10 @@ func (r *nvmlReader) link(dev nvml.Device, link int, g *GPU) {
 	if kind == nvml.LinkToProcessor {
 		return
 	}
-	// A virtual machine does not see the switches. Like NCCL, take an unknown device that is linked
-	// and not on the bus for a switch.
+	// A virtual machine does not see the switches. NCCL has the same rule: an unknown device that
+	// is linked, and not on the bus, is a switch.
 	l.Switch = kind == nvml.LinkToSwitch || kind == nvml.LinkUnknown && l.Remote == ""
+	// Links that end at the same device are one entry. All switches that are not known are one too.
 	i := slices.IndexFunc(g.Links, func(o Link) bool { return o.Remote == l.Remote && o.Switch == l.Switch })
 	if i < 0 {
 		i, g.Links = len(g.Links), append(g.Links, l)
@@ -188,8 +205,9 @@ func setOf(words []uint) Set {
 	return set
 }
 
-// addressOf returns the PCI address of a device, or "" if the library does not know it or the device
-// is not visible.
+// addressOf returns the PCI address of a device, or "" if the library does not know it or the
+// device is not visible, for which the library returns zeros or a domain of all ones. The address
+// in numbers counts only if the text is missing.
 func addressOf(info nvml.PCI) string {
 	if info.Domain == math.MaxUint32 {
 		return ""

@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// Set is a set of CPUs or of NUMA nodes: their numbers, ascending, each once.
-// It marshals to the kernel's list format: 0-31,64-95.
+// Set is a set of CPUs or of NUMA nodes: their numbers, ascending, each once. Contains depends on
+// that order. It marshals to the kernel's list format, 0-31,64-95, also in JSON.
 type Set []int
 
-// String prints the set in the kernel's list format.
+// String prints the set in the kernel's list format: ascending, with neighbours as ranges.
 func (s Set) String() string {
 	var ranges []string
+	// Each turn prints one range, from i up to j.
 	for i, j := 0, 0; i < len(s); i = j {
 		for j = i + 1; j < len(s) && s[j] == s[j-1]+1; j++ {
 		}
@@ -29,7 +30,7 @@ func (s Set) String() string {
 // MarshalText prints the set as String does.
 func (s Set) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText parses what MarshalText prints.
+// UnmarshalText parses the kernel's list format. On an error s is unchanged.
 func (s *Set) UnmarshalText(b []byte) error {
 	set, err := parseSet(string(b))
 	if err != nil {
@@ -39,7 +40,7 @@ func (s *Set) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Contains reports whether n is in the set.
+// Contains reports whether n is in the set, by binary search.
 func (s Set) Contains(n int) bool {
 	_, found := slices.BinarySearch(s, n)
 	return found

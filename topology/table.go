@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-db/spillway/internal/tabular"
 )
 
-// String returns the topology as a table for people. The table may change
-// from version to version: for programs there is JSON.
+// String returns the topology as a table for people, of all that was found and with the warnings
+// last. The table may change from version to version: for programs there is JSON.
 func (t *Topology) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d CPUs online\n", cmp.Or(printable(t.CPU.Model), "CPU of an unknown model"),
@@ -19,6 +19,7 @@ func (t *Topology) String() string {
 	fmt.Fprintf(&b, "%s of memory, %s available, %s of swap\n",
 		bytesOf(t.Memory.TotalBytes), bytesOf(t.Memory.AvailableBytes), size.Approx(t.Memory.SwapBytes))
 
+	// The first row of the tables of devices has the headings.
 	nodes := tabular.Rows{{"node", "cpus", "memory", "free", "distances"}}
 	for _, n := range t.Nodes {
 		nodes.Add(n.ID, n.CPUs, bytesOf(n.MemoryBytes), bytesOf(n.FreeBytes),
@@ -29,16 +30,19 @@ func (t *Topology) String() string {
 	gpus := tabular.Rows{{"gpu", "name", "pci address", "node", "cpus", "memory", "free", "link", "driver"}}
 	for _, g := range t.GPUs {
 		link := ""
+		// One of the two alone says nothing about the speed.
 		if g.PCIeGeneration > 0 && g.PCIeWidth > 0 {
 			link = fmt.Sprintf("PCIe %d x%d", g.PCIeGeneration, g.PCIeWidth)
 		}
 		gpus.Add(g.Index, cmp.Or(shorten(g.Name), g.DeviceID), g.PCIAddress, nodeName(g.Node), g.CPUs,
 			bytesOf(g.MemoryBytes), bytesOf(g.FreeBytes), link, g.Driver)
 		for _, m := range g.MIG {
+			// MIG instances are in rows of their own below their GPU.
 			gpus.Add("", shorten(m.Name), m.UUID, "", "", bytesOf(m.MemoryBytes), bytesOf(m.FreeBytes), "", "")
 		}
 	}
 	section(&b, "GPUs", gpus)
+	// A user who misses a GPU should see why.
 	if t.Limits.HiddenGPUs > 0 {
 		fmt.Fprintf(&b, "  %d hidden by CUDA_VISIBLE_DEVICES=%q\n", t.Limits.HiddenGPUs,
 			printable(t.Limits.VisibleDevices))
@@ -46,6 +50,7 @@ func (t *Topology) String() string {
 
 	nics := tabular.Rows{{"nic", "port", "state", "link", "rate", "node", "pci address", "interfaces", "addresses"}}
 	for _, n := range t.NICs {
+		// A card whose ports are not known still has a row.
 		if len(n.Ports) == 0 {
 			nics.Add(n.Name, "", "", "", "", nodeName(n.Node), n.PCIAddress, "", "")
 		}
@@ -98,13 +103,16 @@ func (t *Topology) String() string {
 	return b.String()
 }
 
-// section prints rows below a title, or that there are none.
+// section prints rows below a title, or "none" if there is only the row of headings. Texts are made
+// printable here once more, because a Topology may come from JSON.
 func section(b *strings.Builder, title string, rows tabular.Rows) {
 	fmt.Fprintf(b, "\n%s\n", title)
 	if len(rows) == 1 {
 		b.WriteString("  none\n")
 		return
 	}
+	// An empty cell would look like a missing column; the last one may be empty, because nothing
+	// follows.
 	for _, cells := range rows {
 		for i := range cells {
 			if cells[i] = printable(cells[i]); cells[i] == "" && i < len(cells)-1 {
@@ -115,7 +123,8 @@ func section(b *strings.Builder, title string, rows tabular.Rows) {
 	rows.Write(b, "  ")
 }
 
-// shorten keeps one long name from pushing a table's other columns away.
+// shorten cuts a name after 40 characters, so that one long name does not push a table's other
+// columns away.
 func shorten(s string) string {
 	const maxRunes = 40
 	if r := []rune(s); len(r) > maxRunes {
@@ -132,6 +141,8 @@ func bytesOf(n int64) string {
 	return size.Approx(n)
 }
 
+// nodeName prints the number of a node; the empty text, which section prints as "-", is for
+// Unknown.
 func nodeName(n int) string {
 	if n == Unknown {
 		return ""

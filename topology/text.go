@@ -8,16 +8,17 @@ import (
 	"unicode"
 )
 
-// maxMember bounds the members of a set, so that a range such as 0-4294967295 is an error and not
-// four billion integers. The kernel's largest build has 8192 CPUs.
+// maxMember bounds the members of a set, so that a range such as 0-4294967295 in a broken file is
+// an error and not four billion integers. The kernel's largest build has 8192 CPUs.
 const maxMember = 1<<16 - 1
 
-// maxRanges bounds the ranges of a list; every other CPU of the kernel's largest build is 4096 of
-// them.
+// maxRanges bounds the ranges of a list. If every other CPU of the kernel's largest build is in the
+// set, the list has 4096.
 const maxRanges = 1 << 13
 
-// parseSet parses the kernel's list format: numbers and ranges between commas, in any order. An empty
-// text is the empty set.
+// parseSet parses the kernel's list format ("0-31,64-95"; see cpuset(7)): numbers and ranges
+// between commas. The kernel writes them in ascending order; any order, and overlaps, are accepted.
+// An empty text is the empty set, which is not nil.
 func parseSet(s string) (Set, error) {
 	set := Set{}
 	if s = strings.TrimSpace(s); s == "" {
@@ -26,6 +27,7 @@ func parseSet(s string) (Set, error) {
 	if strings.Count(s, ",") >= maxRanges {
 		return nil, fmt.Errorf("a list of more than %d ranges", maxRanges)
 	}
+	// A bitmap bounds the time whatever the ranges are, and sorts them.
 	var seen [maxMember + 1]bool
 	for part := range strings.SplitSeq(s, ",") {
 		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
@@ -52,7 +54,7 @@ func parseSet(s string) (Set, error) {
 	return set, nil
 }
 
-// parseMember parses one number of a list.
+// parseMember parses one number of a list: a CPU, a node, or a port.
 func parseMember(s string) (int, error) {
 	n, err := parseCount(s)
 	if err == nil && n > maxMember {
@@ -61,7 +63,8 @@ func parseMember(s string) (int, error) {
 	return int(n), err
 }
 
-// parseCount parses a decimal number from 0.
+// parseCount parses a decimal number from 0 to the largest int64. It has a message of its own for
+// each mistake, because they end up in warnings that name only the file.
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseUint(s, 10, 63)
 	switch {
@@ -84,8 +87,9 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// printable returns s without control characters that a terminal would act on: names come from
-// devices and from users that mount things. Runs of space become one.
+// printable returns s in one line and without control characters that a terminal would act on:
+// names come from devices and from users that mount things. Runs of white space become one space;
+// invalid UTF-8 is dropped.
 func printable(s string) string {
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -102,7 +106,8 @@ func printable(s string) string {
 // maxNameBytes bounds what label returns.
 const maxNameBytes = 256
 
-// label makes a name of a text that a device describes itself with.
+// label makes a name of a text that a device describes itself with: printable, and not longer than
+// maxNameBytes.
 func label(s string) string {
 	if s = printable(s); len(s) > maxNameBytes {
 		s = strings.ToValidUTF8(s[:maxNameBytes], "")

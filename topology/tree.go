@@ -33,7 +33,8 @@ const (
 // theDriver is the subject of warnings about what the GPUs' driver returns.
 const theDriver = "gpus"
 
-// A limit on everything that a broken tree could make large.
+// Limits on everything that a broken tree could make large. They are far above what real machines
+// have.
 const (
 	maxNodes     = 1024     // the kernel's MAX_NUMNODES at its largest
 	maxLinks     = 40       // in one path, as the kernel's own limit
@@ -43,18 +44,30 @@ const (
 	maxPathBytes = 4096     // of a path in a file; the kernel's PATH_MAX
 )
 
-// tree reads below one root and collects warnings. It is made for one call of Discover or DiskOf,
-// and used by one goroutine. Paths are absolute, with slashes, as if the root were "/".
+// tree reads files below one root and collects warnings. It is made for one call of Discover or
+// DiskOf, and used by one goroutine. Paths are absolute, with slashes, as if the root were "/".
+//
+// It reads through an os.Root, which refuses links that lead outside of the root. When the root is
+// a recorded machine, its absolute links must be followed inside of the root, and os.Root refuses
+// those too: resolve follows them itself.
+//
+// No method returns an error for a file: need, want and the functions made of them warn, and return
+// false. So callers go on with what they have.
 type tree struct {
-	ctx      context.Context
-	root     *os.Root
-	live     bool // the root is this machine's own
+	ctx  context.Context
+	root *os.Root
+	// live means that the root is this machine's own, so that its environment, its addresses and
+	// its driver may be asked too.
+	live     bool
 	warned   []diag.Warning
 	unlisted int // warnings beyond the limit
 
-	top    *Topology // what was found; DiskOf needs only the numbers of the nodes
+	// top is what was found so far, and what Discover returns. DiskOf sets only Nodes.
+	top    *Topology
 	mounts []mount
 
+	// fromDriver and partial are for visible: whether a UUID that no GPU has can be the UUID of one
+	// that was not listed.
 	fromDriver bool // the driver listed the GPUs: UUIDs and MIG instances are known
 	partial    bool // there are GPUs that it did not list
 }
@@ -66,6 +79,7 @@ var (
 	errLongPath   = fmt.Errorf("a path longer than %d bytes", maxPathBytes)
 )
 
+// openTree opens the tree at root; "" means "/". The caller must close tree.root.
 func openTree(ctx context.Context, root string) (*tree, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -81,7 +95,9 @@ func openTree(ctx context.Context, root string) (*tree, error) {
 	return &tree{ctx: ctx, root: r, live: root == "/", top: &Topology{}}, nil
 }
 
-// warnf adds a warning about the file p, or another subject, with the cause that goes with it.
+// warnf adds a warning about the file p, or another subject. It chooses the cause by the file: what
+// to do about a warning depends on what is hidden, /proc, /sys, or the driver. docs/machine.md
+// explains causes.
 func (t *tree) warnf(p, format string, args ...any) {
 	below := func(dir string) bool { return strings.HasPrefix(p, dir+"/") }
 	cause := causes.UnknownPlace
@@ -101,16 +117,18 @@ func (t *tree) warnf(p, format string, args ...any) {
 	t.warnOf(cause, p, format, args...)
 }
 
-// warnOf adds a warning of a cause about the file p.
+// warnOf adds a warning with a given cause about the file p, unless it is there already.
 func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
+	// When the context ends, every file after that fails. The context is the error of the call.
 	if t.ctx.Err() != nil {
-		return // what follows is the fault of the context, which is the error
+		return
 	}
 	line := printable(p + ": " + fmt.Sprintf(format, args...))
 	if len(line) > maxLineBytes {
 		line = strings.ToValidUTF8(line[:maxLineBytes], "") + "…"
 	}
 	switch w := causes.Warn(c, "%s", line); {
+	// Many devices may lack the same file of a switch above them.
 	case slices.Contains(t.warned, w):
 	case len(t.warned) == maxWarnings:
 		t.unlisted++
@@ -119,7 +137,8 @@ func (t *tree) warnOf(c diag.Cause, p, format string, args ...any) {
 	}
 }
 
-// warn adds a warning for an error about the file p, which the errors of package os repeat.
+// warn adds a warning for an error about the file p. Errors of package os have the path too, but
+// below the root, so only the inner error is printed.
 func (t *tree) warn(p string, err error) {
 	if inner, ok := errors.AsType[*fs.PathError](err); ok {
 		err = inner.Err
@@ -127,6 +146,7 @@ func (t *tree) warn(p string, err error) {
 	t.warnf(p, "%v", err)
 }
 
+// warnings returns the collected warnings, never nil.
 func (t *tree) warnings() []diag.Warning {
 	warned := append([]diag.Warning{}, t.warned...)
 	if t.unlisted > 0 {
@@ -135,7 +155,7 @@ func (t *tree) warnings() []diag.Warning {
 	return warned
 }
 
-// rel makes the name that os.Root wants.
+// rel makes the name that os.Root wants: relative, and "." for the root itself.
 func rel(p string) string {
 	if p = strings.TrimLeft(path.Clean(p), "/"); p == "" {
 		return "."
@@ -143,7 +163,9 @@ func rel(p string) string {
 	return p
 }
 
-// openFile opens p, and does not wait for the other end of a pipe in its place.
+// openFile opens p below the root. With O_NONBLOCK, opening a named pipe for reading returns at
+// once and does not wait for a writer (fifo(7)); read then refuses it, because it is no regular
+// file.
 func (t *tree) openFile(p string, flag int) (*os.File, error) {
 	if err := t.ctx.Err(); err != nil {
 		return nil, err
@@ -151,13 +173,15 @@ func (t *tree) openFile(p string, flag int) (*os.File, error) {
 	return t.root.OpenFile(rel(p), flag|syscall.O_NONBLOCK, 0)
 }
 
-// read returns the text of the file p, without the space around it.
+// read returns the text of the file p, without white space around it. Files in /proc and /sys
+// report a size of 0 or of a page, so read reads up to the end, and at most maxFileBytes.
 func (t *tree) read(p string) (string, error) {
 	f, err := t.openFile(p, os.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
+	// Opening a directory or a device succeeds as well; reading some devices has effects.
 	if info, err := f.Stat(); err != nil {
 		return "", err
 	} else if !info.Mode().IsRegular() {
@@ -170,8 +194,8 @@ func (t *tree) read(p string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// need returns the text of a file; if it cannot be read, that is a warning. The path is in one part or
-// in several, as of all functions below.
+// need returns the text of a file that every machine of this kind has; if it cannot be read, that
+// is a warning. The path is in one part or in several, as of all functions below.
 func (t *tree) need(file ...string) (text string, ok bool) {
 	p := path.Join(file...)
 	text, err := t.read(p)
@@ -181,11 +205,13 @@ func (t *tree) need(file ...string) (text string, ok bool) {
 	return text, err == nil
 }
 
-// want is need, except that the file may be missing without a warning.
+// want returns the text of a file that a machine may lack. It warns like need, except if the file
+// is missing. A link whose target is missing is a warning: something should be there.
 func (t *tree) want(file ...string) (text string, ok bool) {
 	p := path.Join(file...)
 	text, err := t.read(p)
 	if missing(err) {
+		// A link that is there and leads nowhere is a defect of the tree, and not a missing file.
 		if _, absent := t.root.Lstat(rel(p)); absent != nil {
 			return "", false
 		}
@@ -197,7 +223,8 @@ func (t *tree) want(file ...string) (text string, ok bool) {
 	return text, err == nil
 }
 
-// parsed reads p by need or want and parses its text; an error is a warning.
+// parsed reads p by need or want and parses its text. An error of parse is a warning. ok reports
+// whether v is valid.
 func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse func(string) (T, error)) (v T,
 	ok bool) {
 	text, ok := read(p)
@@ -211,7 +238,8 @@ func parsed[T any](t *tree, p string, read func(...string) (string, bool), parse
 	return v, err == nil
 }
 
-// count returns the number from 0 in a file, which may be missing.
+// count returns the number, 0 or above, in a file that may be missing. ok is false if it is
+// missing, which is no warning, or makes no sense.
 func (t *tree) count(file ...string) (int64, bool) {
 	return parsed(t, path.Join(file...), t.want, parseCount)
 }
@@ -221,8 +249,8 @@ func (t *tree) set(file ...string) (Set, bool) {
 	return parsed(t, path.Join(file...), t.want, parseSet)
 }
 
-// list returns the names in a directory, in order. ok reports whether it is there; a directory
-// that cannot be read is a warning.
+// list returns the names in a directory, in alphabetical order. ok reports whether it is there; a
+// directory that cannot be read is there and empty, with a warning.
 func (t *tree) list(dir ...string) (names []string, ok bool) {
 	p := path.Join(dir...)
 	f, err := t.openFile(p, os.O_RDONLY)
@@ -236,17 +264,21 @@ func (t *tree) list(dir ...string) (names []string, ok bool) {
 	if err != nil {
 		t.warn(p, err)
 	}
+	// Directories in /sys come in no order that can be relied on.
 	slices.Sort(names)
 	return names, true
 }
 
-// resolve returns p without links: what realpath prints, had the root been changed to the tree's.
-// From the first component that is missing on, the rest of the path is taken as it is, and the error
-// matches fs.ErrNotExist.
+// resolve returns p without links: what realpath(1) prints, had the root been changed to the
+// tree's. A link's absolute target is below the root; ".." at the root stays there. From the first
+// component that is missing on, the rest of the path is taken as it is, and the error matches
+// fs.ErrNotExist. Other errors return no path.
 func (t *tree) resolve(p string) (string, error) {
 	if len(p) > maxPathBytes {
 		return "", errLongPath // following one of a million names takes as long as all of them together
 	}
+	// done is the resolved part, which has no links. todo is the components after it; the target of
+	// a link is put in front of them.
 	done, todo := "/", strings.Split(path.Clean("/"+p), "/")
 	var absent error
 	for links := 0; len(todo) > 0; {
@@ -255,6 +287,7 @@ func (t *tree) resolve(p string) (string, error) {
 		if done == above || name == ".." || absent != nil {
 			continue
 		}
+		// Each component is a call of the system, which may hang on a network file system.
 		if err := t.ctx.Err(); err != nil {
 			return "", err
 		}
@@ -271,6 +304,7 @@ func (t *tree) resolve(p string) (string, error) {
 		if target == "" {
 			continue
 		}
+		// Links may form a cycle.
 		if links++; links > maxLinks {
 			return "", errLoop
 		}
@@ -282,8 +316,8 @@ func (t *tree) resolve(p string) (string, error) {
 	return done, absent
 }
 
-// follow returns the directory that p leads to, without links. If there is none, the warning names
-// what is missing.
+// follow returns the directory that p leads to, without links. what names it in the warning if
+// there is none.
 func (t *tree) follow(p, what string) (dir string, ok bool) {
 	dir, err := t.resolve(p)
 	if err == nil && t.isDir(dir) {

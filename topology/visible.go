@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// The environment variables of CUDA that limit which GPUs a process sees.
+// The environment variables of CUDA that limit which GPUs a process sees, and number them; see
+// "CUDA Environment Variables" in the CUDA C++ Programming Guide.
 const (
 	visibleDevices = "CUDA_VISIBLE_DEVICES"
 	deviceOrder    = "CUDA_DEVICE_ORDER"
@@ -23,14 +24,23 @@ const noDevices = "NoDevFiles"
 // names the entry that is wrong.
 var ErrVisibleDevices = errors.New("CUDA_VISIBLE_DEVICES makes no sense")
 
-// visible puts those GPUs into top that this process sees, in the order of CUDA_VISIBLE_DEVICES. An
-// empty value hides all, and -1 hides all GPUs behind it: CUDA's own documentation uses it for that.
-// An index counts the GPUs that are not foreign. A MIG instance is MIG-<UUID>, or MIG-<UUID of the
-// GPU>/<GPU instance>/<compute instance> as drivers before 470 have it. The beginning of a UUID is
-// enough.
+// visible reduces top.GPUs to those that this process sees, in the order of CUDA_VISIBLE_DEVICES,
+// and sets their MemoryNode. If the variable is not set, all stay.
+//
+// The rules are CUDA's: an empty value hides all GPUs, and -1 hides all entries behind it, for
+// which CUDA's own documentation uses it. An index counts the GPUs that are not foreign. A UUID may
+// be shortened as long as it is unique. A MIG instance is MIG-<UUID>, or MIG-<UUID of the GPU>/<GPU
+// instance>/<compute instance> as drivers before 470 have it.
+//
+// One rule differs on purpose. At an entry that makes no sense CUDA stops and hides it and all
+// behind it, without a message, so a typing error costs GPUs that nobody misses. visible returns an
+// error that matches ErrVisibleDevices. If an entry may name a GPU that could not be queried, it is
+// a warning instead.
 func (t *tree) visible(lookup func(string) (string, bool)) error {
 	top := t.top
-	countable, named := 0, true // named: all UUIDs are known
+	// First what all entries need: MemoryNode, how many GPUs an index can name, and whether a UUID
+	// that no GPU has is a mistake.
+	countable, named := 0, true
 	for i := range top.GPUs {
 		g := &top.GPUs[i]
 		g.MemoryNode = top.MemoryNode(g.Node)
@@ -53,6 +63,7 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 	if v := strings.TrimSpace(value); v == "" || v == noDevices {
 		entries = nil
 	}
+	// seen are the GPUs of the entries so far; names guards against listing one twice.
 	seen, names := []GPU{}, map[string]bool{}
 	for _, entry := range entries {
 		if entry = strings.TrimSpace(entry); entry == "-1" {
@@ -72,12 +83,14 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 			t.warnf(visibleDevices, "%s names a GPU, and the machine has none that is known", quote(entry))
 			continue
 		}
+		// The PCI bus has no UUIDs. To list too many GPUs is better than none.
 		if !isIndex && !t.fromDriver {
 			t.warnf(visibleDevices,
 				"which GPU %s is only the driver's library knows, and it was not queried: "+
 					"all GPUs are listed", quote(entry))
 			return nil
 		}
+		// Find the GPU, or the MIG instance, that the entry names. Case does not matter.
 		var found []GPU
 		index, err := strconv.Atoi(entry)
 		begins := func(id string) bool {
@@ -88,8 +101,11 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 				found = append(found, g)
 			}
 			for _, m := range g.MIG {
+				// The name of drivers before 470, which CUDA still accepts.
 				old := fmt.Sprintf("MIG-%s/%d/%d", g.UUID, m.GPUInstance, m.ComputeInstance)
 				if begins(m.UUID) || strings.EqualFold(entry, old) {
+					// A MIG instance is listed as a GPU with the instance's memory, because that is
+					// what the process can allocate.
 					part := g
 					part.MIG, part.MemoryBytes, part.FreeBytes = []MIGInstance{m}, m.MemoryBytes, m.FreeBytes
 					found = append(found, part)
@@ -98,6 +114,7 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 		}
 		switch {
 		case len(found) > 1:
+			// An index finds at most one, so it is a UUID that is too short.
 			return refuse("is the beginning of more than one " + kind + "'s UUID")
 		case entry == "GPU-" || entry == "MIG-":
 			return refuse("is no " + kind + "'s UUID")
@@ -114,6 +131,7 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 			continue
 		}
 		g := found[0]
+		// Two instances of one GPU differ. Whether a process may use both is CUDA's concern.
 		name := strconv.Itoa(g.Index)
 		if len(g.MIG) == 1 && !isIndex {
 			name += g.MIG[0].UUID
@@ -123,6 +141,8 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 		}
 		names[name] = true
 		seen = append(seen, g)
+		// By default CUDA numbers GPUs by speed (FASTEST_FIRST), which is not known here. It only
+		// matters if the GPUs are not all of one model.
 		differ := func(o GPU) bool { return foreign(o) == 0 && (o.Name != g.Name || o.DeviceID != g.DeviceID) }
 		if isIndex && order != "PCI_BUS_ID" && slices.ContainsFunc(top.GPUs, differ) {
 			t.warnf(visibleDevices,
@@ -130,6 +150,7 @@ func (t *tree) visible(lookup func(string) (string, bool)) error {
 					"set CUDA_DEVICE_ORDER=PCI_BUS_ID to have it count as is done here")
 		}
 	}
+	// Last count those that no entry names. Two instances of one GPU are one GPU here.
 	for _, g := range top.GPUs {
 		if !slices.ContainsFunc(seen, func(s GPU) bool { return s.Index == g.Index }) {
 			top.Limits.HiddenGPUs++

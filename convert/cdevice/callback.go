@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// callbacks are what C calls to release what was exported. A process has room for some thousand of
-// such functions and never gives one back. So there are two, made at their first use, which find
-// their export by the number in private_data.
+// callbacks are what C calls to release what was exported. purego has room for some thousand of
+// such functions in a process, and never gives one back. So there are two, made at their first use,
+// which find their export by the number in private_data.
 var callbacks = sync.OnceValue(func() *releases {
 	r := new(releases)
 	r.array = purego.NewCallback(func(p uintptr) uintptr { r.release(p, arrayAt); return 0 })
@@ -23,23 +23,32 @@ var callbacks = sync.OnceValue(func() *releases {
 
 // releases lists the exports that are not released, by their numbers. It is safe for concurrent
 // use: C may release structs of one export on several threads.
+//
+// array and schema are the addresses of the callbacks. A number is not used again, so one in a
+// stale struct finds nothing.
 type releases struct {
 	array, schema uintptr
 	last          atomic.Uintptr
 	out           sync.Map // of *exported
 }
 
-// exported is one export: a tree of structs, each of which is released by itself. The last release
-// frees the memory of the structs and calls done.
+// exported is one export: the structs of a schema or of an array, each of which is released by
+// itself, as consumers may move children out of their parent.
 //
-// Export alone uses it until the structs are the caller's. From then on only left changes.
+// Being made: only Export has it. left counts the structs that were written.
+//
+// Out: the outermost struct is the caller's, and the structs' memory is pinned. Callbacks lower
+// left, on any thread; all else is only read.
+//
+// Ended: left is 0. The last callback frees the memory of the structs and calls done, with no lock
+// held.
 type exported struct {
 	memory
 	id   uintptr
 	left atomic.Int64 // structs that are not released
 	done func()       // may be nil
 
-	// Of an array: the memory that stays charged in space until done.
+	// Of an array: the memory that stays charged in space until done; see releases.charged.
 	space  *tier.Space
 	ranges []payload.DeviceRange
 }
@@ -49,14 +58,15 @@ func (r *releases) add(e *exported) {
 	r.out.Store(e.id, e)
 }
 
-// drop forgets an export and frees its structs.
+// drop forgets an export and frees its structs, which C must not use any more.
 func (r *releases) drop(e *exported) {
 	r.out.Delete(e.id)
 	e.free()
 }
 
-// charged returns the memory that stays charged in space until the array is released, if it is an
-// export from there.
+// charged returns the memory that an array's export keeps charged in space until its release, or
+// nil if the array is not ours or comes from another space. A struct that a consumer has moved is
+// still ours, because its callback and its number are.
 func (r *releases) charged(a *Array, space *tier.Space) []payload.DeviceRange {
 	found, _ := r.out.Load(a.PrivateData)
 	if e, ok := found.(*exported); ok && a.Release == r.array && e.space == space {
@@ -65,7 +75,7 @@ func (r *releases) charged(a *Array, space *tier.Space) []payload.DeviceRange {
 	return nil
 }
 
-// tree is what the two structs have in common.
+// tree is what the two structs have in common: what a release has to look at.
 type tree struct {
 	children, dictionary uintptr
 	n                    int64
@@ -73,6 +83,8 @@ type tree struct {
 	release              *uintptr
 }
 
+// arrayAt and schemaAt read the struct at p, which is C's memory or that of an export. The result
+// has a pointer into it.
 func arrayAt(p uintptr) tree {
 	a := at[Array](p)
 	return tree{a.Children, a.Dictionary, a.NChildren, a.PrivateData, &a.Release}
@@ -83,12 +95,16 @@ func schemaAt(p uintptr) tree {
 	return tree{s.Children, s.Dictionary, s.NChildren, s.PrivateData, &s.Release}
 }
 
-// release releases the struct at p, which read reads, unless it is 0 or released. Its children and its
-// dictionary are released first, unless they were moved elsewhere.
+// release is the release callback for the struct at p, which read reads. It does nothing if p is 0
+// or the struct is released. As the interface demands, it releases the children and the dictionary
+// first, unless they were moved out of the struct, and marks the struct as released. The last
+// release of an export frees everything, on this thread.
 func (r *releases) release(p uintptr, read func(p uintptr) tree) {
 	if p == 0 || *read(p).release == 0 {
 		return
 	}
+	// A child that a consumer has moved has a release of 0 here; one that a consumer has put in its
+	// place has the consumer's callback.
 	t := read(p)
 	if t.children != 0 {
 		for _, c := range several[uintptr](t.children, t.n) {
@@ -108,7 +124,8 @@ func (r *releases) release(p uintptr, read func(p uintptr) tree) {
 	}
 }
 
-// call calls a release callback, ours or another library's.
+// call calls a release callback for the struct at p, ours or another library's; 0 means that the
+// struct is released already.
 func (r *releases) call(p, callback uintptr) {
 	switch callback {
 	case 0:
@@ -121,8 +138,8 @@ func (r *releases) call(p, callback uintptr) {
 	}
 }
 
-// Release calls the array's release callback, if it is not released. The memory that the
-// callback frees must not be used any more.
+// Release calls the array's release callback, if it is not released. For an export that closes the
+// batch's handle, if all children are released too. The memory must not be used any more.
 func (a *DeviceArray) Release() {
 	callbacks().call(addressOf(&a.Array), a.Array.Release)
 	runtime.KeepAlive(a)

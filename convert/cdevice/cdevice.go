@@ -1,6 +1,8 @@
-// Package cdevice shares batches in a GPU's memory with other programs in the process, such
-// as libcudf, without copying them: it exports and imports the structs of the Arrow C device
-// data interface (https://arrow.apache.org/docs/format/CDeviceDataInterface.html).
+// Package cdevice shares batches in a GPU's memory with other programs in the process, such as
+// libcudf, without copying them: it exports and imports the structs of the Arrow C device data
+// interface (https://arrow.apache.org/docs/format/CDeviceDataInterface.html). A consumer of a batch
+// gets the addresses of its buffers; a table that a library has made becomes a batch that the
+// engine can evict.
 //
 //	batch.Handle ──Export──▶ DeviceArray, Schema ──▶ C
 //	batch.Payload ◀──Import── DeviceArray, Schema ◀── C
@@ -8,6 +10,11 @@
 // The caller provides the memory of the outermost structs. Those of an export point to Go memory,
 // which is pinned until the release, or to device memory. Go code treats the pointers in structs as
 // numbers. The package needs no C compiler, neither to build nor to run.
+//
+// An export walks the batch's descriptor along its schema and writes one struct for each array; an
+// import walks the structs along the types that the schema names, and makes a convert.DeviceTable
+// of them. Neither copies Arrow buffers, except for what C must find and the batch does not have in
+// one piece; see Export. Package image decides later what of an imported table goes where.
 //
 // # Ownership
 //
@@ -38,34 +45,40 @@
 // its array, because the shape of arrays is read from the device. The memory of the simulated
 // device is host memory, and exported as such (CPU).
 //
-// What a struct says is checked as far as that can be done: pointers that point nowhere cannot
-// be found out.
+// Each number in a struct is checked before it is used. A pointer that points nowhere cannot be
+// found out, and ends the process.
 //
 // # Files
 //
 // types.go has the table of types and their formats, schema.go the structs of schemas, both ways.
 // export.go and export_arrays.go write arrays, import.go reads them, and callback.go releases them.
-// C calls back with a number, not with an object of Go's, so there is one table of exports for the
-// process.
+// device.go finds out what a space's device is to C, and memory_unsafe.go has all uses of package
+// unsafe. C calls back with a number, not with an object of Go's, so there is one table of exports
+// for the process. It is the only state that calls share, and is safe for concurrent use; the
+// package takes no locks.
 package cdevice
 
-// DeviceType says what kind of memory an array is in, as ArrowDeviceType does.
+// DeviceType is the kind of memory that an array is in. The values are those of ArrowDeviceType in
+// the specification, which has more of them.
 type DeviceType int32
 
-// The types that Spillway knows.
+// The types that Spillway's own backends have. A program's backend may have another one; see
+// Config.Type.
 const (
 	CPU  DeviceType = 1
 	CUDA DeviceType = 2
 )
 
-// Flags of a Schema.
+// Flags of a Schema, ARROW_FLAG_… in the specification.
 const (
 	flagOrdered    = 1
 	flagNullable   = 2
 	flagKeysSorted = 4
 )
 
-// Schema is struct ArrowSchema. Pointers are numbers, because they are C's.
+// Schema is struct ArrowSchema of the C data interface, field by field. It describes one field, and
+// its children the fields below. Pointers are numbers, because they are C's: the garbage collector
+// must not follow them. A struct whose Release is 0 is released: its other fields mean nothing.
 type Schema struct {
 	Format      uintptr // char *
 	Name        uintptr // char *
@@ -78,7 +91,9 @@ type Schema struct {
 	PrivateData uintptr
 }
 
-// Array is struct ArrowArray.
+// Array is struct ArrowArray of the C data interface, field by field. The pointers in Buffers are
+// addresses of the array's device, except for the lengths of a view's data buffers; all others are
+// of host memory. Length, NullCount and Offset are in rows.
 type Array struct {
 	Length      int64
 	NullCount   int64
@@ -102,7 +117,8 @@ func (a *Array) Child(i int) *Array { return at[Array](several[uintptr](a.Childr
 // range. The memory is valid until a is released.
 func (a *Array) Buffer(i int) uintptr { return several[uintptr](a.Buffers, a.NBuffers)[i] }
 
-// DeviceArray is struct ArrowDeviceArray.
+// DeviceArray is struct ArrowDeviceArray: an array, and the device on which its buffers are. The
+// last field is reserved, and must be zero.
 type DeviceArray struct {
 	Array      Array
 	DeviceID   int64

@@ -12,9 +12,9 @@ import (
 // Config describes a device to other programs. The zero value is right for the
 // simulated device and the first CUDA device.
 type Config struct {
-	// Type and ID name the device of the space. A Type of 0 is that of the space's backend: for one
-	// of package tier/cuda, and for the simulated device, ID is not used then, because they know
-	// theirs.
+	// Type and ID name the device of the space, as consumers know it. A Type of 0 is that of the
+	// space's backend: for one of package tier/cuda, and for the simulated device, ID is not used
+	// then, because they have their own numbers.
 	Type DeviceType
 	ID   int64
 	// Event is an event for consumers of an exported array to wait for, for CUDA a
@@ -29,28 +29,34 @@ type Config struct {
 	// that, and for others an array that has one is refused. A panic of it is an error of Import.
 	Wait func(ctx context.Context, event uintptr) error
 	// Failed, if set, is called if the handle, the event or the memory of an exported batch could
-	// not be given up. The calling thread is the one that releases the array, which may be C's. A
-	// panic of it is logged, and ends there.
+	// not be given up. There is no other way to learn of it: the release callback returns nothing.
+	// The calling thread is the one that releases the array, which may be C's. A panic of it is
+	// logged, and ends there.
 	Failed func(error)
 }
 
-// panics of the program's functions are logged where there is no caller to return them to.
+// panics logs the panics of the program's functions that run in a release callback, where there is
+// no Go caller to return them to: a panic must not pass through C.
 var panics = new(guard.Log)
 
-// mapped is what a device has whose memory is the process's, at other addresses.
+// mapped is implemented by a device whose memory is the process's, at other addresses than the
+// device's own, as the simulated one's. Pointer fails if the n bytes at a are no memory of the
+// device.
 type mapped interface {
 	Pointer(a tier.Addr, n int64) (uintptr, error)
 	AddrOf(p uintptr) (tier.Addr, error)
 }
 
-// sharer is a CUDA device, which has events that others can wait for, and waits for theirs.
+// sharer is implemented by a CUDA device. ShareEvent returns an event behind the work on s so far,
+// which the caller must end; AwaitShared waits until an event has happened.
 type sharer interface {
 	Ordinal() int
 	ShareEvent(s tier.Stream) (event uintptr, end func() error, err error)
 	AwaitShared(ctx context.Context, event uintptr) error
 }
 
-// device is a space's device in C's terms.
+// device is a space's device in C's terms: the type and number that arrays have, and how addresses
+// become pointers.
 type device struct {
 	tier.Device
 	kind   DeviceType
@@ -59,14 +65,17 @@ type device struct {
 	sharer sharer // nil where there are no events
 }
 
-// direct is a device whose addresses are pointers.
+// direct is the mapping of a device whose addresses are pointers, as CUDA's are.
 type direct struct{}
 
 func (direct) Pointer(a tier.Addr, _ int64) (uintptr, error) { return uintptr(a), nil }
 func (direct) AddrOf(p uintptr) (tier.Addr, error)           { return tier.Addr(p), nil }
 
-// deviceOf finds out what the device of a space is.
+// deviceOf returns the device of a space. A Config.Type that is neither 0 nor CPU is taken as it
+// is. Otherwise the device must be one whose type is known, the simulated one or a CUDA device; if
+// it is not, the error matches tier.ErrNotSupported.
 func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
+	// Host spaces and disks have no device, so their batches cannot be shared here.
 	pool, ok := space.Pool.(interface{ Device() tier.Device })
 	if !ok {
 		return d, unsupported(nil, "the memory of %s has no device", space.ID())
@@ -77,6 +86,7 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	switch info := d.Info(); {
 	case d.kind != 0 && d.kind != CPU:
 	case isMapped:
+		// The specification recommends -1 for devices that have no numbers.
 		d.kind, d.id, d.mapped = CPU, -1, m
 	case d.kind == 0 && d.sharer != nil:
 		d.kind, d.id = CUDA, int64(d.sharer.Ordinal())
@@ -89,8 +99,8 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	return d, nil
 }
 
-// DeviceError reports that an array is in the memory of another device than the space's. It
-// matches convert.ErrInvalid.
+// DeviceError reports that an array is in the memory of another device than the space's. Importing
+// it would need a copy, which the program can make. It matches convert.ErrInvalid.
 type DeviceError struct {
 	Space    tier.ID
 	Type     DeviceType // the array's

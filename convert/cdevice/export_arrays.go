@@ -13,19 +13,22 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// body is a descriptor, and where its buffers are on the device.
+// body is what arrayWriter walks: a descriptor with a Cursor, and where its buffers are on the
+// device. An image is in one piece from begin on; a table's buffers are at ranges. A dictionary
+// outside is a body of its own, which replaces the outer one while it is walked.
 type body struct {
 	image.Cursor
 	desc   *batch.Descriptor
 	begin  tier.Addr                  // of the buffers, unless they have ranges
 	ranges []payload.DeviceRange      // of a table
 	adjust map[int]payload.Adjustment // of a table, by its buffers
-	// whole reports that the arrays are where they were made, so that the rows before the first row
-	// of a slice are there, too.
+	// whole reports that a table's buffers are its creator's arrays, so that the rows before the
+	// first row of a slice are there, too, and can be shown with an offset.
 	whole bool
 }
 
-// base returns the Base of a buffer's adjustment, if it is one of that kind, else 0.
+// base returns the Base of buffer i's adjustment if it is of kind how, else 0: how far the buffer
+// is from one that begins with the batch's first row.
 func (b *body) base(i int, how payload.Adjust) int64 {
 	if a := b.adjust[i]; a.How == how {
 		return a.Base
@@ -33,25 +36,30 @@ func (b *body) base(i int, how payload.Adjust) int64 {
 	return 0
 }
 
-// arrayWriter lays out the structs of an array, along the descriptor of an image.
+// arrayWriter writes the structs of an array into the memory of an export, along the descriptor of
+// an image.
 type arrayWriter struct {
 	*exported
 	dev  device
 	body body
-	// The memory of the image, of the dictionaries that the batch shares, and what was taken for
-	// the time of the export; nil for a body without bytes.
+	// buffers are the memory of the image, of the dictionaries that the batch shares, and what was
+	// taken for the time of the export, by the descriptor of the bytes; nil for a body without
+	// bytes. taken are those that the release must give back.
 	buffers map[*batch.Descriptor]*tier.Buffer
 	taken   []*tier.Buffer
 
-	// Buffers that the batch does without and C has to have. They are only read, so one piece of
-	// memory will do.
+	// absent are buffers that the batch does without and C has to have: where their addresses go.
+	// They are only read, so one piece of memory will do for all.
 	absent []*uintptr
 	zeros  int64 // bytes that the longest of them needs
 }
 
-// image fills out with a struct of an image's columns, and sets ranges.
+// image fills out with the struct of an image's columns. It sets w.ranges to the memory that stays
+// charged during the export.
 func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	d := img.Descriptor()
+	// The keys are all descriptors that the walk can meet: the image's own and those of its
+	// dictionaries.
 	w.buffers = map[*batch.Descriptor]*tier.Buffer{d: img.Buffer()}
 	for _, s := range img.Parts.Shared {
 		w.buffers[s.Descriptor()] = s.Buffer()
@@ -68,6 +76,7 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	if err != nil {
 		return err
 	}
+	// A record is a struct without nulls: one buffer, a validity that is absent.
 	w.header(out, d.Rows, 0)
 	out.Buffers, _ = place[uintptr](&w.memory, 1)
 	out.NBuffers = 1
@@ -75,6 +84,7 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	if err := w.children(out, nil, &sh, 0); err != nil {
 		return err
 	}
+	// The walk has found how many zeros are needed. One piece of memory serves all absent buffers.
 	if w.zeros > 0 {
 		err := w.draw(&batch.Descriptor{Body: w.zeros}, func(dev tier.Device, s tier.Stream, begin tier.Addr) error {
 			at, err := w.dev.Pointer(begin, w.zeros)
@@ -87,6 +97,7 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 			return err
 		}
 	}
+	// An import of the same memory finds it here, and is not charged twice.
 	w.ranges = slices.Clone(img.Parts.Ranges)
 	for _, b := range w.buffers {
 		if b == nil {
@@ -99,8 +110,8 @@ func (w *arrayWriter) image(out *Array, img *batch.Image) (err error) {
 	return nil
 }
 
-// isLent reports whether the buffers of a table are in their creator's arrays, and not in copies of
-// what the rows show. Then what those arrays have before the first row is there as well.
+// isLent reports whether the buffers of a table are in their creator's arrays. Otherwise they are
+// in copies of what the rows show, in the engine's memory.
 func isLent(p *payload.Image) bool {
 	if p.Buffer() == nil {
 		return false
@@ -132,8 +143,8 @@ func (w *arrayWriter) addrOf(d *batch.Descriptor) (tier.Addr, error) {
 	return m.Addr(), nil
 }
 
-// draw takes memory of the device for a body for the time of the export, and has it written by a
-// function on a stream.
+// draw takes memory of the device for the body of d until the release, and has write fill it, by
+// work on a stream that draw waits for. The memory is in w.taken also after an error.
 func (w *arrayWriter) draw(
 	d *batch.Descriptor, write func(dev tier.Device, s tier.Stream, at tier.Addr) error,
 ) error {
@@ -153,14 +164,15 @@ func (w *arrayWriter) draw(
 	return errors.Join(write(w.dev.Device, s, at), s.Sync(), s.Close())
 }
 
-// header fills in what is the same in all structs.
+// header fills in what is the same in all structs, and counts the struct.
 func (w *arrayWriter) header(out *Array, length, nulls int64) {
 	w.left.Add(1)
 	out.Length, out.NullCount = length, nulls
 	out.Release, out.PrivateData = callbacks().array, w.id
 }
 
-// children fills in the arrays of the children, each with front rows before the batch's.
+// children fills in the structs of the children of sh, each with front rows before those that the
+// batch has.
 func (w *arrayWriter) children(out *Array, p image.Path, sh *shape.Shape, front int64) error {
 	at, structs := placeAll[Array](&w.memory, sh.NumChildren)
 	out.Children, out.NChildren = at, int64(len(structs))
@@ -173,14 +185,18 @@ func (w *arrayWriter) children(out *Array, p image.Path, sh *shape.Shape, front 
 	return nil
 }
 
-// array fills out with the next array, of type dt. Of the array that it is a slice of, if it is
-// one, front rows before its first are shown, too: its parent's offsets count them.
+// array fills out with the next array, of type dt, and all below it.
+//
+// The array may be a slice of one that its creator has made, of which the batch shows n rows. C's
+// array must then begin earlier, for two reasons. Its parent's offsets count from the beginning of
+// the whole array, so the front rows before the batch's are shown too. And bitmaps must begin with
+// a byte, so up to 7 rows more are passed over by Offset.
 //
 //	row of the whole array   0 … │ back … front … │ the batch's n rows │ …
 //	C's array                    │ Offset │       Length               │
 //
 // Buffers begin back rows before the batch's first: front, and what makes bitmaps begin with a
-// byte.
+// byte. For an array that is no slice, and everything in an image, both are 0.
 func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front int64) error {
 	b := &w.body
 	b.Path = p
@@ -189,10 +205,11 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 		return err
 	}
 	w.header(out, a.Length+front, a.Nulls)
-	back, first := front, int64(0) // first is what offsets begin with
+	// First find back.
+	back, first := front, int64(0)
 	for i, k := range a.Buffers {
 		if (k.Role == shape.Validity || k.Role == shape.Bits) && a.Spans[i].Length > 0 {
-			// All bitmaps of the array begin at the same bit.
+			// All bitmaps of the array begin at the same bit, so the first one decides.
 			back += (b.base(a.First+i, payload.Bits) - front) & 7
 			break
 		}
@@ -200,6 +217,8 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 	if a.Rows == shape.Runs { // the second buffer of the run ends, which come first
 		back = b.base(a.First+1, payload.Ends)
 	}
+	// The runs of a slice may begin fewer rows before it than the parent needs; C's array cannot
+	// show those.
 	if out.Offset = back - front; out.Offset < 0 {
 		return p.Invalid("%d rows before the first", front)
 	}
@@ -213,6 +232,8 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 	if a.Views {
 		out.NBuffers++
 	}
+	// Then the buffers: each begins before bytes earlier than the batch's has it. first is what its
+	// offsets begin with, which the children, or the data, are counted from.
 	var to []uintptr
 	out.Buffers, to = place[uintptr](&w.memory, int(out.NBuffers))
 	for i, s := range a.Spans {
@@ -245,6 +266,7 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 		}
 		switch {
 		case s.Length > 0 && before > 0 && !b.whole:
+			// An engine's copy of a slice has no bytes before its first row to point to.
 			return unsupported(p, "the copy of a slice, which lacks what is before its first row"+
 				" (buffer %d of %d; batch.PlainImage, which Mover.MoveAs makes of it, can be exported)",
 				a.First+i, len(b.desc.Buffers))
@@ -282,8 +304,9 @@ func (w *arrayWriter) array(out *Array, p image.Path, dt arrow.DataType, front i
 	return w.dictionary(out, append(p, "dictionary"), a.Values)
 }
 
-// dictionary fills in the dictionary of an array, which may be an image of its own. One that extends
-// others is copied to one piece of memory.
+// dictionary fills in the dictionary of an array: in the body, or an image of its own. C needs each
+// array in one piece, so a dictionary that extends others is copied to memory that is taken for the
+// export.
 func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) error {
 	at, dict := place[Array](&w.memory, 1)
 	out.Dictionary = at
@@ -294,6 +317,7 @@ func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) er
 	case !outside:
 		return w.array(&dict[0], p, dt, 0)
 	}
+	// The outer walk goes on where it was afterwards.
 	outer := w.body
 	defer func() { w.body = outer }()
 	desc := outer.desc.Dictionaries[n]
@@ -303,6 +327,7 @@ func (w *arrayWriter) dictionary(out *Array, p image.Path, dt arrow.DataType) er
 		if err != nil {
 			return err
 		}
+		// One copy on the device for each image of the chain.
 		regions := make([]tier.Region, len(parts))
 		for i, p := range parts {
 			from, err := w.addrOf(p.Of)

@@ -17,14 +17,18 @@ import (
 )
 
 // Import makes a table of a record in the memory of a space's device that code outside the engine
-// has made. Its bytes are not copied, and are charged in the space, as convert.Mover.AdoptTable
-// describes; the caller makes a batch of it. An array that Export has made in the same space, or a
-// slice of one, is recognized, and is not charged again. The exception is an array with
-// another release callback. If Import succeeds, array and schema are taken over.
+// has made. Its bytes are not copied. They are charged in the space, as convert.Mover.AdoptTable
+// describes; the caller makes a batch of the table, or releases it. If Import succeeds, array and
+// schema are taken over. It waits for the array's event and for reads of the device, until ctx
+// ends.
+//
+// An array that Export has made in the same space, or a slice of one, is recognized by its release
+// callback and is not charged again, because the batch that it came from still is. If a library has
+// wrapped it in structs of its own, it is charged twice.
 //
 // The error of a released struct is tier.ErrReleased, that of an inconsistent one a
 // *convert.InvalidError. A type that Spillway does not have is tier.ErrNotSupported, and the memory
-// of another device a *DeviceError.
+// of another device a *DeviceError. On an error both structs stay the caller's.
 func Import(
 	ctx context.Context, m *convert.Mover, space *tier.Space, array *DeviceArray, schema *Schema, cfg Config,
 ) (batch.Payload, error) {
@@ -38,11 +42,14 @@ func Import(
 	if err != nil {
 		return nil, err
 	}
+	// The memory of one process is one device for CPU, whatever the number.
 	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
 		return nil, &DeviceError{
 			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
 		}
 	}
+	// First the types, then the structs along them, and then the event: what is refused does not
+	// wait.
 	s, err := new(schemaReader).record(schema)
 	if err != nil {
 		return nil, err
@@ -54,6 +61,8 @@ func Import(
 	if err := dev.wait(ctx, array.SyncEvent, cfg.Wait); err != nil {
 		return nil, fmt.Errorf("cdevice: waiting for the array's event: %w", err)
 	}
+	// The interface allows a struct to be moved by copying it and marking the source as released.
+	// The copy is Go's, and released with the table.
 	moved := &DeviceArray{Array: array.Array}
 	t, err := m.AdoptTable(ctx, convert.DeviceTable{
 		Space: space, Schema: s, Rows: array.Array.Length, Columns: columns,
@@ -62,14 +71,15 @@ func Import(
 	if err != nil {
 		return nil, err
 	}
+	// The schema was copied into Go types, and is not needed any more.
 	array.Array.Release = 0
 	schema.Close()
 	schema.Release = 0
 	return t, nil
 }
 
-// wait waits for the event of an array, if it has one. A panic of the program's function is an
-// error.
+// wait waits for the event of an array, if it has one. A program's function, from Config.Wait,
+// comes before the device's own. A panic of it is an error.
 func (d device) wait(
 	ctx context.Context, event uintptr, program func(context.Context, uintptr) error,
 ) (err error) {
@@ -85,15 +95,17 @@ func (d device) wait(
 	return d.sharer.AwaitShared(ctx, *at[uintptr](event))
 }
 
-// arrayReader reads structs from outside the engine.
+// arrayReader reads the structs of an array from outside the engine, with limits on how many there
+// may be. It reads host memory only; what the buffers contain is not looked at.
 type arrayReader struct {
 	dev     device
 	structs int
 	count   int64 // of buffers, in all structs
 }
 
-// record reads the columns of a record: the children of a struct. Rows that it leaves out at its
-// beginning are left out in each.
+// record reads the columns of a record, which is a struct array of schema s. The struct may have an
+// offset, which then applies to each child, as the columnar format has it. A struct with nulls is
+// refused: a record has no place for them.
 func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray, error) {
 	whole, err := r.array(nil, a, arrow.StructOf(s.Fields()...))
 	switch {
@@ -102,6 +114,7 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	case len(whole.Buffers) > 1:
 		return nil, image.Path(nil).Invalid("%d buffers of a struct", a.NBuffers)
 	case a.NullCount > 0 || whole.Nulls != 0 && a.NBuffers == 1:
+		// A validity with an unknown number of nulls may have some, so it is refused too.
 		return nil, unsupported(nil, "a record of which rows are null")
 	}
 	for i, c := range whole.Children {
@@ -109,6 +122,7 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 			return nil, image.Path{s.Field(i).Name}.Invalid(
 				"a column of %d rows in a record of %d from %d on", c.Length, a.Length, a.Offset)
 		}
+		// A column may be longer than the record. Its number of nulls was that of all its rows.
 		c.Offset += a.Offset
 		c.Length -= a.Offset
 		if a.Offset > 0 && c.Nulls > 0 {
@@ -118,7 +132,9 @@ func (r *arrayReader) record(a *Array, s *arrow.Schema) ([]*convert.DeviceArray,
 	return whole.Children, nil
 }
 
-// array reads an array of type dt, which may be nil.
+// array reads an array of type dt, and all below it. a may be nil, which is an error. The number
+// and lengths of structs are checked before their pointers are followed; lengths of buffers are not
+// in the interface, and become convert.Unknown.
 func (r *arrayReader) array(p image.Path, a *Array, dt arrow.DataType) (out *convert.DeviceArray, err error) {
 	if a == nil {
 		return nil, p.Invalid("the array is missing")
@@ -141,11 +157,14 @@ func (r *arrayReader) array(p image.Path, a *Array, dt arrow.DataType) (out *con
 	case a.NChildren != int64(sh.NumChildren) || a.NChildren > 0 && a.Children == 0:
 		return nil, p.Invalid("%d children at %#x, want %d", a.NChildren, a.Children, sh.NumChildren)
 	case (sh.Values != nil) != (a.Dictionary != 0):
+		// The schema and the array must agree on everything that decides which pointers are followed.
 		return nil, p.Invalid("a dictionary is there: %v", a.Dictionary != 0)
 	}
 	out = &convert.DeviceArray{Length: a.Length, Offset: a.Offset, Nulls: a.NullCount}
 	all := several[uintptr](a.Buffers, a.NBuffers)
-	var sizes []int64 // of the data buffers of views; the last buffer has them
+	// Binary and string views have two buffers, then any number of data buffers, and last the
+	// lengths of those, as int64 in host memory. These are the only lengths that the interface has.
+	var sizes []int64
 	if sh.Views && len(all) > 0 {
 		last, n := all[len(all)-1], len(all)-3
 		if n < 0 || n > 0 && last == 0 {
@@ -166,6 +185,7 @@ func (r *arrayReader) array(p image.Path, a *Array, dt arrow.DataType) (out *con
 			b.Length = sizes[i-2]
 		}
 	}
+	// Without a validity there are no nulls, so they need not be counted on the device.
 	if len(all) > 0 && all[0] == 0 && out.Nulls == convert.Unknown {
 		out.Nulls = 0
 	}

@@ -12,13 +12,14 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// The keys under which fields keep their extension.
+// The keys of the metadata in which fields keep their extension type, as in the columnar format.
 const (
 	extensionName = "ARROW:extension:name"
 	extensionData = "ARROW:extension:metadata"
 )
 
-// The largest trees that are read: more is a mistake, or an attack.
+// The largest trees that are read: more is a mistake, or an attack. Without limits a struct could
+// point to itself, and the walk would not end.
 const (
 	maxDepth    = 64
 	maxStructs  = 1 << 20
@@ -26,18 +27,21 @@ const (
 	maxMetadata = 64 << 20       // bytes of a field
 )
 
-// schemaWriter lays out the structs of a schema.
+// schemaWriter writes the structs of a schema into the memory of an export.
 type schemaWriter struct {
 	*exported
 	path image.Path
 }
 
-// field fills out, which may be anywhere.
+// field fills out with the struct of f and all below it. out is in the export's memory, or is the
+// outermost struct, which the caller copies. An extension is written as its storage, with its name
+// and parameters as metadata. A type without a format is tier.ErrNotSupported.
 func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	w.path = append(w.path, f.Name)
 	defer func() { w.path = w.path[:len(w.path)-1] }()
 	dt, keys, values := f.Type, f.Metadata.Keys(), f.Metadata.Values()
 	if e, ok := dt.(arrow.ExtensionType); ok {
+		// A program may have left these keys in the metadata of a field with the extension's type.
 		if f.Metadata.FindKey(extensionName) < 0 {
 			keys = append(slices.Clone(keys), extensionName, extensionData)
 			values = append(slices.Clone(values), e.ExtensionName(), e.Serialize())
@@ -48,6 +52,7 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	if !ok { // of an extension of an extension, too
 		return unsupported(w.path, "the type %s", dt)
 	}
+	// Each struct that is filled in is released by itself.
 	w.left.Add(1)
 	out.Format, out.Name, out.Metadata = w.text(text), w.text(f.Name), w.put(encoded(keys, values))
 	out.Release, out.PrivateData = callbacks().schema, w.id
@@ -81,8 +86,9 @@ func (w *schemaWriter) field(out *Schema, f arrow.Field) error {
 	return nil
 }
 
-// encoded returns metadata as the C data interface has it: the number of pairs, and each key
-// and value behind its length, in 32 bits.
+// encoded returns metadata as the C data interface has it: the number of pairs, and then each key
+// and value behind its length. All numbers are 32 bits in the machine's byte order. It returns nil
+// for no pairs.
 func encoded(keys, values []string) []byte {
 	if len(keys) == 0 {
 		return nil
@@ -96,13 +102,14 @@ func encoded(keys, values []string) []byte {
 	return b
 }
 
-// schemaReader reads structs from outside the engine.
+// schemaReader reads the structs of a schema from outside the engine, with limits on how many there
+// may be. It copies all text.
 type schemaReader struct {
 	path    image.Path
 	structs int64 // with those that are only announced, because room is made for all children at once
 }
 
-// record reads the schema of a record: a struct.
+// record reads the schema of a record, which is a struct. The struct's metadata is the schema's.
 func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	defer func() { // arrow-go panics on some types, and extensions are foreign code
 		if p := recover(); p != nil {
@@ -120,8 +127,9 @@ func (r *schemaReader) record(s *Schema) (_ *arrow.Schema, err error) {
 	return arrow.NewSchema(t.Fields(), &f.Metadata), nil
 }
 
-// field reads a struct, which may be nil, and what it points to. A field of a registered extension
-// has its type. One that is not registered has the type that it is stored as, and its metadata.
+// field reads the struct of a field, which may be nil, and what it points to. A field of a
+// registered extension has the extension's type, and its metadata lacks the keys for it. One that
+// is not registered has its storage type and all its metadata.
 func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	switch {
 	case r.structs > maxStructs || len(r.path) > maxDepth:
@@ -137,6 +145,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	if s.Name != 0 {
 		f.Name = textAt(s.Name)
 	}
+	// Names come from outside, so a long one is cut and control characters are quoted.
 	r.path = append(r.path, fmt.Sprintf("%.100q", f.Name))
 	if s.Format == 0 {
 		return f, r.path.Invalid("a schema without a format")
@@ -144,6 +153,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	if f.Metadata, err = r.metadata(s.Metadata); err != nil {
 		return f, err
 	}
+	// All children count before they are read, because room is made for all at once.
 	r.structs += s.NChildren
 	children := make([]arrow.Field, s.NChildren)
 	for i, c := range several[uintptr](s.Children, s.NChildren) {
@@ -155,6 +165,7 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 		return f, err
 	}
 	if s.Dictionary != 0 {
+		// The format of the struct is that of the indices.
 		if !arrow.IsInteger(f.Type.ID()) {
 			return f, r.path.Invalid("a dictionary under %s", f.Type)
 		}
@@ -183,7 +194,8 @@ func (r *schemaReader) field(s *Schema) (f arrow.Field, err error) {
 	return f, nil
 }
 
-// metadata reads what encoded writes.
+// metadata reads what encoded writes, at p; no metadata if p is 0. Lengths are checked one by one,
+// because the total is nowhere.
 func (r *schemaReader) metadata(p uintptr) (m arrow.Metadata, err error) {
 	if p == 0 {
 		return m, nil
@@ -194,6 +206,8 @@ func (r *schemaReader) metadata(p uintptr) (m arrow.Metadata, err error) {
 		return m, r.path.Invalid("metadata of %d pairs", pairs)
 	}
 	texts := [2][]string{} // keys and values
+	// Each text takes at least 4 bytes for its length, so the limit of bytes also ends a wrong
+	// number of pairs.
 	for i := range 2 * pairs {
 		n := number(end)
 		if end += 4; n < 0 || end+n > maxMetadata {

@@ -10,8 +10,9 @@ import (
 	"github.com/spillway-db/spillway/internal/image"
 )
 
-// plainTypes are the types whose format has no parameters, and that are over no others. The buffers
-// of all types are in package shape.
+// plainTypes are the types whose format has no parameters and no children, by their format. The
+// letters are the specification's (https://arrow.apache.org/docs/format/CDataInterface.html, "Data
+// type description"). The buffers of all types are in package shape.
 var plainTypes = map[string]arrow.DataType{
 	"n": arrow.Null, "b": arrow.FixedWidthTypes.Boolean,
 	"c": arrow.PrimitiveTypes.Int8, "C": arrow.PrimitiveTypes.Uint8,
@@ -30,7 +31,8 @@ var plainTypes = map[string]arrow.DataType{
 	"tin": arrow.FixedWidthTypes.MonthDayNanoInterval,
 }
 
-// otherTypes are the other types, by what their format begins with.
+// otherTypes are the other types, by their format up to the colon, with the number of their
+// children.
 var otherTypes = map[string]struct {
 	id       arrow.Type
 	children int
@@ -52,13 +54,16 @@ var decimals = map[int]arrow.Type{
 	32: arrow.DECIMAL32, 64: arrow.DECIMAL64, 128: arrow.DECIMAL128, 256: arrow.DECIMAL256,
 }
 
-// format returns the string of a type that is no extension, and false if there is none.
+// format returns the format string of a type that is no extension, and false if there is none. A
+// dictionary's is that of its indices: the values are in a struct of their own.
 func format(dt arrow.DataType) (text string, ok bool) {
 	params := ""
 	switch t := dt.(type) {
 	case *arrow.DictionaryType:
+		// The struct of a dictionary array describes the indices, and its dictionary member the values.
 		return format(t.IndexType)
 	case arrow.DecimalType:
+		// 128 bits are the default, which other libraries leave out too.
 		return strings.TrimSuffix(fmt.Sprintf("d:%d,%d,%d", t.GetPrecision(), t.GetScale(), t.BitWidth()), ",128"), true
 	case *arrow.TimestampType:
 		return fmt.Sprintf("ts%c:%s", units[t.Unit], t.TimeZone), true
@@ -86,12 +91,13 @@ func format(dt arrow.DataType) (text string, ok bool) {
 	return "", false
 }
 
-// typeOf makes the type of a format over its children's fields. Parameters that make no type are a
-// convert.InvalidError or a panic of arrow-go's, and a format that is not known is
-// tier.ErrNotSupported.
+// typeOf returns the type of the format f over its children's fields. Parameters that make no type
+// are a *convert.InvalidError or a panic of arrow-go's, which schemaReader.record recovers. A
+// format that is not known is tier.ErrNotSupported.
 func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arrow.DataType, err error) {
 	key, param, _ := strings.Cut(f, ":")
 	plain := plainTypes[f]
+	// Types without parameters are found by the whole text, others by what is before the colon.
 	row, known := otherTypes[key]
 	switch {
 	case plain == nil && !known:
@@ -104,6 +110,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 	number, _ := strconv.ParseInt(param, 10, 32)
 	switch row.id {
 	case arrow.TIMESTAMP:
+		// The time zone is taken as it is, and may contain colons: Cut has split at the first one.
 		return &arrow.TimestampType{Unit: arrow.TimeUnit(strings.IndexByte(units, key[2])), TimeZone: param}, nil
 	case arrow.FIXED_SIZE_BINARY:
 		t = &arrow.FixedSizeBinaryType{ByteWidth: int(max(0, number))}
@@ -131,6 +138,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 	case arrow.STRUCT:
 		t = arrow.StructOf(children...)
 	case arrow.MAP:
+		// A map has one child, a struct of key and value, whose own names do not matter.
 		entries, ok := children[0].Type.(*arrow.StructType)
 		if !ok || entries.NumFields() != 2 {
 			return nil, p.Invalid("a map of %s", children[0].Type)
@@ -139,6 +147,7 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 		m.KeysSorted = flags&flagKeysSorted != 0
 		t = m
 	case arrow.RUN_END_ENCODED:
+		// arrow-go's constructor makes the values nullable.
 		r := arrow.RunEndEncodedOf(children[0].Type, children[1].Type)
 		if !r.ValidRunEndsType(children[0].Type) {
 			return nil, p.Invalid("run ends of type %s", children[0].Type)
@@ -157,7 +166,8 @@ func typeOf(p image.Path, f string, flags int64, children []arrow.Field) (t arro
 		}
 		t = arrow.UnionOf(mode, children, codes)
 	}
-	// A parameter that is no number, or out of its range, was read as another one.
+	// Numbers were parsed leniently above. Formatting the type again shows whether the text meant
+	// just that: a parameter that is no number, or out of its range, was read as another one.
 	if back, _ := format(t); back != f && (row.id != arrow.DECIMAL128 || back+",128" != f) {
 		return nil, p.Invalid("the format %q", f)
 	}

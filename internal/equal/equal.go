@@ -1,8 +1,20 @@
-// Package equal compares records, schemas and types by value. It reads values only through
-// arrow-go's arrays, so it finds mistakes in the code that lays out and opens records.
+// Package equal compares records, schemas and types by value. Records is convert.Equal for
+// programs, which compare what comes back from an engine with what was put. Package persist
+// compares a schema with what IPC makes of it, and packages image and transfer compare the types of
+// dictionaries.
+//
+// It reads values only through arrow-go's arrays and shares no code with the packages that lay out
+// and open records, so it finds mistakes in them.
+//
+//	Records ──▶ Schemas ──▶ fieldDifference ⇄ typeDifference    the types, recursively
+//	   └─────▶ sameBuffers                                      the usual case, at the speed of memory
+//	   └─────▶ compare ⇄ compareValid                           values, row by row, recursively
 //
 // array.Equal of arrow-go does not serve: to it 0 equals -0, no NaN equals another, dictionaries
 // must have the same indices, and rows that take no bytes are compared one by one.
+//
+// Nothing is retained or changed, except for what arrow-go's accessors cache. The package takes no
+// locks.
 package equal
 
 import (
@@ -18,10 +30,14 @@ import (
 	"github.com/spillway-db/spillway/internal/guard"
 )
 
-// DifferenceError describes the first difference of two records.
+// DifferenceError describes the first difference of two records or schemas. A and B are texts for
+// people: values are shown as arrow-go formats them, and differences of types and numbers of rows
+// in words.
 type DifferenceError struct {
-	Path string // the column and the item or field in it, "a[3].b"; empty for the whole record
-	Row  int64  // -1 if the difference is not in a row
+	// Path is the column and the item or field in it, as "a[3].b"; empty if the difference is in
+	// the record or the schema as a whole. Row is -1 if it is not in a row.
+	Path string
+	Row  int64
 	A, B string // the first and the second record's value
 }
 
@@ -37,13 +53,14 @@ func (e *DifferenceError) Error() string {
 }
 
 // Records compares two records and returns nil, or a *DifferenceError with the first column and row
-// that differ.
+// that differ. A panic of arrow-go, as for arrays whose offsets are wrong, is another error.
 //
 // It compares the metadata of the records, the schemas and all fields, but not the names of list
-// items and map entries. It compares logical values: bytes under a null don't count, and neither
-// does the encoding. A dictionary index or a run equals another of the same value, a null index
-// equals the index of a null, and an extension array equals one of the same storage. Floating-point
-// numbers are compared by their bits: a NaN equals the same NaN, and 0 is not -0.
+// items and map entries, which the Arrow format leaves to the writer. It compares logical values:
+// bytes under a null don't count, and neither does the encoding. A dictionary index or a run equals
+// another of the same value, a null index equals the index of a null, and an extension array equals
+// one of the same storage. Floating-point numbers are compared by their bits: a NaN equals the same
+// NaN, and 0 is not -0.
 //
 // The time depends on the bytes of the records and not on their rows: null columns and runs of any
 // length take one step.
@@ -64,13 +81,17 @@ func Records(a, b arrow.RecordBatch) (err error) {
 	if a.NumRows() != b.NumRows() {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d rows", a.NumRows()), B: fmt.Sprintf("%d rows", b.NumRows())}
 	}
+	// arrow-go allows a record without rows and columns to have any schema. The schemas are equal
+	// here.
 	if a.NumRows() == 0 {
-		return nil // even if one has no columns, which arrow-go allows without rows
+		return nil
 	}
 	if x, y := a.NumCols(), b.NumCols(); x != y {
 		return &DifferenceError{Row: -1, A: fmt.Sprintf("%d columns", x), B: fmt.Sprintf("%d columns", y)}
 	}
 	for c := range int(a.NumCols()) {
+		// Comparing buffers is much faster than comparing rows, and settles almost all columns. If
+		// it does not, the rows decide, and find the place.
 		x, y := a.Column(c), b.Column(c)
 		if sameBuffers(x.Data(), y.Data()) {
 			continue
@@ -82,7 +103,8 @@ func Records(a, b arrow.RecordBatch) (err error) {
 	return nil
 }
 
-// Metadata returns the metadata of the record itself, not that of its schema.
+// Metadata returns the metadata of the record itself, not that of its schema. Records of other
+// implementations may have none.
 func Metadata(r arrow.RecordBatch) arrow.Metadata {
 	if m, ok := r.(arrow.RecordBatchWithMetadata); ok {
 		return m.Metadata()
@@ -91,16 +113,19 @@ func Metadata(r arrow.RecordBatch) arrow.Metadata {
 }
 
 // sameBuffers reports whether two arrays of one type have equal buffers, as an unchanged copy has.
-// One comparison of each buffer then replaces one of each row. If sameBuffers returns false, the
-// arrays may still be equal.
+// If it returns false, the arrays may still be equal: bytes under nulls, padding and offsets do not
+// count.
 func sameBuffers(a, b arrow.ArrayData) bool {
 	x, y := a.Buffers(), b.Buffers()
 	if a.Len() != b.Len() || a.Offset() != b.Offset() || len(x) != len(y) {
 		return false
 	}
+	// One array may have a bitmap of ones and the other none.
 	if len(x) > 0 && a.NullN() == 0 && b.NullN() == 0 {
-		x, y = x[1:], y[1:] // a bitmap without nulls equals none
+		x, y = x[1:], y[1:]
 	}
+	// Without a dictionary, arrow-go returns an interface that is not nil and has a nil pointer in
+	// it.
 	dictA, _ := a.Dictionary().(*array.Data)
 	dictB, _ := b.Dictionary().(*array.Data)
 	return slices.EqualFunc(x, y, func(x, y *memory.Buffer) bool {
@@ -110,6 +135,7 @@ func sameBuffers(a, b arrow.ArrayData) bool {
 }
 
 // Schemas compares two schemas and returns nil, or a *DifferenceError with the first difference.
+// Byte order, order of fields, and metadata count.
 func Schemas(a, b *arrow.Schema) error {
 	if a == b {
 		return nil
@@ -133,9 +159,12 @@ func Schemas(a, b *arrow.Schema) error {
 	return nil
 }
 
-// difference is a difference of two values or fields, and where in them it is.
+// difference is a difference of two values or fields, and where in them it is. Each caller puts its
+// own part of the path in front, so the path is complete at the column.
 type difference struct{ path, a, b string }
 
+// fieldDifference returns the first difference of two fields, or nil. named is whether their names
+// count.
 func fieldDifference(a, b arrow.Field, named bool) *difference {
 	switch {
 	case named && a.Name != b.Name:
@@ -148,11 +177,13 @@ func fieldDifference(a, b arrow.Field, named bool) *difference {
 	return typeDifference(a.Type, b.Type)
 }
 
-// Types reports whether two types are the same, including all that Records compares of them.
+// Types reports whether two types are the same, with all that Records compares of them: the fields
+// of nested types with their metadata, and the parameters of extensions.
 func Types(a, b arrow.DataType) bool { return typeDifference(a, b) == nil }
 
-// typeDifference also compares what arrow.TypeEqual ignores, such as the nested metadata of some
-// types and the storage of extensions.
+// typeDifference returns the first difference of two types, or nil. It also compares what
+// arrow.TypeEqual ignores, such as the nested metadata of some types and the storage of extensions.
+// It is called for each record and each dictionary, almost always with the same pointer.
 func typeDifference(a, b arrow.DataType) *difference {
 	if a == b {
 		return nil
@@ -161,8 +192,11 @@ func typeDifference(a, b arrow.DataType) *difference {
 	if a.ID() != b.ID() {
 		return diff
 	}
+	// First what is not in the fields of nested types.
 	switch x := a.(type) {
 	case arrow.ExtensionType:
+		// An extension's ExtensionEquals may ignore its parameters, so their serialized form counts
+		// too.
 		y := b.(arrow.ExtensionType)
 		if x.ExtensionName() != y.ExtensionName() || x.Serialize() != y.Serialize() || !x.ExtensionEquals(y) {
 			return diff
@@ -187,6 +221,7 @@ func typeDifference(a, b arrow.DataType) *difference {
 			return diff
 		}
 	}
+	// Then the fields. TypeEqual suffices for types without any.
 	x, ok := a.(arrow.NestedType)
 	if !ok {
 		if !arrow.TypeEqual(a, b, arrow.CheckMetadata()) {
@@ -198,6 +233,7 @@ func typeDifference(a, b arrow.DataType) *difference {
 	if len(fx) != len(fy) {
 		return diff
 	}
+	// Names of list items differ between implementations ("item", "element"), and mean nothing.
 	_, list := a.(arrow.ListLikeType)
 	for i := range fx {
 		if d := fieldDifference(fx[i], fy[i], !list); d != nil {

@@ -9,12 +9,14 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/encoded"
 )
 
-// compare compares n rows of two arrays of one type, from row i of a and row j of b on. It returns the
-// first difference and its distance from the start, or nil. It reads the arrays through arrow-go's
-// accessors and shares no code with the packages that lay out and open records.
+// compare compares n rows of two arrays of one type, from row i of a and row j of b on. It returns
+// the first difference and its distance from the start, or nil.
 //
-// A null column takes no bytes and a run takes one value, whatever their lengths are, so these are
-// compared in one step, also within structs and fixed-size lists.
+// Types that have no validity of their own, or whose rows may be null through another array, are
+// compared here: the rest of the rows is divided into sequences without nulls, which compareValid
+// compares at once. A null column takes no bytes and a run takes one value, whatever their lengths
+// are, so these are compared in one step, also within structs and fixed-size lists. Otherwise a
+// file of a few bytes could keep it busy for years.
 func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	switch x := a.(type) {
 	case *array.Null:
@@ -24,6 +26,8 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	case *array.RunEndEncoded:
 		y := b.(*array.RunEndEncoded)
 		for at < n {
+			// A step goes to the next end of a run, of either array: up to there both have one
+			// value.
 			p, q := x.GetPhysicalIndex(i+at), y.GetPhysicalIndex(j+at)
 			if d, _ := compare(x.Values(), y.Values(), p, q, 1); d != nil {
 				return d, at
@@ -33,6 +37,8 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		return nil, 0
 	case *array.Dictionary:
 		y := b.(*array.Dictionary)
+		// Indices may differ, and so may the dictionaries. Only the values that they refer to
+		// count, row by row.
 		for at := range n {
 			null := isNull(x, i+at)
 			if null != isNull(y, j+at) {
@@ -51,6 +57,9 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		y := b.(array.Union)
 		for at := range n {
 			p, q := i+at, j+at
+			// The type code counts even if both children have the same value: it is a part of a
+			// union's value. A sparse union has the row's value at the row, a dense one at the
+			// row's offset.
 			if s, t := x.TypeCode(p), y.TypeCode(q); s != t {
 				return &difference{a: fmt.Sprintf("the type code %d", s), b: fmt.Sprintf("the type code %d", t)}, at
 			}
@@ -65,8 +74,11 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		}
 		return nil, 0
 	}
+	// Without nulls all rows are one sequence, and no bit is looked at.
 	noNulls := a.NullN() == 0 && b.NullN() == 0
 	for at < n {
+		// Each turn of the loop skips a null, or compares a sequence of rows that are valid in both
+		// arrays.
 		null := a.IsNull(i + at)
 		if null != b.IsNull(j+at) {
 			return differ(a, b, i+at, j+at), at
@@ -88,7 +100,8 @@ func compare(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	return nil, 0
 }
 
-// compareValid is compare for rows without nulls, of types that have a validity of their own.
+// compareValid is compare for rows without nulls, of types that have a validity of their own. Lists
+// and structs go on with compare for their children, which may have nulls again.
 func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	var same func(at int) bool
 	switch x := a.(type) {
@@ -98,6 +111,8 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	case *array.Struct:
 		y, fields := b.(*array.Struct), a.DataType().(*arrow.StructType).Fields()
 		at = n // later fields may differ in an earlier row
+		// The first row that differs in any field is wanted, so each field is only compared up to
+		// the row found so far.
 		for k, f := range fields {
 			if dk, row := compare(x.Field(k), y.Field(k), i, j, at); dk != nil {
 				dk.path = "." + f.Name + dk.path
@@ -108,6 +123,7 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	case array.ListLike:
 		y := b.(array.ListLike)
 		if t, ok := a.DataType().(*arrow.FixedSizeListType); ok && t.Len() > 0 {
+			// All items of the rows follow each other, so they are compared in one call.
 			size := int(t.Len())
 			from, _ := x.ValueOffsets(i)
 			from2, _ := y.ValueOffsets(j)
@@ -119,6 +135,7 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		} else if ok {
 			return nil, 0
 		}
+		// Lists of other kinds have any length and order, so each row is compared by itself.
 		for at := range n {
 			from, to := x.ValueOffsets(i + at)
 			from2, to2 := y.ValueOffsets(j + at)
@@ -133,10 +150,13 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		}
 		return nil, 0
 	case interface{ Value(int) string }:
+		// Strings of all layouts, with 32-bit and 64-bit offsets and views, have the same accessor; so
+		// have binaries below. Their offsets and buffers may differ.
 		y := b.(interface{ Value(int) string })
 		same = func(at int) bool { return x.Value(i+at) == y.Value(j+at) }
 	case interface{ Value(int) []byte }:
 		y := b.(interface{ Value(int) []byte })
+		// Values without bytes are equal, however many there are.
 		if t, ok := a.DataType().(*arrow.FixedSizeBinaryType); ok && t.ByteWidth == 0 {
 			return nil, 0
 		}
@@ -150,7 +170,9 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 		}
 		return nil, 0
 	}
-	// Numbers, and other values of one width, are compared by their bits.
+	// Numbers, and other values of one width, are compared by their bits: first all at once, and
+	// only if they differ one by one. The offset of a slice is in rows, and the buffer is that of
+	// the whole array.
 	t, ok := a.DataType().(arrow.FixedWidthDataType)
 	if !ok {
 		panic(fmt.Sprintf("values of type %s cannot be compared", a.DataType()))
@@ -161,6 +183,7 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	if bytes.Equal(p, q) {
 		return nil, 0
 	}
+	// The loop ends, because the whole differs.
 	for bytes.Equal(p[:w], q[:w]) {
 		p, q = p[w:], q[w:]
 		at++
@@ -172,13 +195,14 @@ func compareValid(a, b arrow.Array, i, j, n int) (d *difference, at int) {
 	return d, at
 }
 
-// rowOfEnd returns the row at which the run with number p ends.
+// rowOfEnd returns the row, counted from the array's own first one, at which the run with number p
+// ends. Run ends count from the beginning of the whole array.
 func rowOfEnd(a *array.RunEndEncoded, p int) int {
 	return int(encoded.GetRunEnds(a.Data().Children()[0])(int64(p))) - a.Data().Offset()
 }
 
-// isNull reports whether row i is a null. For arrow-go it is not if only the value that a row refers
-// to is null.
+// isNull reports whether row i is a null, also if it refers to a value that is null, through a
+// dictionary or a run. arrow-go's IsNull looks at the array's own validity only.
 func isNull(a arrow.Array, i int) bool {
 	switch a := a.(type) {
 	case *array.Null:
@@ -195,11 +219,13 @@ func isNull(a arrow.Array, i int) bool {
 	return a.IsNull(i)
 }
 
+// differ returns the difference of two values that were found to differ, as texts. Different values
+// may have the same text; see the end of compareValid.
 func differ(a, b arrow.Array, i, j int) *difference {
 	return &difference{a: show(a, i), b: show(b, j)}
 }
 
-// show formats the value of row i for an error message.
+// show formats the value of row i for an error message. It never panics.
 func show(a arrow.Array, i int) (text string) {
 	defer func() {
 		if recover() != nil { // some types cannot format all of their values

@@ -10,29 +10,36 @@ import (
 )
 
 // A dictionary whose first values are those of an earlier one extends it: its image has only the
-// bytes that the earlier one, its base, does not have. See payload.Descriptor.From.
+// bytes that the earlier one, its base, does not have. A stream's dictionary often grows from batch
+// to batch; without extensions each batch's would be stored in full. See payload.Descriptor.From.
 //
 //	buffers of the whole array    offsets ------------+-------   data ---------+--------
 //	what the base has             0 … From[1]         |          0 … From[2]   |
 //	what this image has           Buffers[1] ---------+-------   Buffers[2] ---+--------
 //
+// A base may extend another one itself. Together they are a chain, whose first dictionary is whole.
+// Which dictionaries extend which is decided in package internal/transfer, which compares the
+// bytes.
+//
 // Only arrays without children and views can extend others: those of numbers, booleans, times,
-// strings and binaries.
+// strings and binaries. Their buffers grow at the end, and the beginning stays as it is.
 
-// Growing is a buffer of a dictionary that can extend another one.
+// Growing is a buffer of a dictionary that can extend another one. Its bytes are the record's.
 type Growing struct {
 	Bytes []byte // nil: the array does not have the buffer
 	Bits  bool   // one for each value
 }
 
 // Growing returns the buffers of the dictionary that l has planned, in the order of its spans. It
-// returns nil if the dictionary can extend no other one: it has children or views, or buffers that
-// are not copied as they are.
+// returns nil if the dictionary can extend no other one: because of its type, because the array is
+// a slice, or because a buffer changes when it is laid out, so that comparing the record's bytes
+// would not compare those of the image.
 func (l *Layout) Growing() []Growing {
 	sh, ok := shape.Of(l.ValueType)
 	if !ok || sh.NumChildren > 0 || sh.Views || sh.Values != nil || len(sh.Buffers) == 0 || l.Source.Offset() != 0 {
 		return nil
 	}
+	// A buffer with from is made while it is written, such as lowered offsets.
 	if slices.ContainsFunc(l.pieces, func(p piece) bool { return p.from != nil }) {
 		return nil
 	}
@@ -48,8 +55,9 @@ func (l *Layout) Growing() []Growing {
 	return all
 }
 
-// Extension plans the image of the dictionary as an extension of base, whose values must be the
-// first of l's. The result has the nodes, the spans and the length of the body.
+// Extension plans the image of the dictionary as an extension of base. The caller must have
+// compared that base's values are the first of l's. The result has only what a plan needs: rows,
+// nodes, spans, From and the length of the body.
 func (l *Layout) Extension(base *batch.Descriptor) *batch.Descriptor {
 	plan := &batch.Descriptor{Rows: l.Desc.Rows, Nodes: l.Desc.Nodes, Buffers: slices.Clone(l.Desc.Buffers)}
 	plan.From = make([]int64, len(plan.Buffers))
@@ -57,7 +65,9 @@ func (l *Layout) Extension(base *batch.Descriptor) *batch.Descriptor {
 		if g.Bytes == nil {
 			continue
 		}
-		plan.From[i] = Kept(base, i, g.Bits) &^ 7 // so that no word of a digest is in two images
+		// A digest of a batch hashes words of 8 bytes. With From a multiple of 8 no word is in two
+		// images, so the digest does not depend on how the dictionary is divided.
+		plan.From[i] = Kept(base, i, g.Bits) &^ 7
 		plan.Buffers[i].Length -= plan.From[i]
 	}
 	s := l.segment(plan, nil)
@@ -65,20 +75,23 @@ func (l *Layout) Extension(base *batch.Descriptor) *batch.Descriptor {
 	return plan
 }
 
-// Chain returns the layouts of the dictionaries that the one of l extends, and of its own image as
-// the last: plans are theirs, each extends the one before it, and the last has the values of l. They
-// read l's memory: l must stay open, and they need no Close.
+// Chain returns layouts for a chain of dictionaries, of which l has the values of the longest: one
+// for each of plans, the base of all first. Each but the first extends the one before it. They read
+// l's record and do not retain it: l must stay open until they were written, and they need no
+// Close.
 func (l *Layout) Chain(plans []*batch.Descriptor) (chain []*Layout) {
 	var base *Layout
 	for _, plan := range plans {
 		base = l.segment(plan, base)
 		chain = append(chain, base)
 	}
+	// The last layout has all of l's values, so its descriptor is l's too: see Is.
 	base.whole = l
 	return chain
 }
 
-// segment returns the layout of the first plan.Rows values, without those that base has.
+// segment returns the layout of the first plan.Rows values of l, less the bytes that base has. plan
+// needs only Rows, Nodes, Buffers and From.
 func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 	p := planner{nodes: plan.Nodes}
 	for i, g := range l.Growing() {
@@ -90,6 +103,7 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 		case g.Bytes == nil:
 			p.spans = append(p.spans, payload.Absent)
 		case g.Bits:
+			// from counts bytes of the bitmap, each of 8 rows.
 			n := plan.Rows - 8*from
 			var tail *payload.Adjustment
 			if n%8 != 0 { // the bits after the end have no meaning
@@ -102,6 +116,7 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 		}
 	}
 	s := p.layout(l.Desc.Schema, plan.Rows)
+	// Write needs rec to be set; it is l's reference.
 	s.rec, s.Desc.From = l.rec, plan.From
 	if base != nil {
 		s.Uses = []*Layout{base}
@@ -109,9 +124,9 @@ func (l *Layout) segment(plan *batch.Descriptor, base *Layout) *Layout {
 	return s
 }
 
-// Kept returns how many of the first bytes of buffer i, which has bits, a longer array also has, if
-// its first values are those of d. The rest of a bitmap's last byte belongs to the values that
-// follow.
+// Kept returns how many of the first bytes of buffer i of d are also the first bytes of any longer
+// array that begins with d's values. Those are all of them, except in a bitmap (bits), whose last
+// byte also has the bits of values that follow.
 func Kept(d *batch.Descriptor, i int, bits bool) int64 {
 	n := total(d, i)
 	if bits {
@@ -120,7 +135,8 @@ func Kept(d *batch.Descriptor, i int, bits bool) int64 {
 	return n
 }
 
-// total returns how long buffer i of a dictionary is, with the bytes of those that it extends.
+// total returns the length of buffer i of the whole dictionary: what d's own image has, and what
+// the images have that it extends.
 func total(d *batch.Descriptor, i int) int64 {
 	n := d.Buffers[i].Length
 	if i < len(d.From) {
@@ -129,7 +145,8 @@ func total(d *batch.Descriptor, i int) int64 {
 	return n
 }
 
-// Whole describes the image that a dictionary would have if it extended no other one.
+// Whole describes the image that a dictionary would have if it extended no other one, without
+// checksums. It returns d itself if that is so.
 func Whole(d *batch.Descriptor) *batch.Descriptor {
 	if d.From == nil {
 		return d
@@ -151,19 +168,23 @@ func Whole(d *batch.Descriptor) *batch.Descriptor {
 	}
 }
 
-// ChainPart is N bytes of a dictionary's whole image: those at From of the body of Of are at To.
+// ChainPart is one piece of a dictionary's whole image, and where it is in the bodies of its chain:
+// N bytes at From of the body of Of belong at To.
 type ChainPart struct {
 	Of          *batch.Descriptor // the dictionary, or one that it extends
 	From, To, N int64
 }
 
-// ChainParts returns of which parts Whole(d) consists, and checks that d fits to what it extends. All
-// but the last part of a buffer are whole words.
+// ChainParts returns the pieces of which Whole(d) consists. It checks that each dictionary of the
+// chain fits the one that it extends, as the descriptors may come from a file, and returns an
+// *InvalidError otherwise. All but the last piece of each buffer are whole words.
 func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 	until := make([]int64, len(d.Buffers)) // of each buffer: where the parts begin that are known
 	for i := range until {
 		until[i] = total(d, i)
 	}
+	// From the longest down to the first of the chain: each provides the bytes from its From up to
+	// where those of the next longer one begin.
 	for of := d; ; of = of.Dictionaries[0] {
 		if len(of.Buffers) != len(d.Buffers) ||
 			of.From != nil && (len(of.From) != len(of.Buffers) || len(of.Dictionaries) != 1) {
@@ -174,6 +195,8 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 			if of.From != nil {
 				from = of.From[i]
 			}
+			// Each dictionary has the same buffers, begins at a word, and has at least the bytes
+			// that the next one leaves to it.
 			if (s == payload.Absent) != (d.Buffers[i] == payload.Absent) || from < 0 || from%8 != 0 || from > end ||
 				end > total(of, i) {
 				return nil, Path{"dictionary"}.Invalid(
@@ -185,6 +208,7 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 					ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from},
 				)
 			}
+			// What is before from is the base's.
 			until[i] = from
 		}
 		if of.From == nil {
@@ -193,8 +217,8 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 	}
 }
 
-// Assemble copies the parts of a dictionary's whole image to dst. bodies are the extents of the
-// dictionaries' bodies.
+// Assemble copies the pieces of a dictionary's whole image to dst, which has zeros otherwise.
+// bodies has the extents of each dictionary of the chain.
 func Assemble(dst []byte, parts []ChainPart, bodies map[*batch.Descriptor][][]byte) error {
 	for _, p := range parts {
 		to := dst[p.To:]
@@ -209,8 +233,8 @@ func Assemble(dst []byte, parts []ChainPart, bodies map[*batch.Descriptor][][]by
 	return nil
 }
 
-// InOnePiece returns the whole image of a dictionary in one piece: its own body, or a copy on the Go
-// heap if the dictionary extends another one. bodies are the extents of the dictionaries' bodies.
+// InOnePiece returns the whole image of a dictionary and its description: its own body, or a copy
+// on the Go heap if it extends another one. The copy is not charged to any space.
 func InOnePiece(d *batch.Descriptor, bodies map[*batch.Descriptor][][]byte) (*batch.Descriptor, [][]byte, error) {
 	if d.From == nil {
 		return d, bodies[d], nil
@@ -224,7 +248,8 @@ func InOnePiece(d *batch.Descriptor, bodies map[*batch.Descriptor][][]byte) (*ba
 	return whole, [][]byte{body}, Assemble(body, parts, bodies)
 }
 
-// First describes the first values of an assembled image, which are those of d.
+// First describes the dictionary d in the assembled image whole of a longer one of the same chain:
+// the same buffers, shorter. So one assembled body serves every dictionary of the chain.
 func First(d, whole *batch.Descriptor) *batch.Descriptor {
 	first := *whole
 	first.Rows, first.Nodes, first.Buffers = d.Rows, d.Nodes, slices.Clone(whole.Buffers)

@@ -17,10 +17,15 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Alignment of the Arrow buffers of an image, in bytes. The larger ones begin
-// where a body may be cut, so that they can go to different extents. Small ones do after each
-// smallTogether bytes of them: what must be in one extent is at most that much longer than the
-// largest buffer. The padding for that is less than 2 %.
+// Alignment of the Arrow buffers of an image, in bytes.
+//
+// A body may be divided between several pieces of memory, at pages that no buffer crosses (see
+// payload.Descriptor.Cuts). Each large buffer begins at a page, so there is such a place before it.
+// Small buffers share pages, and only after each smallTogether bytes of them one begins at a page.
+// So the longest part that must be in one piece exceeds the largest buffer by about smallTogether.
+// The padding for that is less than 2 %.
+//
+// 64 bytes is the alignment that the Arrow columnar format recommends.
 const (
 	AlignSmall    = 64
 	alignLarge    = tier.Page
@@ -86,22 +91,30 @@ type Layout struct {
 	ValueType arrow.DataType
 	Number    int
 
+	// rec is retained while the layout is open; nil after Close. pieces are slices of its buffers.
 	rec    arrow.RecordBatch
 	pieces []piece // the buffers, ascending by offset
 	bytes  int64   // in buffers
-	pos    int64   // how much of the body is laid out
-	next   int     // of pieces: those before it end before pos
+	pos    int64   // the next call of Write continues here; Desc.Body when all is laid out
+	next   int     // of pieces: all before it end before pos, so Write need not look at them again
 
+	// made is what Descriptor returns, once it is known. It must be the same pointer each time,
+	// because the pointer is the identity of a dictionary.
 	made  *batch.Descriptor
-	whole *Layout // of an extension: the layout that was planned without it
+	whole *Layout // of an extension: the layout of the whole dictionary, which has the same made
 
-	sum     sumcopy.Sum // of the chunk at pos
+	sum     sumcopy.Sum // of the block at pos, which an earlier Write may have begun
 	scratch []byte
 }
 
-// piece is a buffer of the image: n bytes at off. If from is nil they are raw, as they are in the
-// source. Else from makes them; raw is set, too, if it makes each offset of raw lower, because the
-// copy loop can do that.
+// piece is a buffer of the image: n bytes at off of the body. There are three kinds.
+//
+// raw alone: the bytes are copied as the record has them. raw may be longer than n.
+//
+// from alone: the bytes are made by from.
+//
+// Both: each value of raw is lowered by a number while it is copied, which the copying loop of
+// package sumcopy does itself. from is an *adjusted that does the same, for short parts.
 type piece struct {
 	off, n int64
 	raw    []byte
@@ -123,6 +136,7 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if err := CheckEndian(schema); err != nil {
 		return nil, err
 	}
+	// The capacities are for flat columns: an array with two or three buffers for each field.
 	rows, fields := rec.NumRows(), schema.NumFields()
 	p := planner{
 		inline: inline, nodes: make([]payload.Node, 0, 2*fields), spans: make([]payload.Span, 0, 3*fields),
@@ -152,6 +166,8 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 	if p.outside != nil {
 		l.Dictionaries = p.outside.order
 	}
+	// Each dictionary's layout has its own reference, because it may be written later than the
+	// record's, and closed separately.
 	for _, d := range l.Dictionaries {
 		d.rec = rec
 		rec.Retain()
@@ -161,6 +177,8 @@ func NewLayout(rec arrow.RecordBatch, inline int64) (_ *Layout, err error) {
 
 // layout makes the layout of what p has planned, except for its record.
 func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
+	// The end is padded to a page so that a body can be written with direct I/O, and its file
+	// extent ends where the next may begin.
 	body := extent.RoundUp(p.at, tier.Page)
 	return &Layout{
 		pieces: p.pieces, bytes: p.bytes, Uses: p.uses,
@@ -171,15 +189,16 @@ func (p *planner) layout(schema *arrow.Schema, rows int64) *Layout {
 	}
 }
 
-// ByRows makes the batch one that is read some rows at a time: with a checksum for each
-// payload.RowBlock bytes. It is called before anything is laid out.
+// ByRows makes the batch one that is read some rows at a time: its blocks have payload.RowBlock
+// bytes instead of payload.SumChunk. A window of rows reads whole blocks of each buffer, so shorter
+// blocks read less that is not needed. It must be called before anything is laid out.
 func (l *Layout) ByRows() {
 	l.Desc.Block = payload.RowBlock
 	l.Desc.Sums = make([]uint64, l.Desc.Body/payload.RowBlock)
 }
 
-// Is sets the descriptor of the dictionary that l has planned, if another layout of the same
-// dictionary has already been written. Descriptor then returns d.
+// Is sets what Descriptor returns, for a dictionary that was laid out before by another Layout:
+// then nothing has to be written, and all batches have the same descriptor.
 func (l *Layout) Is(d *batch.Descriptor) {
 	l.made = d
 	if l.whole != nil {
@@ -187,8 +206,8 @@ func (l *Layout) Is(d *batch.Descriptor) {
 	}
 }
 
-// Close releases the record, and closes the layouts of the dictionaries. A
-// second call does nothing.
+// Close releases the record, and closes the layouts of the dictionaries. Write fails afterwards,
+// but Descriptor still works. A second call does nothing.
 func (l *Layout) Close() {
 	for _, d := range l.Dictionaries {
 		d.Close()
@@ -199,9 +218,9 @@ func (l *Layout) Close() {
 	l.rec, l.pieces, l.scratch, l.Source = nil, nil, nil, nil
 }
 
-// Descriptor returns what the body means. All bytes must have been laid out,
-// also those of the dictionaries, because it holds their checksums. It is the same
-// each time, and stays valid after Close.
+// Descriptor returns the description of the body. All bytes must have been laid out, also those of
+// the dictionaries, because the descriptor has their checksums; otherwise it returns an error. It
+// returns the same pointer each time. The descriptor is valid after Close.
 func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	if l.made != nil {
 		return l.made, nil
@@ -210,6 +229,7 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 		return nil, fmt.Errorf("convert: the descriptor of a layout: %d of %d bytes are laid out", l.pos, l.Desc.Body)
 	}
 	d := l.Desc
+	// The dictionaries' own descriptors come first: they are part of this one.
 	for _, u := range l.Uses {
 		dict, err := u.Descriptor()
 		if err != nil {
@@ -221,9 +241,9 @@ func (l *Layout) Descriptor() (*batch.Descriptor, error) {
 	return l.made, nil
 }
 
-// WriteTo lays the whole body out in extents, as a tier.HostMemory of Size
-// bytes has them: each but the last a multiple of 4096 long. It starts from the
-// beginning, whatever Write has written.
+// WriteTo lays the whole body out in extents, whose lengths add up to Desc.Body. Each but the last
+// must be a multiple of 4096 long, as those of a tier.HostMemory are. WriteTo starts from the
+// beginning, also after calls of Write.
 func (l *Layout) WriteTo(extents [][]byte) error {
 	total := int64(0)
 	for _, e := range extents {
@@ -242,13 +262,19 @@ func (l *Layout) WriteTo(extents [][]byte) error {
 	return nil
 }
 
-// scratchSize is how much of what cannot be copied straight from the source is
-// made at once, to be copied from there; it should stay in the first-level cache.
+// scratchSize is how many bytes that cannot be copied straight from the source are made at once, to
+// be copied from there. It should fit in the first-level cache, which has 32 KiB or more on current
+// processors.
 const scratchSize = 16 << 10
 
-// Write lays out the bytes of the body at off in dst, whose length is a multiple of 4096, and makes the
-// checksums. off is where the call before ended, or 0, which begins again: a descriptor that was made
-// before stays as it is. Pieces of a multiple of 1 MiB at addresses that are multiples of 32 are fastest.
+// Write lays out the bytes of the body from off on in dst, whose length must be a multiple of 4096,
+// and computes the checksums of the blocks that it completes. off must be where the previous call
+// ended, or 0, which begins again; a descriptor that was made before is not changed by that. Pieces
+// of a multiple of 1 MiB at addresses that are multiples of 32 are fastest, because sumcopy then
+// writes past the cache.
+//
+// Write may read the record's buffers a second time if it begins again, so the record must not
+// change.
 func (l *Layout) Write(dst []byte, off int64) (err error) {
 	n := int64(len(dst))
 	switch {
@@ -261,13 +287,15 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 	case n == 0:
 		return nil
 	case off == 0:
+		// New sums, because the descriptor that was made from the old ones may be in use.
 		l.pos, l.next, l.made = 0, 0, nil
 		l.Desc.Sums = make([]uint64, len(l.Desc.Sums))
 	}
 	defer guard.Error(&err, "convert: laying out")
 	body, block := l.Desc.Body, l.Desc.SumBlock()
+	// A short body stays in the cache, so it is written first and hashed where it is. The loop
+	// below, which does both at once, has more work for each piece.
 	if n == body && n < payload.SumChunk {
-		// The body stays in the cache, so it is hashed where it was written.
 		fill(dst, 0, l.pieces)
 		for i := range l.Desc.Sums {
 			l.Desc.Sums[i] = xxh3.Hash(dst[int64(i)*block : min(n, int64(i+1)*block)])
@@ -275,12 +303,18 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 		l.pos = body
 		return nil
 	}
+	// Each turn of the loop writes bytes of one block only, so that the block's checksum is
+	// complete when its last byte is written. It takes the longest way that is possible at pos:
+	// straight from the source if a raw buffer has at least sumcopy.Block bytes here, or else
+	// through the scratch memory.
 	for len(dst) > 0 {
 		chunk := l.pos / block
 		end := min((chunk+1)*block, body)
 		if l.pos%block == 0 {
 			l.sum.Reset(end - l.pos)
 		}
+		// Skip the pieces that are complete. next only grows, so all calls together pass over each
+		// piece once.
 		rest := l.pieces[l.next:]
 		for len(rest) > 0 && rest[0].off+rest[0].n <= l.pos {
 			rest = rest[1:]
@@ -292,6 +326,8 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 		if len(rest) > 0 && rest[0].off <= l.pos && rest[0].raw != nil {
 			straight = (rest[0].off + rest[0].n - l.pos) &^ (sumcopy.Block - 1)
 		}
+		// An *adjusted with raw bytes only lowers each value (see piece), which Copy does on the
+		// way.
 		if straight > 0 {
 			n = min(n, straight)
 			p := &rest[0]
@@ -303,6 +339,8 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 			sum = l.sum.Copy(dst[:n], src, by)
 		} else { // up to the next long buffer that needs none
 			n = min(n, scratchSize)
+			// The scratch memory ends where a long raw buffer begins, or up to a sumcopy.Block
+			// later, so that the next turn can copy that buffer straight.
 			for _, p := range rest {
 				if p.off >= l.pos+n {
 					break
@@ -323,12 +361,16 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 			l.Desc.Sums[chunk] = sum
 		}
 	}
+	// The copying loop may write past the cache with non-temporal stores. Other processors see
+	// those in order only after a fence.
 	sumcopy.Fence()
 	return nil
 }
 
-// fill writes the bytes of a body at pos, a multiple of 64, to dst. The pieces are those that end after
-// pos.
+// fill writes the bytes of a body from pos on, a multiple of 64, to dst. pieces are in ascending
+// order, and all end after pos. What no piece covers becomes zero: memory that is reused has old
+// bytes, which must not get into an image, because equal records should have equal images and files
+// should not leak data.
 func fill(dst []byte, pos int64, pieces []piece) {
 	for i := range pieces {
 		p := &pieces[i]
@@ -350,9 +392,11 @@ func fill(dst []byte, pos int64, pieces []piece) {
 	clear(dst)
 }
 
-// LogicalBytes returns how many bytes the buffers of rec have in an image,
-// without the alignment between them: slices count what they show, and a dictionary
-// that columns share counts once. 0 for a record that cannot be laid out.
+// LogicalBytes returns the total length, in bytes, of the buffers that rec has in an image, without
+// the alignment between them. Slices count only the rows that they show, and a dictionary that
+// columns share counts once. It plans a whole layout, so it takes time in proportion to the number
+// of arrays, and to that of the values where those must be looked at. It returns 0 for a record
+// that cannot be laid out.
 func LogicalBytes(rec arrow.RecordBatch) int64 {
 	l, err := NewLayout(rec, MaxInline)
 	if err != nil {

@@ -8,14 +8,17 @@ import (
 	"github.com/spillway-db/spillway/internal/sumcopy"
 )
 
-// source makes the bytes of a buffer that are not in the record's memory as they should be.
+// source makes the bytes of a buffer that the record has in another form, while they are written.
+// So a plan needs no memory for them.
 type source interface {
-	// read fills dst with the bytes from at on. at is a multiple of 64, and so is dst's length unless
-	// it reaches to the end. The bytes are read in order, each once, and again from the beginning.
+	// read fills dst with the bytes of the buffer from at on. at is a multiple of 64, and so is
+	// len(dst), unless it reaches to the end of the buffer: no value is divided. Callers read the
+	// bytes in order, each once, or begin again at 0. So a source may keep a position.
 	read(dst []byte, at int64)
 }
 
-// adjusted is a buffer of which each value is adjusted by itself.
+// adjusted is a buffer each value of which is adjusted independently of the others, so that any
+// part of it can be made alone. It is the only source that tables on a device have too.
 type adjusted struct {
 	src []byte
 	adj *payload.Adjustment
@@ -43,9 +46,11 @@ func adjust(a *payload.Adjustment, dst, src []byte, at int64) {
 	}
 }
 
-// shiftBits fills dst with the bits of src from bit shift on, which is below 8.
+// shiftBits fills dst with the bits of src from bit shift on, which is below 8. Bits behind the end
+// of src count as 0.
 func shiftBits(dst, src []byte, shift uint) {
 	right, left := shift&63, (64-shift)&63 // &63 shows the compiler that they are below 64
+	// Four words at a time. Each needs the byte after it, hence 40 bytes of src.
 	for len(dst) >= 32 && len(src) >= 40 {
 		v, w := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint64(src[8:])
 		x, y := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
@@ -56,6 +61,7 @@ func shiftBits(dst, src []byte, shift uint) {
 		binary.LittleEndian.PutUint64(dst[24:], y>>right|z<<left)
 		dst, src = dst[32:], src[32:]
 	}
+	// The rest, byte by byte: the last one may have no byte after it.
 	for i := range dst {
 		dst[i] = src[i] >> shift
 		if i+1 < len(src) {
@@ -76,10 +82,11 @@ func putOffset(b []byte, width, v int64) {
 	}
 }
 
-// denseOffsets counts the offsets of a dense union from the first value that it
-// shows of each child.
+// denseOffsets makes the offsets of a dense union, each lowered by the first value that the union
+// shows of the child. The child is looked up for each row, because two rows that follow each other
+// may differ.
 type denseOffsets struct {
-	codes   []byte // checked
+	codes   []byte // of the rows; planner.denseOffsets has checked that the union has each
 	offsets []byte
 	base    [128]uint32 // by type code
 }
@@ -91,7 +98,8 @@ func (s *denseOffsets) read(dst []byte, at int64) {
 	}
 }
 
-// listViews makes the offsets of list views, counted from base, or their sizes.
+// listViews makes the offsets of list views, lowered by base, or with sizesOnly their sizes. Null
+// and empty lists have 0 for both.
 type listViews struct {
 	sizesOnly       bool
 	offsets, sizes  []byte
@@ -120,8 +128,9 @@ func (s *listViews) read(dst []byte, at int64) {
 	}
 }
 
-// movedViews makes views into data buffers of which only ranges are kept. Null
-// views are zero.
+// movedViews makes views for data buffers of which only a range is kept: it replaces the number of
+// the buffer and lowers the offset. Null views are zero, because they may have any bytes and equal
+// records should have equal images.
 type movedViews struct {
 	*views
 	ranges []viewRange // by buffer
@@ -149,8 +158,11 @@ func (s *movedViews) read(dst []byte, at int64) {
 	}
 }
 
-// views makes views into data that was gathered in their order. Null views are
-// zero.
+// views makes views for data that is gathered in the order of the views, so that only bytes that
+// are shown are kept. viewData makes that data. Null views are zero.
+//
+// The place of a value depends on the lengths of all before it, so read must be called in order;
+// done and buffer are what it has to remember.
 type views struct {
 	views []byte
 	data  [][]byte
@@ -183,8 +195,9 @@ func (s *views) place(i int64) (buffer, at int64) {
 	return int64(int32(binary.LittleEndian.Uint32(v[8:]))), int64(int32(binary.LittleEndian.Uint32(v[12:])))
 }
 
-// split decides which data buffer each value goes to: one buffer for all, as far as 32-bit offsets
-// reach, or up to limit bytes if that is not 0.
+// split decides which new data buffer each value goes to, and sets begins and total. All values go
+// to one buffer as far as 32-bit offsets reach; if limit is not 0, a buffer has at most limit
+// bytes, except for a single longer value.
 func (s *views) split(limit int64) {
 	if limit <= 0 || limit > math.MaxInt32 {
 		limit = math.MaxInt32
@@ -194,6 +207,7 @@ func (s *views) split(limit int64) {
 		if size <= viewInline {
 			continue
 		}
+		// A value is never divided between two buffers.
 		if n := len(s.begins); n == 0 || s.total+size-s.begins[n-1].at > limit {
 			s.begins = append(s.begins, viewBegin{s.total, i})
 		}
@@ -212,6 +226,7 @@ func (s *views) read(dst []byte, at int64) {
 		if isNull(s.valid, s.at+i) {
 			clear(d)
 		} else if size := s.size(i); size > viewInline {
+			// The value is the first of the next buffer.
 			if s.buffer+1 < len(s.begins) && s.begins[s.buffer+1].view == i {
 				s.buffer++
 			}
@@ -222,7 +237,8 @@ func (s *views) read(dst []byte, at int64) {
 	}
 }
 
-// viewData makes one data buffer of views: the gathered bytes from begin on.
+// viewData makes one of the new data buffers of views. It is read independently of the views
+// themselves, and has its own position.
 type viewData struct {
 	*views
 	begin viewBegin
@@ -233,6 +249,7 @@ func (s *viewData) read(dst []byte, at int64) {
 	if at == 0 {
 		s.next = s.begin
 	}
+	// at now counts in the bytes of all new data buffers, as next and begin do.
 	at += s.begin.at
 	for ; len(dst) > 0; s.next.view++ {
 		size := s.size(s.next.view)

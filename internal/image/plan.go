@@ -17,16 +17,26 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// planner walks arrays and decides where each buffer goes in the body. The arrays are those of a
-// record in host memory or those of a table on a device, but not both. Of a record, the planner
-// lists the pieces to write; of a table, the ranges to copy.
+// planner walks arrays, depth first in schema order, and decides where each buffer goes in the
+// body. The arrays are those of a record in host memory or those of a table on a device, but not
+// both.
+//
+// Each array adds its node, then its spans, then its children and its dictionary. For a record the
+// planner also adds pieces, which are what to write. For a table it adds ranges and adjustments,
+// which are what to copy; facts is not nil then. The rows that an array needs are passed down from
+// its parent, so slices are compacted at every level without a pass of their own.
+//
+// A planner is used for one walk. After an error it is useless, and path still names the array that
+// failed.
 type planner struct {
 	path   Path
 	nodes  []payload.Node
 	spans  []payload.Span
 	pieces []piece
-	at     int64 // end of the last buffer
-	begun  int64 // where the small buffers after the last place to cut begin
+	// at is the end of the last buffer. begun is where the small buffers begin that would be in one
+	// piece with the next one; see put.
+	at     int64
+	begun  int64
 	bytes  int64 // in buffers
 	maxVar int64 // longest data buffer of views; 0 for the format's limit
 
@@ -41,30 +51,35 @@ type planner struct {
 	facts  facts // what is known of the device's memory
 }
 
-// outside is the dictionaries of a record that are images of their own.
+// outside is the dictionaries of a record that are images of their own. One value is shared by the
+// planner of the record and those of its dictionaries, which may use dictionaries themselves.
 type outside struct {
-	order []*Layout                 // inner ones first
+	order []*Layout                 // each after those that it uses itself
 	of    map[*array.Data][]*Layout // of an array: one for each type that it is used as
 }
 
-// laidOut is a dictionary in a body: its type, nodes and spans.
+// laidOut is a dictionary in a body: its type, and its nodes and spans, which are repeated for each
+// other column that uses the same array. The bytes are in the body once.
 type laidOut struct {
 	dt    arrow.DataType
 	nodes []payload.Node
 	spans []payload.Span
 }
 
-// MaxInline is up to how many bytes a dictionary is in the body of those that use it; see Layout.
+// MaxInline is the length, in bytes, of the largest dictionary that is put in the body of the
+// batches that use it; see Layout. An image of its own would take at least as much: one page.
 const MaxInline = tier.Page
 
-// maxBody is more than any device has, and small enough that sums of bytes stay in range.
+// maxBody bounds addresses and lengths, so that sums of two of them do not overflow an int64. No
+// device has as much memory.
 const maxBody = 1 << 62
 
 // MaxRows limits lengths and offsets of arrays, so that their products with the widths of values
-// can be checked within 64 bits.
+// can be checked within 64 bits. Widths of more than 2^14 bytes are checked separately; see take.
 const MaxRows = 1 << 48
 
-// Path names the array that a walker is at, for error messages.
+// Path names the array that a walker is at, from the column down, for error messages. A walker
+// appends when it goes down, and shortens the path when it comes back without an error.
 type Path []string
 
 // Invalid returns an *InvalidError for the array at p.
@@ -72,7 +87,8 @@ func (p Path) Invalid(format string, args ...any) error {
 	return &InvalidError{Path: strings.Join(p, "."), Problem: fmt.Sprintf(format, args...)}
 }
 
-// input is an array to lay out: host or dev is set, or neither if there is no array.
+// input is an array to lay out: either host or dev is set, or neither, which stands for an array
+// that is missing because it has no rows.
 type input struct {
 	host arrow.ArrayData
 	dev  *DeviceArray
@@ -88,29 +104,35 @@ func (in input) child(i int) (c input) {
 	return c
 }
 
-// rows are some rows of an array that has as many parts as its type asks for.
+// rows are the rows of an array that are laid out. The array has the number of buffers and children
+// that its type asks for; see planner.rows.
 type rows struct {
 	input
 	shape.Shape
-	at      int64 // the first row, counted from the beginning of the buffers
-	n       int64
+	at int64 // the first row, counted from the beginning of the buffers: the array's own offset is included
+	n  int64
+	// nulls is of these n rows, once validity has counted them.
 	nulls   int64
-	spanned interval // what the offsets span, once they are added
+	spanned interval // of Offsets: from the first to the last, once they are added
 }
 
-// buffer is one buffer of an array.
+// buffer is one buffer of an array: bytes of a record, or addr of a table. It is the array's whole
+// buffer, or after narrow only what some rows have.
 type buffer struct {
+	// there is false if the array does not have the buffer. One without bytes may be there.
 	there bool
 	size  int64 // bytes; Unknown for some of a device's
 	bytes []byte
 	addr  tier.Addr
 }
 
-// all is the number of rows of an array with everything that it has.
+// all, as a number of rows, stands for the rows that the array itself has. The values of a
+// dictionary are not determined by the rows of its user.
 const all = -1
 
-// rows checks the parts of an array of type dt, and returns its n rows from the row from on. An array
-// without rows may be missing, and lacks all buffers then.
+// rows checks the parts of an array of type dt and returns n rows of it, beginning with row from of
+// the array. The array may have more rows. One that should have no rows may be missing; it then has
+// no buffers. rows looks at no buffer.
 func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err error) {
 	s.input, s.n = in, n
 	var ok bool
@@ -136,6 +158,8 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 		}
 	} else {
 		s.at, length, children = int64(in.host.Offset()), int64(in.host.Len()), len(in.host.Children())
+		// A program may build a record from data of another type. The pointers are equal in almost
+		// all cases, so the storage types are rarely compared.
 		if got := in.host.DataType(); got != dt && shape.Storage(got).ID() != s.Type.ID() {
 			return s, p.path.Invalid("the data is of type %s, not of type %s", got, s.Type)
 		}
@@ -159,7 +183,8 @@ func (p *planner) rows(dt arrow.DataType, in input, from, n int64) (s rows, err 
 	return s, nil
 }
 
-// buffer returns the buffer with number i of Shape.Buffers, or after them one of a view's data.
+// buffer returns the i-th buffer of the array, in the order of Shape.Buffers. Behind them are the
+// data buffers of views.
 func (s *rows) buffer(i int) (m buffer) {
 	if s.dev != nil {
 		if b := s.dev.Buffers[i]; b.Addr != 0 {
@@ -167,8 +192,10 @@ func (s *rows) buffer(i int) (m buffer) {
 		}
 		return m
 	}
+	// arrow-go's Buffers has an entry for a validity in every array, also in unions and runs, where
+	// the format has none. The C data interface, which tables follow, leaves it out.
 	if !s.HasValidity {
-		i++ // arrow-go leaves room for a validity
+		i++
 	}
 	if s.host == nil {
 		return m
@@ -180,8 +207,8 @@ func (s *rows) buffer(i int) (m buffer) {
 	return m
 }
 
-// array lays out the n rows of an array from the row from on, or all of them. The array is called name
-// in messages.
+// array lays out n rows of an array from row from on, or all of them, and everything below it. name
+// is what messages call it.
 func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64) error {
 	p.path = append(p.path, name)
 	s, err := p.rows(dt, in, from, n)
@@ -189,6 +216,8 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	case err != nil:
 		return err
 	case s.HasValidity:
+		// The validity comes first, because the node needs the number of nulls, and because the rules
+		// for other buffers depend on whether all rows are null.
 		if err := p.validity(&s); err != nil {
 			return err
 		}
@@ -198,6 +227,9 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	p.nodes = append(p.nodes, payload.Node{Length: s.n, Nulls: s.nulls})
 	var shown []interval // the values that the rows show of each child, where buffers determine them
 	for i, b := range s.Buffers {
+		// Views, list views and dense unions of a record are compacted, for which their values are
+		// read. The values of a table are on the device: there these buffers and what they refer to
+		// are kept whole.
 		switch record := s.dev == nil; {
 		case b.Role == shape.Validity, record && b.Role == shape.Sizes: // listView adds the sizes
 		case record && b.Role == shape.Views:
@@ -230,6 +262,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	if s.Rows == shape.Runs {
 		return p.runs(&s)
 	}
+	// Then the children: which of their values the rows show depends on the type.
 	for i := range s.NumChildren {
 		name, dt := s.Child(i)
 		first, rows := s.at, s.n
@@ -242,6 +275,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 		case shape.Between:
 			first, rows = s.spanned.from, s.spanned.to-s.spanned.from
 		case shape.Shown:
+			// A table's child is kept whole, because its parent's offsets are.
 			if first, rows = 0, all; s.dev == nil {
 				first, rows = shown[i].from, shown[i].to-shown[i].from
 			}
@@ -250,6 +284,7 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 			return err
 		}
 	}
+	// The dictionary comes last, as in a Cursor.
 	if s.Values != nil {
 		if err := p.dictionary(&s); err != nil {
 			return err
@@ -259,21 +294,25 @@ func (p *planner) array(name string, dt arrow.DataType, in input, from, n int64)
 	return nil
 }
 
-// take returns the bytes that the rows have in buffer i. If there are none, it adds the span. A record
-// may lack a buffer also if all rows are null; of a table, that claim may be wrong, and a reader of
-// the batch would rely on it.
+// take returns the bytes that the rows have in buffer i. If none is true, there are no bytes to
+// add: take has added the span itself. Whether a missing buffer is an error depends on where it
+// comes from. A record may lack a buffer if it has no rows or all are null, as arrow-go makes such
+// arrays. Of a table, the claim that all rows are null may be wrong, and a reader of the batch
+// would rely on it.
 func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err error) {
 	m = s.buffer(i)
 	switch {
 	case b.Width < 0 || b.Width > 0 && s.at+s.n >= maxBody/b.Width:
 		return m, false, p.path.Invalid("%d values of %d bytes", s.n, b.Width)
 	case b.Role == shape.Data && m.size != Unknown && s.spanned.to > m.size:
+		// The offsets were added before their data, so spanned is known.
 		return m, false, p.path.Invalid("offsets reach to byte %d of %d", s.spanned.to, m.size)
 	case !m.there && (s.n == 0 || s.dev == nil && s.nulls == s.n || b.Role == shape.Data):
 		p.spans = append(p.spans, payload.Absent)
 		return m, true, nil
 	case s.n == 0 && b.Role == shape.Offsets && s.dev == nil && m.size >= b.Width:
-		// An array without rows has one offset, too, because consumers in C read it.
+		// The columnar format has one offset more than rows, so an empty array has one too.
+		// Consumers in C read it without looking at the length.
 		p.put(b.Width, buffer{bytes: zeros[:b.Width]}, nil, nil)
 		return m, true, nil
 	}
@@ -294,7 +333,8 @@ func (p *planner) take(s *rows, i int, b shape.Buffer) (m buffer, none bool, err
 
 var zeros [8]byte
 
-// narrow returns the n bytes of buffer i from at on.
+// narrow returns n bytes of buffer i from byte at on, which the buffer must have. The length of a
+// device's buffer may be Unknown: then the creator is trusted, as the C data interface requires.
 func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) {
 	switch {
 	case m.size < Unknown || m.size != Unknown && at+n > m.size:
@@ -311,13 +351,17 @@ func (p *planner) narrow(s *rows, i int, m buffer, at, n int64) (buffer, error) 
 	return m, nil
 }
 
-// put adds the span of a buffer of n bytes. They are those of m, adjusted if adj is not nil,
-// for which m may have more; or those that from makes.
+// put gives a buffer of n bytes its place in the body and adds its span. The bytes are those of m,
+// adjusted if adj is not nil; m may have more than n. If from is not nil, it makes the bytes and m
+// is ignored. n of 0 adds an empty span, which takes no room.
 func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	if n == 0 {
 		p.spans = append(p.spans, payload.Span{})
 		return
 	}
+	// A large buffer begins at a page, where the body may be cut. A small one follows the one
+	// before, unless the small ones since the last such page would become longer than
+	// smallTogether.
 	off := extent.RoundUp(p.at, AlignSmall)
 	if n >= large {
 		off = extent.RoundUp(p.at, alignLarge)
@@ -329,6 +373,7 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	span := payload.Span{Offset: off, Length: n}
 	p.at, p.bytes = off+n, p.bytes+n
 	if p.facts != nil { // of a table
+		// Spans without bytes were added since the last range. Ranges go by the number of the span.
 		p.ranges = append(p.ranges, make([]payload.DeviceRange, len(p.spans)-len(p.ranges))...)
 		p.ranges = append(p.ranges, payload.DeviceRange{Addr: m.addr, Length: m.size})
 		if adj != nil {
@@ -341,7 +386,10 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 		case from != nil:
 			raw = nil
 		case adj == nil:
-		case adj.How == payload.Bits && adj.Base == 0: // all but the last byte is copied as it is
+		case adj.How == payload.Bits && adj.Base == 0:
+			// A bitmap that begins at a byte only differs in the bits behind its end. All but the last
+			// byte is copied as it is; the last byte is made now. So a bitmap that is not shifted costs
+			// no more than other buffers.
 			tail := raw[n-1] & (1<<(adj.Count%8) - 1)
 			if n > 1 {
 				p.pieces = append(p.pieces, piece{off: off, n: n - 1, raw: raw})
@@ -358,7 +406,10 @@ func (p *planner) put(n int64, m buffer, adj *payload.Adjustment, from source) {
 	p.spans = append(p.spans, span)
 }
 
-// validity adds the validity of s. It counts the nulls, unless a table has their number.
+// validity adds the span of the validity of s, Absent if there is no null, and sets s.nulls. The
+// array's own number of nulls is not trusted for a record, because it may be unknown or be that of
+// an unsliced array. Counting reads an eighth of a byte for each row, which is little against
+// copying.
 func (p *planner) validity(s *rows) error {
 	m := s.buffer(0)
 	switch s.nulls = Unknown; {
@@ -367,6 +418,8 @@ func (p *planner) validity(s *rows) error {
 	case s.n == 0 || !m.there || s.dev == nil && m.size == 0: // arrow-go takes a bitmap without bytes for none
 		s.nulls = 0
 	case s.dev != nil && (s.dev.Nulls == 0 || s.n == s.dev.Length):
+		// The creator's number holds for the whole array. For some of its rows it only helps if it is
+		// 0.
 		s.nulls = s.dev.Nulls
 	}
 	if s.nulls != 0 {
@@ -380,8 +433,10 @@ func (p *planner) validity(s *rows) error {
 	case s.dev == nil:
 		s.nulls = s.n - int64(bitutil.CountSetBits(m.bytes, int(s.at%8), int(s.n)))
 	default:
+		// On the first walk the bits are not counted yet, and all rows count as null: the walk then
+		// plans a bitmap. The next walk replaces that plan.
 		valid, _ := p.facts.count(census{of: payload.DeviceRange{Addr: m.addr, Length: m.size}, from: s.at % 8, n: s.n})
-		s.nulls = s.n - valid[0] // until they are counted: all
+		s.nulls = s.n - valid[0]
 	}
 	if s.nulls == 0 {
 		p.spans = append(p.spans, payload.Absent)
@@ -391,7 +446,8 @@ func (p *planner) validity(s *rows) error {
 	return nil
 }
 
-// bits adds the bitmap that is in m.
+// bits adds the bitmap in m: the bits of the rows, moved so that the first is bit 0 of the first
+// byte. A bitmap that begins and ends with whole bytes needs no change.
 func (p *planner) bits(s *rows, m buffer) {
 	var adj *payload.Adjustment
 	if s.at%8 != 0 || s.n%8 != 0 {
@@ -400,10 +456,13 @@ func (p *planner) bits(s *rows, m buffer) {
 	p.put((s.n+7)/8, m, adj, nil)
 }
 
-// interval is the values of a child from from up to, and without, to.
+// interval is the values of a child, or the bytes of a buffer, from from up to and without to.
 type interval struct{ from, to int64 }
 
-// offsets adds the n+1 offsets in m, so that the first is 0, and returns what they span.
+// offsets adds n+1 offsets, lowered so that the first is 0, and returns the values from the first
+// to the last as a half-open interval. Offsets in between are not looked at: wrong ones come out as
+// wrong as they went in, and opening must not rely on them. On a device the interval is empty until
+// the two values have been read.
 func (p *planner) offsets(s *rows, m buffer, width int64) (e interval, err error) {
 	if s.dev == nil {
 		e = interval{OffsetAt(m.bytes, width, 0), OffsetAt(m.bytes, width, s.n)}
@@ -426,7 +485,8 @@ func (p *planner) offsets(s *rows, m buffer, width int64) (e interval, err error
 	return e, nil
 }
 
-// OffsetAt returns the i-th integer of width bytes, 4 or 8.
+// OffsetAt returns the i-th integer of width bytes, 4 or 8, which is signed and little-endian like
+// all offsets of the Arrow format.
 func OffsetAt(b []byte, width, i int64) int64 {
 	if width == 4 {
 		return int64(int32(binary.LittleEndian.Uint32(b[4*i:])))
@@ -434,7 +494,8 @@ func OffsetAt(b []byte, width, i int64) int64 {
 	return int64(binary.LittleEndian.Uint64(b[8*i:]))
 }
 
-// wholeData adds the data buffers of a table's views.
+// wholeData adds the data buffers of a table's views as they are, after a node with their number. A
+// table without rows keeps none.
 func (p *planner) wholeData(s *rows) error {
 	first, end := len(s.Buffers), len(s.dev.Buffers)
 	if s.n == 0 {
@@ -455,7 +516,10 @@ func (p *planner) wholeData(s *rows) error {
 	return nil
 }
 
-// dictionary lays out the dictionary of s, unless it is there already.
+// dictionary lays out the dictionary of s. For a record there are three cases: an array that is in
+// the body already gets the same nodes and spans again; a large one becomes an image of its own,
+// and here only a node refers to it; any other goes into the body. The dictionary of a table always
+// goes into the body, because nothing identifies it across tables.
 func (p *planner) dictionary(s *rows) error {
 	dt := s.Values
 	var in input
@@ -468,6 +532,7 @@ func (p *planner) dictionary(s *rows) error {
 	if in == (input{}) && s.n > s.nulls {
 		return p.path.Invalid("no dictionary")
 	}
+	// On a device, or missing because no row has a value.
 	if in.host == nil {
 		return p.array("dictionary", dt, in, 0, all)
 	}
@@ -503,9 +568,9 @@ func (p *planner) dictionary(s *rows) error {
 	return nil
 }
 
-// outsider returns the layout of a dictionary that is to be an image of its own, and nil for one
-// that is not: because it is small, or because it is not arrow-go's, so that nothing is known of its
-// identity.
+// outsider returns the layout of a dictionary that is to be an image of its own. It returns nil if
+// the dictionary goes into the body: it is small, or it is not an *array.Data of arrow-go, whose
+// pointer identifies it. A layout that another column has planned is returned again.
 func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 	data, ok := in.host.(*array.Data)
 	if !ok {
@@ -519,6 +584,8 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 			return l, nil
 		}
 	}
+	// The only way to know the length is to plan it. It shares outside, so that inner dictionaries
+	// are found by others, and come before it in order.
 	sub := planner{path: p.path, inline: p.inline, outside: p.outside, maxVar: p.maxVar}
 	if err := sub.array("dictionary", dt, in, 0, all); err != nil {
 		return nil, err
@@ -534,7 +601,8 @@ func (p *planner) outsider(dt arrow.DataType, in input) (*Layout, error) {
 	return l, nil
 }
 
-// Empty describes a record without rows, which has no bytes.
+// Empty describes a record without rows. Its body has no bytes, so the record can be opened without
+// memory.
 func Empty(schema *arrow.Schema, metadata *arrow.Metadata) (*batch.Descriptor, error) {
 	var p planner
 	for _, f := range schema.Fields() {

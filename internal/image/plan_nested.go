@@ -11,7 +11,11 @@ import (
 	"github.com/spillway-db/spillway/internal/shape"
 )
 
-// runs lays out the runs that s shows, with the ends counted from its first row.
+// runs lays out the runs that the rows of s show. The ends are counted from the first row, and the
+// last is at most the number of rows, so that the array begins at offset 0 like all others. The
+// first and the last run are found by binary search in a record. On a device they are counted by
+// reading all ends; if the array begins at row 0 there, all runs are kept, because a last run that
+// is too long does no harm.
 func (p *planner) runs(s *rows) error {
 	t := s.Type.(*arrow.RunEndEncodedType)
 	index, ok := t.RunEnds().(arrow.FixedWidthDataType)
@@ -23,9 +27,12 @@ func (p *planner) runs(s *rows) error {
 	if err != nil {
 		return err
 	}
+	// An array without rows shows no runs, whatever its children have.
 	if s.n == 0 {
 		e.n = 0
 	}
+	// The child with the run ends is laid out here and not by array, because its values must be
+	// adjusted. Its spans are a validity, always absent, and the ends.
 	width, first, end := int64(index.Bytes()), int64(0), int64(0) // the runs that s shows
 	p.spans = append(p.spans, payload.Absent)
 	m, none, err := p.take(&e, 1, e.Buffers[1])
@@ -33,6 +40,8 @@ func (p *planner) runs(s *rows) error {
 		return err
 	}
 	if !none {
+		// clamped means that the ends must be changed: lowered by s.at, and the last one cut to the
+		// rows.
 		clamped := s.at > 0
 		end = e.n
 		if s.dev == nil {
@@ -48,6 +57,8 @@ func (p *planner) runs(s *rows) error {
 				first, end = before[0], before[1]+1
 			}
 		}
+		// Only these runs are kept. end is the number of the first run that reaches to the last
+		// row, plus 1. It exceeds e.n if the runs are too short, which is an error below.
 		if end <= e.n && first < end {
 			if m, err = p.narrow(&e, 1, m, first*width, (end-first)*width); err != nil {
 				return err
@@ -62,6 +73,7 @@ func (p *planner) runs(s *rows) error {
 	if end > e.n || s.n > 0 && first >= end {
 		return p.path.Invalid("the runs end before row %d", s.at+s.n)
 	}
+	// The node of the child with the run ends. Then the values of the same runs.
 	p.nodes = append(p.nodes, payload.Node{Length: end - first, Nulls: 0})
 	p.path = p.path[:len(p.path)-1]
 	if err := p.array("values", t.Encoded(), s.child(1), first, end-first); err != nil {
@@ -71,7 +83,7 @@ func (p *planner) runs(s *rows) error {
 	return nil
 }
 
-// signed returns the i-th integer of width bytes.
+// signed returns the i-th integer of width bytes: 2, 4 or 8, the widths that run ends may have.
 func signed(b []byte, width, i int64) int64 {
 	if width == 2 {
 		return int64(int16(binary.LittleEndian.Uint16(b[2*i:])))
@@ -79,8 +91,9 @@ func signed(b []byte, width, i int64) int64 {
 	return OffsetAt(b, width, i)
 }
 
-// denseOffsets adds the offsets of a record's dense union and returns which values of each child
-// they show. The type codes come before them.
+// denseOffsets adds the offsets of a record's dense union, lowered for each child by the first that
+// is shown, and returns which values of each child the rows show. Values between that no row shows
+// are kept. Each row is checked, because its type code is an index here.
 func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 	t := s.Type.(arrow.UnionType)
 	shown := make([]interval, t.NumFields())
@@ -89,6 +102,7 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 		return shown, err
 	}
 	d := &denseOffsets{codes: s.buffer(0).bytes[s.at:][:s.n], offsets: m.bytes}
+	// The format limits type codes to 0 to 127. 0 in the table means that no child has the code.
 	var child [128]int16 // by code: the child's number + 1
 	for i, code := range t.TypeCodes() {
 		if code >= 0 && i < len(shown) {
@@ -103,8 +117,10 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 		if at < 0 {
 			return nil, p.path.Invalid("row %d has the offset %d", i, at)
 		}
+		// The child's values from the lowest offset to the highest are shown.
 		shown[child[code]-1].add(at, 1)
 	}
+	// If every child is shown from its first value on, the offsets need no change.
 	raw := true
 	for code, c := range child {
 		if c > 0 {
@@ -120,7 +136,7 @@ func (p *planner) denseOffsets(s *rows, b shape.Buffer) ([]interval, error) {
 	return shown, nil
 }
 
-// add extends e by n values from at on, n > 0.
+// add extends e to the n values from at on, where n > 0. A to of 0 means that e is empty.
 func (e *interval) add(at, n int64) {
 	if e.to == 0 {
 		e.from = at
@@ -128,8 +144,10 @@ func (e *interval) add(at, n int64) {
 	e.from, e.to = min(e.from, at), max(e.to, at+n)
 }
 
-// listView adds a record's list views, and returns the values between the first and the last that a
-// list shows. Null lists become empty and begin at 0.
+// listView adds the offsets and sizes of a record's list views, and returns the child's values
+// between the first and the last that a list shows. Views may be in any order, overlap and leave
+// gaps, so values in between cannot be taken out without moving each list. A null list becomes
+// empty at offset 0, so that equal arrays have equal images.
 func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 	shown := make([]interval, 1)
 	offsets, lacks1, err := p.take(s, 1, b)
@@ -152,6 +170,7 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 		l.valid = s.buffer(0).bytes
 	}
 	for i := range s.n {
+		// A null or empty list shows nothing, wherever it is.
 		size := l.size(i)
 		if size == 0 {
 			continue
@@ -162,7 +181,10 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 		}
 		shown[0].add(at, size)
 	}
+	// The child begins with the first value that is shown, so all offsets are lowered by as much.
 	l.base = shown[0].from
+	// Without nulls the sizes are copied as they are, and so are the offsets if no list begins
+	// later.
 	starts, lengths := source(&l), source(nil)
 	if l.valid != nil {
 		sizes := l
@@ -176,9 +198,12 @@ func (p *planner) listView(s *rows, b shape.Buffer) ([]interval, error) {
 	return shown, nil
 }
 
+// The format of a view: 16 bytes, of which the first 4 are the length. A value of up to 12 bytes is
+// in the view. A longer one has 4 bytes of its beginning there, the number of a data buffer, and
+// the offset in it.
 const (
-	viewWidth  = 16 // bytes of a view
-	viewInline = 12 // bytes that a view has room for
+	viewWidth  = 16
+	viewInline = 12
 )
 
 // views lays out a record's binary or string views. There are three ways to keep the bytes that they
@@ -200,14 +225,19 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 		v.valid = s.buffer(0).bytes
 	}
 	total := int64(0)
+	// Buffers 0 and 1 are the validity and the views.
 	for i := 2; i < len(s.host.Buffers()); i++ {
 		data := s.buffer(i)
 		v.data = append(v.data, data.bytes)
 		total += data.size
 	}
+	// used counts the bytes that views refer to, ranges what each data buffer has of them. Bytes
+	// that two views share count twice, which only makes keeping the buffers as they are more
+	// likely.
 	used, ranges := int64(0), make([]viewRange, len(v.data))
 	for i := range s.n {
 		size := v.size(i)
+		// The value is in the view, and needs no data buffer. A negative size is large as a uint64.
 		if uint64(size) <= viewInline {
 			continue
 		}
@@ -215,12 +245,14 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 			return p.path.Invalid("row %d is a view of %d bytes", i, size)
 		}
 		k, at := v.place(i)
+		// Each view is checked, because its numbers are indices here and in any consumer.
 		if k < 0 || k >= int64(len(v.data)) || at < 0 || at > int64(len(v.data[k]))-size {
 			return p.path.Invalid("row %d is a view of %d bytes at %d of buffer %d of %d", i, size, at, k, len(v.data))
 		}
 		ranges[k].add(at, size)
 		used += size
 	}
+	// Data buffers that no view refers to are left out, and the others get new numbers.
 	spanned, kept := int64(0), 0
 	for i := range ranges {
 		if r := &ranges[i]; r.to > 0 {
@@ -231,12 +263,14 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 	}
 	switch {
 	case used >= total-total/8 && kept >= len(ranges)-len(ranges)/8:
+		// First way: everything as it is. The views need no change either.
 		p.put(s.n*viewWidth, buffer{bytes: v.views}, nil, nil)
 		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.data)), Nulls: 0})
 		for _, data := range v.data {
 			p.put(int64(len(data)), buffer{bytes: data}, nil, nil)
 		}
 	case used >= spanned-spanned/8:
+		// Second way: a range of each buffer.
 		p.put(s.n*viewWidth, buffer{}, nil, &movedViews{v, ranges})
 		p.nodes = append(p.nodes, payload.Node{Length: int64(kept), Nulls: 0})
 		for i, r := range ranges {
@@ -245,6 +279,7 @@ func (p *planner) views(s *rows, b shape.Buffer) error {
 			}
 		}
 	default:
+		// Third way: only the bytes that are shown.
 		v.split(p.maxVar)
 		p.put(s.n*viewWidth, buffer{}, nil, v)
 		p.nodes = append(p.nodes, payload.Node{Length: int64(len(v.begins)), Nulls: 0})

@@ -12,50 +12,64 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Rows reads a batch from one row on, a window of rows at a time, into memory of a fixed length. Each
-// window has as many rows as fit.
+// Rows reads a batch from a given row to its end, a window of rows at a time, into memory of a
+// fixed length. So many batches can be read side by side in little memory, as a merge of sorted
+// partitions does. Each window has as many rows as fit.
 //
 //	memory  │ whole buffers │ blocks │ window       │
 //
-// Columns that cannot be cut by rows are read whole with the first window, and stay in the memory.
-// So are dictionaries in the body, which are short: they are read to the Go heap, because arrays
-// that are copied share them. Of each other buffer the window has the bytes of its rows, without
-// gaps.
+// Columns that cannot be cut by rows (see chosen) are read whole with the first window and stay in
+// the memory. So do dictionaries in the body, which are short. Those are read to the Go heap:
+// arrays that consumers copy out of a window share their dictionary, and must not lose it with the
+// window. Of each other buffer the window has the bytes of its rows, without gaps.
 //
 // An image is read by the blocks of its checksums, and most windows begin in the block in which the
 // one before has ended. The memory keeps that block of each buffer as it is in the image, so each
-// block is read about once. If the blocks would take more than three quarters of the memory, they
-// are not kept, and a window reads its first blocks again.
+// block is read about once. If these blocks would take more than three quarters of the memory that
+// the whole buffers leave, they are not kept, and a window reads its first blocks again.
 //
-// A Rows is not safe for concurrent use.
+// The caller provides the memory and a read function, as for a ColumnsPlan, which uses FromHeld,
+// Cut and Hold of each Piece. A Rows is not safe for concurrent use.
 type Rows struct {
-	Memory []byte         // where to; the caller sets it before the first window
-	Shared []batch.Shared // the dictionaries, which the caller holds in host memory
+	// Memory is size bytes of host memory. The caller sets it before the first window, and keeps it
+	// until the last record is released.
+	Memory []byte
+	// Shared is the image's dictionaries, for the read function and the Finder; Rows does not use
+	// it.
+	Shared []batch.Shared
 
 	*chosen
 	space    tier.ID // of the memory
 	size     int64   // of the memory
-	window   int64   // where it begins in the memory
+	window   int64   // offset in Memory of the windows: whole buffers and blocks are before it
 	dicts    []byte  // the dictionaries in the body; the spans of a record count from here on
 	hasWhole bool    // the whole buffers and dicts have been read
 }
 
-// held is the block in which the bytes of a buffer have ended in the last window.
+// held is memory for one block of a buffer: the one in which the bytes of the last window have
+// ended. It is empty at first and after an error, and Piece.Hold fills it.
 type held struct {
-	room  bool   // there is memory for it
-	at    int64  // in the memory
-	bytes []byte // empty if it is not known
-	from  int64  // in the image
+	// room is whether there is memory for a block, and at where, as an offset in Rows.Memory.
+	room bool
+	at   int64
+	// bytes is the block, which is at from in the image; empty if no window has been read since an
+	// error.
+	bytes []byte
+	from  int64
 }
 
-// Piece is bytes of one buffer of an image that are wanted.
+// Piece is bytes of one buffer of an image that a read function must provide. The function calls
+// FromHeld first, which may provide a part without reading. It then reads the blocks that have the
+// rest, with Cut where one request to the disk ends and another begins, and gives the last block to
+// Hold.
 type Piece struct {
 	Off int64 // in the image
 	To  []byte
 	of  *columnBuffer // nil for an offset that is only looked up
 }
 
-// FromHeld copies the part of the piece that is in the kept block. It reports whether that was all.
+// FromHeld copies the beginning of the piece from the kept block, as far as that has it, and
+// shortens the piece. It reports whether nothing is left to read.
 func (p *Piece) FromHeld() bool {
 	if p.of != nil {
 		if h := &p.of.held; p.Off >= h.from && p.Off < h.from+int64(len(h.bytes)) {
@@ -66,8 +80,9 @@ func (p *Piece) FromHeld() bool {
 	return len(p.To) == 0
 }
 
-// Cut returns the part of the piece that is before off of the image. more is whether there are other
-// bytes, which p is then.
+// Cut returns the part of the piece that is before offset off of the image, and shortens p to the
+// rest. more reports whether there is a rest. The part with more does not end in its buffer's last
+// block, so Hold does nothing for it.
 func (p *Piece) Cut(off int64) (part Piece, more bool) {
 	part = *p
 	if n := off - p.Off; n < int64(len(p.To)) {
@@ -77,16 +92,18 @@ func (p *Piece) Cut(off int64) (part Piece, more bool) {
 	return part, more
 }
 
-// Hold keeps the block at off of the image, in which the piece has ended.
+// Hold keeps a copy of the block at off of the image, in which the piece has ended, for the next
+// window. It does nothing if the buffer has no memory for a block.
 func (p *Piece) Hold(off int64, block []byte) {
 	if p.of != nil && p.of.held.room {
 		p.of.held.from, p.of.held.bytes = off, append(p.of.held.bytes[:0], block...)
 	}
 }
 
-// NewRows returns the Rows of an image from a row on, for size bytes of memory in a space. They must
-// hold the whole batch, or the whole buffers and a page for each other one, or else the error is a
-// *reservation.ExceededError.
+// NewRows plans the reading of an image from row from on, in size bytes of memory in a space. The
+// memory must have room for the whole batch, or at least for the whole buffers and a page for each
+// other one; otherwise the error is a *reservation.ExceededError with the bytes that are needed.
+// NewRows reads nothing.
 func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error) {
 	c, err := Selection{}.Of(d.Schema, d.Rows)
 	if err != nil {
@@ -98,6 +115,8 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 		return nil, err
 	}
 	r := &Rows{chosen: all, space: space, size: size}
+	// Place the whole buffers from the beginning of the memory on, and count what the others have.
+	// window grows to where the windows begin.
 	var cut, blocks, dicts int64
 	for i := range r.buffers {
 		b := &r.buffers[i]
@@ -116,9 +135,11 @@ func NewRows(d *batch.Descriptor, from, size int64, space tier.ID) (*Rows, error
 		}
 	}
 	r.dicts = make([]byte, dicts)
+	// At the worst each cut buffer takes a page in a window, if the batch as a whole does not fit.
 	if need := r.window + min(cut, blocks*tier.Page); need > size {
 		return nil, r.tooSmall(need)
 	}
+	// A batch that fits as a whole is one window, for which no block needs to be kept.
 	if r.window+cut > size && blocks*d.SumBlock() <= (size-r.window)/4*3 {
 		for i := range r.buffers {
 			if b := &r.buffers[i]; !b.whole && b.span.Length > 0 {
@@ -139,26 +160,36 @@ func (r *Rows) tooSmall(need int64) error {
 	}
 }
 
-// Row returns the first row of the next window: Image.Rows when all have been read.
+// Row returns the number of the first row of the next window. It is Image.Rows when all have been
+// read.
 func (r *Rows) Row() int64 { return r.next }
 
-// Next fills the next window, by calls of read, and opens it as a record, which is valid until the call
-// of Next after that. On an error it ends the lease, and the same rows can be read again. If the memory
-// is too small for a row, the error is a *reservation.ExceededError.
+// Next fills the next window, by two calls of read, and opens it as a record. The record's memory
+// is reused by the next call, so the caller must be done with it; l ends when its last buffer is
+// released.
+//
+// On an error the lease ends and Row stays the same, so the call can be repeated. If the memory is
+// too small for a single row, the error is a *reservation.ExceededError. Next must not be called
+// when all rows have been read.
 func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.RecordBatch, err error) {
 	defer func() {
 		if err != nil {
 			l.End()
 			for i := range r.buffers {
+				// A read that failed may have changed the kept blocks.
 				r.buffers[i].held.bytes = nil
 			}
 		}
 	}()
+	// The number of rows that fit is known only when their offsets have been read, and those take
+	// memory too. So guess the number first, read the offsets of as many, and then take as many as
+	// really fit.
 	n := r.estimate()
 	var pieces []Piece
 	for i := range r.buffers {
 		switch b := &r.buffers[i]; {
 		case b.span.Length <= 0:
+		// These are read once, with the first window.
 		case b.whole && r.hasWhole:
 		case b.inDict:
 			pieces = append(pieces, Piece{b.span.Offset, r.dicts[b.at:][:b.span.Length], b})
@@ -168,7 +199,8 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 			b.held.bytes = r.Memory[b.held.at : b.held.at : b.held.at+r.Image.SumBlock()]
 		}
 	}
-	// The offsets come first, because they are the bounds of strings.
+	// The offsets come first, because they are the bounds of strings. In the first window the whole
+	// buffers are read with them, in one call.
 	offsets, end, err := r.place(r.window, n, true)
 	if err != nil {
 		return nil, err
@@ -176,6 +208,8 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 	if err := read(append(pieces, offsets...)); err != nil {
 		return nil, err
 	}
+	// With sound offsets, place fails exactly if the rows do not fit, so a binary search finds the
+	// number. It is at least 1: if one row does not fit, the call of place below reports why.
 	n = max(1, int64(sort.Search(int(n), func(i int) bool {
 		_, _, err := r.place(end, int64(i)+1, false)
 		return err != nil
@@ -188,17 +222,20 @@ func (r *Rows) Next(read func([]Piece) error, l *Lease, find Finder) (_ arrow.Re
 	}
 	d, skip := r.describe(n, int64(len(r.dicts)))
 	d.Body = int64(len(r.dicts)) + end
+	// In the record's body the dictionaries on the heap come first, and then the memory.
 	l.Unleased = int64(len(r.dicts))
 	rec, err := OpenRows(d, skip, [][]byte{r.dicts, r.Memory[:end]}, l, find)
 	if err != nil {
 		return nil, err
 	}
+	// Only now is the window read: after an error the same rows are read again.
 	r.next += n
 	r.hasWhole = true
 	return rec, nil
 }
 
-// estimate returns how many rows are likely to fit into a window.
+// estimate returns how many rows are likely to fit into a window, at least 1. It takes strings to
+// be as long as they are on average from here to the end.
 func (r *Rows) estimate() int64 {
 	left := r.Image.Rows - r.next
 	room, perRow := float64(r.size-r.window), 0.0
@@ -207,21 +244,27 @@ func (r *Rows) estimate() int64 {
 		if b.whole || b.span.Length <= 0 {
 			continue
 		}
+		// Each buffer may need padding, and one offset more than it has rows.
 		room -= AlignSmall + 8
 		if b.Role == shape.Data {
 			perRow += float64(max(0, b.span.Length-b.last)) / float64(left)
 		} else {
+			// 1024 rows are whole bytes of a bitmap.
 			_, bytes := b.Bytes(0, 1024*b.scale)
 			perRow += float64(bytes) / 1024
 		}
 	}
+	// The rest of the batch fits.
 	if perRow*float64(left) <= room {
 		return left
 	}
 	return int64(max(1, room/perRow))
 }
 
-// place gives the offsets, or the other buffers, of n rows their places in the window, from at to end.
+// place gives either the offsets or all other cut buffers of the next n rows their places in the
+// window, from at to end, and returns the pieces to read. It fails with a
+// *reservation.ExceededError if they do not fit. The strings' bounds come from the offsets, which
+// must have been read for at least n rows. A later call for fewer rows replaces the places.
 func (r *Rows) place(at, n int64, offsets bool) (pieces []Piece, end int64, err error) {
 	for i := range r.buffers {
 		b := &r.buffers[i]
@@ -242,6 +285,7 @@ func (r *Rows) place(at, n int64, offsets bool) (pieces []Piece, end int64, err 
 	if at > r.size {
 		return nil, 0, r.tooSmall(at)
 	}
+	// The memory is handed out only when it is certain that all buffers fit.
 	for i := range pieces {
 		b := pieces[i].of
 		b.to = r.Memory[b.at:][:b.size:b.size]

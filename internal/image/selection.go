@@ -8,31 +8,32 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 )
 
-// Selection is the columns and the rows of a batch that are wanted. The zero value
-// is the whole batch.
+// Selection is the columns and the rows of a batch that a program wants to read. The zero value is
+// the whole batch.
 type Selection struct {
-	// Columns are names of the schema's columns, in the order in which they are wanted. A
-	// name that two columns of the schema have is an error; use Fields.
+	// Columns are names of the schema's columns, in the order of the record that is made. A name
+	// that two columns of the schema have is an error; use Fields.
 	Columns []string
-	// Fields are the places of columns in the schema, from 0 on, in the order in which
-	// they are wanted. It is set instead of Columns.
+	// Fields are indices of the schema's columns, in the order of the record that is made. Only one
+	// of Columns and Fields may be set.
 	//
-	// If both are nil all columns are wanted. If one is empty and not nil none is: the
-	// record has rows and no columns.
+	// If both are nil all columns are wanted. If one is empty and not nil none is: the record has
+	// rows and no columns.
 	Fields []int
-	// From and To are rows: From is the first that is wanted, To the first behind it that
-	// is not. A To of 0 is the end of the batch. If From equals To, or the end, the record
-	// has no rows, and nothing is read.
+	// From is the first row that is wanted, and To the first row after those that are. A To of 0
+	// means the end of the batch. If From equals To, or the end, the record has no rows, and
+	// nothing is read.
 	From, To int64
 }
 
-// ErrSelection matches every *SelectionError.
+// ErrSelection matches every *SelectionError, whatever is wrong with the selection.
 var ErrSelection = errors.New("invalid selection")
 
-// SelectionError reports what a Selection wants and a batch does not have.
+// SelectionError reports that a Selection contradicts itself or asks for what a batch does not
+// have.
 type SelectionError struct {
-	Column   string // the name in Selection.Columns that is wrong; "" if it is something else
-	Field    int    // the place in Selection.Fields that is wrong; -1 if it is something else
+	Column   string // the name in Selection.Columns that is wrong, or ""
+	Field    int    // the index in Selection.Fields that is wrong, or -1
 	Columns  int    // that the batch has
 	From, To int64  // the rows that are wanted
 	Rows     int64  // that the batch has
@@ -54,14 +55,16 @@ func (e *SelectionError) Error() string {
 // Is matches ErrSelection.
 func (e *SelectionError) Is(target error) bool { return target == ErrSelection }
 
-// Columns is what a Selection comes to for one schema and number of rows.
+// Columns is a Selection applied to one schema and number of rows. All its numbers are in range.
 type Columns struct {
 	Schema   *arrow.Schema // of the chosen columns; metadata and byte order are the batch's
-	Fields   []int         // their places in the batch's schema
+	Fields   []int         // for each chosen column: its index in the batch's schema, each once
 	From, To int64         // rows
 }
 
-// Of looks up what is wanted.
+// Of applies the selection to a batch of rows rows. It returns a *SelectionError if the batch does
+// not have what is wanted, or if a column is given twice. The byte order and metadata of the chosen
+// schema are the batch's.
 func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 	wrong := func(column string, field int, format string, args ...any) error {
 		return &SelectionError{
@@ -69,6 +72,7 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 			From: s.From, To: s.To, Rows: rows, Problem: fmt.Sprintf(format, args...),
 		}
 	}
+	// First the rows.
 	c := &Columns{From: s.From, To: s.To}
 	if s.To == 0 {
 		c.To = rows
@@ -89,6 +93,8 @@ func (s Selection) Of(schema *arrow.Schema, rows int64) (*Columns, error) {
 		}
 		return c, nil
 	}
+	// Then the columns, by number or by name. Each may be chosen once: a record with a column twice
+	// would have its buffers twice.
 	c.Fields = slices.Clone(s.Fields)
 	for _, name := range s.Columns {
 		at := schema.FieldIndices(name)

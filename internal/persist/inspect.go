@@ -14,15 +14,22 @@ import (
 	"github.com/spillway-db/spillway/internal/volumes"
 )
 
-// Directory is what a directory holds that persists.
+// Directory is what persists in one directory, for tools that show it. Unlike Found it takes
+// nothing over: it takes no room of a space, and an engine may use the directory at the same time.
 type Directory struct {
 	volumes.PersistedDir
-	Batches      []*Batch // the oldest first; none if PersistedDir.Sealed
-	Dictionaries []*Batch // that are images of their own, and batches share
+	// Batches are the oldest first, damaged files among them, with their Err. It is nil if
+	// PersistedDir.Sealed, because the entries of an encrypted volume cannot be read without the user's
+	// key.
+	Batches      []*Batch
+	Dictionaries []*Batch
 }
 
-// Inspect lists what persists in dir; see volumes.Inspect. With checksums it reads all bytes of the
-// batches and dictionaries, where no engine uses them, and compares them with their checksums.
+// Inspect lists what persists in dir; see volumes.Inspect. With checksums it also reads all bytes
+// of the batches and dictionaries in directories that no engine uses, and compares them with their
+// checksums; differences are in the Err of each Batch. In a directory in use, files may end between
+// their listing and their reading, which would be reported as damage. The returned error is about
+// dir as a whole.
 func Inspect(dir string, checksums bool) ([]Directory, error) {
 	kept, err := volumes.Inspect(dir)
 	if err != nil {
@@ -38,10 +45,13 @@ func Inspect(dir string, checksums bool) ([]Directory, error) {
 	return out, nil
 }
 
+// list fills d from d.Records, which come in the order in which they were written. With checksums
+// it also reads the bodies.
 func (d *Directory) list(checksums bool) {
 	schemas := make(Schemas)
 	files := make(map[uint64]*Batch)
 	for _, p := range d.Records {
+		// Dictionaries were written before the batches that need them, and come first.
 		b := &Batch{Persisted: p}
 		b.read(schemas, files)
 		if b.Err == nil && checksums && b.Size > 0 {
@@ -55,7 +65,9 @@ func (d *Directory) list(checksums bool) {
 	}
 }
 
-// check returns an error if a byte of a file is not the one that was written.
+// check reads the bytes of a file, block by block or run by run, and returns an error at the first
+// difference: a *image.CorruptError with the offset in the file, or that the file is too short. The
+// memory begins at offset 0 of the file. The file must not be encrypted.
 func (b *Batch) check() error {
 	type part struct {
 		off, n int64
@@ -63,6 +75,8 @@ func (b *Batch) check() error {
 	}
 	var parts []part
 	d := b.Entry.Descriptor
+	// The checksums of a compressed image are those of its runs, which cover the stored bytes.
+	// Descriptor.Sums are of the body, which would have to be uncompressed first.
 	for i := range b.Entry.Runs {
 		r := &b.Entry.Runs[i]
 		parts = append(parts, part{r.Offset, r.Stored(), r.Sum})
@@ -78,6 +92,7 @@ func (b *Batch) check() error {
 		return err
 	}
 	defer file.Close()
+	// No part is longer than a run: see Entry.fits.
 	buf := make([]byte, payload.RunSize)
 	for _, p := range parts {
 		if _, err := file.ReadAt(buf[:p.n], p.off); err != nil {
@@ -90,7 +105,8 @@ func (b *Batch) check() error {
 	return nil
 }
 
-// Codecs returns the codecs that the bytes are stored with, each once; none for plain bytes.
+// Codecs returns the codecs of the stored bytes, each once, in the order of their first run; nil
+// for plain bytes.
 func (e *Entry) Codecs() (all []codec.Codec) {
 	for i := range e.Runs {
 		if c := codec.Codec(e.Runs[i].Codec); !slices.Contains(all, c) {

@@ -16,7 +16,8 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// Builtin holds what the built-in converters work with.
+// Builtin holds what the built-in converters of one engine work with. The engine sets the exported
+// fields before Open; they do not change afterwards. Its methods are safe for concurrent use.
 type Builtin struct {
 	// Streams returns the pool of streams of a GPU space's device.
 	Streams func(tier.ID) (*devpool.Streams, error)
@@ -28,6 +29,8 @@ type Builtin struct {
 	// Codec is how batches are compressed on disk. Shared dictionaries are never compressed.
 	Codec codec.Codec
 
+	// Choose chooses the codec of each disk if Codec is codec.Auto. Scratch lends blocks to lanes.
+	// turns lets pre-cleaning give way to other transfers.
 	Dicts   Dictionaries
 	Choose  codec.Chooser
 	coders  codec.Coders
@@ -51,8 +54,10 @@ func (b *Builtin) Open() error {
 	return nil
 }
 
-// TypeIn returns the type of image that a move makes of a payload in a space. On disk it is compressed
-// if the payload is already compressed or compressing should pay, and else plain.
+// TypeIn returns the type of image that a move makes of a payload in a space. On disk it is
+// compressed if the payload is already compressed or compressing should pay. Elsewhere it is plain:
+// an image is opened in place, which a compressed one cannot be. Payloads of a program's own types
+// are none of its concern, and it returns plain for them.
 func (b *Builtin) TypeIn(src batch.Payload, to *tier.Space) payload.Type {
 	from, ok := src.(*payload.Image)
 	switch {
@@ -64,9 +69,13 @@ func (b *Builtin) TypeIn(src batch.Payload, to *tier.Space) payload.Type {
 	return payload.PlainImage
 }
 
-// Convert makes an image of src in the space of r, of a type, and copies the dictionaries that
-// the space does not have. The new image shares the descriptor of src, unless that has no checksums
-// yet. One permit covers the body and the dictionaries.
+// Convert makes an image of src in the space of r, of type as, in memory drawn from r, and copies
+// the dictionaries that the space does not have. The new image shares the descriptor of src, unless
+// that has no checksums yet: then they are computed on the way. src is only read. On an error
+// everything that was drawn is released, except r itself, which is the caller's.
+//
+// One permit covers the body and the dictionaries. Convert waits for the permit, for streams,
+// blocks and chunks, and for copies of dictionaries that others make, but not for room.
 func (b *Builtin) Convert(
 	ctx context.Context, src batch.Payload, as payload.Type, r *reservation.Reservation,
 ) (_ batch.Payload, err error) {
@@ -77,7 +86,9 @@ func (b *Builtin) Convert(
 	desc := from.Descriptor()
 	parts := payload.Parts{Descriptor: desc, Space: r.Space(), Type: as}
 	out := &bytesTo{space: r.Space()}
-	bytes := desc.Body + int64(len(from.Parts.Shared))*DiskUnderWay // a dictionary may be long
+	// The lengths of the dictionaries that are missing are not known yet, so each counts as much as
+	// a transfer can have in progress.
+	bytes := desc.Body + int64(len(from.Parts.Shared))*DiskUnderWay
 	err = b.Permitted(ctx, r.Space(), from.Space(), bytes, func(ctx context.Context) (err error) {
 		if err := out.alloc(&parts, r); err != nil {
 			return err
@@ -91,8 +102,10 @@ func (b *Builtin) Convert(
 		if err != nil {
 			return err
 		}
+		// A scattered image needs no checksums, because nothing reads it from a disk. Without them
+		// a device can copy the bytes by itself.
 		if as == payload.ScatteredImage && from.Parts.Adjustments == nil {
-			in.sums = nil // none are needed, so devices can copy the bytes by themselves
+			in.sums = nil
 		}
 		if err := b.copy(ctx, out, in); err != nil {
 			return err
@@ -110,10 +123,14 @@ func (b *Builtin) Convert(
 	return payload.New(parts), nil
 }
 
-// alloc draws the memory of an image from r, in one buffer. A compressed one gets as much as it may
-// need at most, and copy gives the rest back. The Arrow buffers of a scattered one are at their
-// places in a plain image. Memory that nobody opens in place may be split at any page: it is
-// compressed, or is on a disk, where free room may be in many pieces.
+// alloc draws the memory of an image from r, in one buffer, and sets the sink. It also sets the
+// parts that describe where the bytes are: Buffers, and Runs or Ranges. If the body is empty there
+// is no buffer.
+//
+// A compressed image gets as much as the body has, the most it can need, and copy gives the rest
+// back. The Arrow buffers of a scattered one are at their places in a plain image. Memory that
+// nobody opens in place may be split at any page: it is compressed, or is on a disk, where free
+// room may be in many pieces.
 func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error {
 	body := parts.Descriptor.Body
 	pages := &batch.Descriptor{Body: body} // has no buffer that a cut must spare
@@ -128,6 +145,9 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 	} else {
 		cuts = parts.Descriptor.Cuts()
 	}
+	// First at places that no Arrow buffer crosses, so that reading one column reads one piece. A
+	// disk that has enough room only in smaller pieces splits buffers too: a body is never opened
+	// in place there.
 	buf, err := r.Alloc(body, cuts...)
 	var full *tier.NoSpaceError
 	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind().IsStorage() {
@@ -142,6 +162,7 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 			m.SealBy(n)
 		}
 	}
+	// An error comes after the buffer is in parts, so the caller releases it with them.
 	d.Sink, err = memoryOf(buf)
 	m, ok := d.Sink.(*deviceMemory)
 	for i := range parts.Ranges {
@@ -152,8 +173,9 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 	return err
 }
 
-// from returns the source of an image's bytes. Bytes from a disk, and uncompressed bytes, are
-// compared with the checksums.
+// from returns the source of an image's bytes. Bytes that come from a disk, or are compressed, are
+// verified. Plain bytes in host and device memory are not: they were when they came there, and
+// memory is trusted.
 func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error) {
 	if p.Type == payload.ScatteredImage {
 		return b.fromScattered(ctx, p)
@@ -170,9 +192,11 @@ func (b *Builtin) from(ctx context.Context, p *payload.Parts) (*bytesFrom, error
 	}, err
 }
 
-// Share returns dictionaries, which are in the space src, in the space of r: a reference to each, which is
-// the caller's. Those that are not there yet are copied, into memory drawn from r. Those that others need
-// come before them. Between memory and disk it takes a permit, unless it is called within OnDisk.
+// Share returns references, which are the caller's, to the given dictionaries in the space of r.
+// They are now in the space src. Those that are not in the target yet are copied, into memory drawn
+// from r. all must have each dictionary after those that it needs, as an image has them. Between
+// memory and disk Share takes a permit, unless it is called within OnDisk. On an error all
+// references are released.
 func (b *Builtin) Share(
 	ctx context.Context, all []batch.Shared, src *tier.Space, r *reservation.Reservation,
 ) (shared []batch.Shared, err error) {
@@ -210,9 +234,10 @@ func (b *Builtin) Share(
 	return shared, nil
 }
 
-// LayDictionaries returns a reference to each of the dictionaries in the space of r. It lays those out
-// that are missing there: layouts are those of each, as Resolve returns them. Then each layout returns
-// the descriptor that all share.
+// LayDictionaries returns references to dictionaries in the space of r, for a record that is laid
+// out there. It lays out those that are missing. layouts has for each the layouts that Resolve
+// returned, of which any has the bytes. Afterwards all of these layouts return the descriptor that
+// all batches share. On an error all references are released.
 func (b *Builtin) LayDictionaries(
 	ctx context.Context, dicts []*Dictionary, layouts [][]*image.Layout, r *reservation.Reservation,
 ) (shared []batch.Shared, err error) {
@@ -235,10 +260,10 @@ func (b *Builtin) LayDictionaries(
 	return shared, nil
 }
 
-// Lay lays a record out in the space of parts, as their type and in memory drawn from r. It
-// sets the memory of parts, also after an error. It must be called within Permitted. Unlike other
-// transfers to a disk, it does not measure the disk's speed for the choice of a codec where it does
-// not compress, because the disk also waits for the layout.
+// Lay lays a record out in the space of parts, as their type and in memory drawn from r. It sets
+// the memory of parts, also after an error, so the caller must release them. It must be called
+// within Permitted. If it does not compress, it does not measure the disk's speed for the choice of
+// a codec, unlike other transfers to a disk: the disk also waits for the layout.
 func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts, r *reservation.Reservation) error {
 	parts.Descriptor = &l.Desc
 	out := &bytesTo{space: r.Space()}
@@ -248,14 +273,16 @@ func (b *Builtin) Lay(ctx context.Context, l *image.Layout, parts *payload.Parts
 	return b.copy(ctx, out, &bytesFrom{layout: l, size: l.Desc.Body})
 }
 
-// Together writes the bodies of images, which are all on one device or in one host space, side by
-// side to a buffer on a disk. It passes them through pinned chunks, so that one request writes
-// many.
+// Together writes the bodies of images, which are all on one device or in one host space, one after
+// the other to a buffer on a disk. It passes them through pinned chunks, so that one request writes
+// many small bodies. The bodies are plain, and each begins at a page, because their lengths are
+// multiples of one.
 func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batch.Image) error {
 	src := &bytesFrom{space: images[0].Space()}
 	var host hostMemory
 	device := &deviceMemory{space: src.space}
 	for _, img := range images {
+		// All are of the same kind: the caller groups them.
 		switch m := img.Buffer().Memory().(type) {
 		case tier.DeviceMemory:
 			device.parts = append(device.parts, image.Part{Off: src.size, N: m.Size(), Addr: m.Addr()})
@@ -276,22 +303,29 @@ func (b *Builtin) Together(ctx context.Context, buf *tier.Buffer, images []*batc
 	})
 }
 
-// gathered is host memory in many pieces, which is copied to be written at once: nothing of it is viewed.
+// gathered is host memory in many pieces. It is a type of its own so that copy does not write each
+// piece by itself, as it does with hostMemory: copy passes the pieces through a chunk, which is
+// written at once.
 type gathered struct{ hostMemory }
 
-// Digest computes the fingerprint of an image's body and of its dictionaries behind it, as if they
-// extended no others. Dictionaries are read to the Go heap.
+// Digest computes the fingerprint of an image: of its body, and of its dictionaries as if they
+// followed it and extended no others. So it is the same in every tier, form and division into
+// extensions. Dictionaries are read to the Go heap, as a whole. It takes a permit if the image is
+// on a disk.
 func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, err error) {
 	src, err := b.from(ctx, &img.Parts)
 	if err != nil {
 		return d, err
 	}
-	src.sums = nil                                 // the digest is all that is wanted
+	// A scattered image without checksums would get them computed here, for nothing.
+	src.sums = nil
 	bodies := make(map[*batch.Descriptor][][]byte) // of the dictionaries
 	bytes := src.size + int64(len(img.Parts.Shared))*DiskUnderWay
 	err = b.Permitted(ctx, nil, img.Space(), bytes, func(ctx context.Context) error {
 		var mu sync.Mutex
 		src.see = func(p []byte, off int64) {
+			// The digest is a sum over numbered words, so pieces count in any order. It is computed
+			// outside of the lock, because that is the work.
 			part := tier.DigestBytes(p, off/8)
 			mu.Lock()
 			defer mu.Unlock()
@@ -317,6 +351,8 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 	if err != nil {
 		return d, err
 	}
+	// Then the dictionaries, in the order in which a walk of the descriptors meets them. Extensions
+	// count as whole arrays, so their bases do not count again.
 	at, counted := src.size, make(map[*batch.Descriptor]bool)
 	var add func(of *batch.Descriptor) error // the dictionaries of an image that do not count yet
 	add = func(of *batch.Descriptor) error {
@@ -343,7 +379,8 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 }
 
 // Verify reads all bytes of an image on disk, compressed or not, and compares them with their
-// checksums.
+// checksums; the first that differ are an *image.CorruptError. Its dictionaries are not read. It
+// takes a permit.
 func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 	img, ok := p.(*batch.Image)
 	if !ok || !img.Space().Kind().IsStorage() {

@@ -25,12 +25,15 @@ const (
 	columnsUnderWay = DiskUnderWay / ColumnRequest
 )
 
-// ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and opens
-// them there. enter lists the record in the space as a holder of that memory.
+// ReadColumns reads the planned parts of an image into memory drawn from r, with one permit, and
+// opens them there. The record keeps the memory and the dictionaries that it needs; r stays the
+// caller's. enter lists the record in the space as a holder of that memory, so that a leak or a
+// full space can name it.
 func (b *Builtin) ReadColumns(
 	ctx context.Context, p *image.ColumnsPlan, img *batch.Image, r *reservation.Reservation,
 	enter func(l *image.Lease, s *tier.Space, memory any, bytes int64),
 ) (rec arrow.RecordBatch, err error) {
+	// Only the dictionaries of the chosen columns are brought to the target.
 	needed := make(map[*batch.Descriptor]bool)
 	for _, d := range p.Memory.AllDictionaries() {
 		needed[d] = true
@@ -43,7 +46,8 @@ func (b *Builtin) ReadColumns(
 		if err != nil {
 			return err
 		}
-		// The record has a lease, and arrays of dictionaries have theirs.
+		// The record has a lease on the memory, and arrays of dictionaries have theirs, so what was
+		// drawn here is given up in any case.
 		defer func() { err = errors.Join(err, buf.Release()) }()
 		shared, err := b.Share(ctx, all, img.Space(), r)
 		if err != nil {
@@ -74,11 +78,12 @@ func Released(rec arrow.RecordBatch, err error) (arrow.RecordBatch, error) {
 	return rec, err
 }
 
-// ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and of a
-// compressed body whole frames, in requests of up to ColumnRequest. It keeps the last block of each
-// piece. If whole is set, the pieces that follow each other are whole blocks, which are read straight
-// to where they belong; otherwise pieces may overlap. Nothing is under way when it returns. The space of
-// the pieces is to; nil if they are on the Go heap.
+// ReadPieces fills pieces of a body. It reads whole blocks of the checksums, which it compares, and
+// of a compressed body whole frames, in requests of up to ColumnRequest bytes. It keeps the last
+// block of each piece (Piece.Hold). If whole is set, the pieces that follow each other are whole
+// blocks, which are read straight to where they belong; otherwise pieces may overlap, and their
+// blocks pass through the memory of a lane. It may change all. Nothing is in progress when it
+// returns. The space of the pieces is to; nil if they are on the Go heap.
 func (b *Builtin) ReadPieces(
 	ctx context.Context, img *batch.Image, to *tier.Space, whole bool, all []image.Piece,
 ) error {
@@ -94,10 +99,14 @@ func (b *Builtin) ReadPieces(
 		block = src.desc.SumBlock()
 	}
 	slices.SortFunc(all, func(a, b image.Piece) int { return cmp.Compare(a.Off, b.Off) })
-	var requests [][]image.Piece // of pieces whose blocks follow each other
-	var size, first, end int64   // of the last request
+	// Divide the pieces, in the order of the image, into requests. A piece joins the last request
+	// if its first block is in it or follows it, up to ColumnRequest bytes. A piece that would go
+	// beyond is cut.
+	var requests [][]image.Piece
+	var size, first, end int64 // of the last request
 	for _, p := range all {
 		host, ok := src.Source.(hostMemory)
+		// In host memory nothing has to be requested or verified.
 		if ok && src.runs == nil {
 			if err := image.Gather(p.To, host, p.Off); err != nil {
 				return err
@@ -117,9 +126,12 @@ func (b *Builtin) ReadPieces(
 			size, end = size+n, max(end, extent.RoundUp(part.Off+n, block))
 		}
 	}
-	if len(requests) == 0 { // an image without bytes also has no memory
+	// All was in memory, or in blocks that the cursor has kept.
+	if len(requests) == 0 {
 		return nil
 	}
+	// A device needs pinned chunks. From a disk, whole blocks need no memory; others pass through a
+	// block.
 	w := &lanes{b: b, node: src.space.Node}
 	var devices []*deviceMemory
 	if m, ok := src.Source.(*deviceMemory); !ok {
@@ -132,6 +144,7 @@ func (b *Builtin) ReadPieces(
 	return b.Permitted(ctx, to, src.space, size, func(ctx context.Context) error {
 		return b.onStreams(ctx, devices, func() error {
 			return w.each(ctx, 0, len(requests), columnsUnderWay, nil, func(ctx context.Context, l *lane, i int) error {
+				// Each request has a reader of its own: frames are kept within a request only.
 				r := &ranges{b: b, src: src, frame: -1, chunk: l.chunk}
 				if w.blocks {
 					r.room, r.raw, r.chunk = l.stored, l.raw[:payload.FrameSize], l.raw[payload.FrameSize:]
@@ -142,14 +155,18 @@ func (b *Builtin) ReadPieces(
 	})
 }
 
-// fill reads the blocks of pieces that follow each other: straight to the pieces if they are whole, or
-// else through the chunk.
+// fill reads the blocks of one request's pieces, which follow each other: straight to the pieces if
+// they are whole, or else as many blocks at a time as the chunk has room for, from which the pieces
+// are copied.
 func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, whole bool) error {
 	for _, p := range pieces {
 		r.until = max(r.until, extent.RoundUp(p.Off+int64(len(p.To)), block))
 	}
+	// The last block of a body may be shorter.
 	r.until = min(r.until, r.src.size)
 	if whole {
+		// The pieces follow each other, so one checker sees whole blocks, even if a piece ends
+		// within one.
 		check := r.src.checker()
 		for _, p := range pieces {
 			err := r.read(ctx, p.To, p.Off)
@@ -173,6 +190,9 @@ func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, wh
 		if err != nil {
 			return err
 		}
+		// Each piece takes what it has of these blocks, and is shortened. When it is complete, the
+		// block in which it ends is kept for the next window. A frame may have several blocks; kept
+		// is the shorter one.
 		for i := range pieces {
 			p := &pieces[i]
 			if p.Off >= next || len(p.To) == 0 {
@@ -189,8 +209,9 @@ func (r *ranges) fill(ctx context.Context, pieces []image.Piece, block int64, wh
 	return nil
 }
 
-// ranges reads parts of a body for one goroutine. Of a compressed one it reads and uncompresses only
-// the frames that are wanted, and keeps the last ones for the next part.
+// ranges reads parts of a body for one goroutine. Of a compressed one it reads and uncompresses
+// only the frames that are wanted, and keeps the last ones for the next part: pieces of one request
+// are often in the same frame.
 type ranges struct {
 	b     *Builtin
 	src   *bytesFrom
@@ -217,17 +238,20 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 			return err
 		}
 		frame := off / size
+		// Read the frames of the rest of the request at once, as far as they are of this run.
 		if frame < r.first || frame >= r.end {
 			if err := r.readFrames(ctx, frame, r.until); err != nil {
 				return err
 			}
 		}
 		n := min(size, r.src.size-frame*size)
+		// Uncompress the frame, unless it is the one that was used last.
 		if r.frame != frame {
 			run, k, at := &r.src.runs[off/payload.RunSize], off%payload.RunSize/size, int64(0)
 			for _, stored := range run.Frames[:k] {
 				at += int64(stored)
 			}
+			// If decoding fails, raw has a part of another frame.
 			r.frame = -1
 			err := r.b.coders.Decode(codec.Codec(run.Codec), r.raw[:n], r.stored[at-r.skipped:][:run.Frames[k]])
 			if err != nil {
@@ -241,8 +265,9 @@ func (r *ranges) read(ctx context.Context, p []byte, off int64) error {
 	return nil
 }
 
-// readFrames reads the frames from first on that have bytes before end and are of the same run, with
-// the rest of their first and last page. Only the checksums of the body are compared.
+// readFrames reads the stored frames from number first on that have bytes before end and are of the
+// same run, with the rest of their first and last page. The checksum of a run covers all of its
+// frames, so it cannot be compared here. Those of the body are, when the frames are uncompressed.
 func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	size := r.src.desc.Frame()
 	const run = payload.RunSize
@@ -261,13 +286,15 @@ func (r *ranges) readFrames(ctx context.Context, first, end int64) error {
 	if r.stored = image.View(host, at, n); int64(len(r.stored)) == n {
 		return nil
 	}
+	// A file may be read with direct I/O, which needs whole pages.
 	begin := at / tier.Page * tier.Page
 	p := r.room[:extent.RoundUp(at+n, tier.Page)-begin]
 	r.stored = p[at-begin:][:n]
 	return r.src.ReadAt(ctx, p, begin)
 }
 
-// columnsRead is the memory of a record of columns, for the space's account.
+// columnsRead is the memory of a record of columns, as the space's books list holders: it has the
+// methods of an image that list buffers.
 type columnsRead struct {
 	buf    *tier.Buffer
 	shared []batch.Shared

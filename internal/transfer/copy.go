@@ -27,14 +27,16 @@ const (
 	// with the simulated GPU and 64 MiB: two are a tenth slower than four, eight are a hundredth
 	// faster.
 	deviceLanes = 4
-	// StagedUnderWay is how many staged chunks, or runs, a transfer has in progress: the number of
-	// requests at which the disks that were measured reach their speed.
+	// StagedUnderWay is how many staged chunks, or runs, a transfer has in progress. It is the
+	// number of requests at which the disks that were measured reach their speed.
 	StagedUnderWay = 8
-	// hostRead is a request from disk to host memory: as volumes have them by default.
+	// hostRead is the length of a request from disk to host memory. It is the default of volumes,
+	// so each request of a lane is one of the disk.
 	hostRead = 2 << 20
 )
 
-// bytesFrom is a body to read.
+// bytesFrom is a body to read: where it is, in which form, and what has to look at its bytes on the
+// way. It belongs to one copy, whose lanes read it at the same time.
 type bytesFrom struct {
 	Source                     // of the bytes as they are stored; nil if a record is laid out while it is read
 	layout *image.Layout       // of that record; it is read once, from the beginning to the end
@@ -48,7 +50,8 @@ type bytesFrom struct {
 	verify bool                // compare the bytes with the checksums
 }
 
-// bytesTo is where a body is written to. The zero value has no sink: the bytes are only looked at.
+// bytesTo is where a body is written to. The zero value has no sink: the bytes are only looked at,
+// for a checksum, a digest or a Peek.
 type bytesTo struct {
 	Sink
 	space  *tier.Space
@@ -58,8 +61,8 @@ type bytesTo struct {
 	stored atomic.Int64  // bytes of runs so far; each lane takes room from here
 }
 
-// locate returns where the byte at off of the body is stored; the volume is empty where that is not
-// a file.
+// locate returns where the byte at off of the body is stored, for the message of a CorruptError.
+// volume is empty if that is not a file. In a compressed body it is the beginning of the frame.
 func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	m, ok := s.Source.(tier.FileMemory)
 	if !ok {
@@ -76,13 +79,16 @@ func (s *bytesFrom) locate(off int64) (volume, file string, at int64) {
 	return m.Locate(off)
 }
 
-// unchecked reports whether nothing has to look at the bytes.
+// unchecked reports whether no byte has to pass through Go code, so that devices may copy by
+// themselves.
 func (s *bytesFrom) unchecked() bool {
 	return !s.verify && s.sums == nil && s.see == nil && len(s.adjust) == 0
 }
 
-// checker returns what all bytes of a piece pass through, in order, before they go to the sink. A
-// piece begins with a checksum's chunk.
+// checker returns the function that all bytes of a piece pass through, in order, before they go to
+// the sink. It adjusts them, then verifies or sums them, then shows them to see. Each piece needs a
+// checker of its own, which has the state of a checksum, and must begin where a block of the
+// checksums does.
 func (s *bytesFrom) checker() func(p []byte, off int64) error {
 	sum := image.Summer{Desc: s.desc, Made: s.sums, Locate: s.locate}
 	return func(p []byte, off int64) error {
@@ -118,7 +124,9 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //	any other                      a chunk               8      the lane's pinned chunk
 //	one is compressed, or both     a run of 1 MiB        8      the lane's block (and its chunk, for a device)
 //
-// move picks the loop for a piece: plain, storeRun or uncompress.
+// move picks the loop for a piece: plain, storeRun or uncompress. All fields are set before the
+// lanes begin, and are only read by them. The sums and runs that lanes write have one element for
+// each block or run, so they need no lock.
 type copying struct {
 	b      *Builtin
 	src    *bytesFrom
@@ -133,7 +141,9 @@ type copying struct {
 	disk *codec.Disk // nil unless bytes go to a disk
 }
 
-// copy copies the bytes of src to dst. Every copy of a body goes through it.
+// copy copies the bytes of src to dst. Every copy of a body goes through it. It returns when
+// nothing is in progress any more, also on an error or when ctx ends; what dst then has is not
+// defined, and the caller releases it.
 func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error {
 	if src.size == 0 {
 		return nil
@@ -148,6 +158,8 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	c := &copying{
 		b: b, src: src, dst: dst, from: sourceHost, to: sinkHost, device: fromDevice || toDevice, with: codec.None,
 	}
+	// First choose the pieces: how long they are, how many are in progress, and whether they pass
+	// through pinned chunks. The table at copying has the result of this switch.
 	coded, staged, most := src.runs != nil || dst.runs != nil, false, StagedUnderWay
 	switch {
 	case coded:
@@ -165,12 +177,14 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	default:
 		staged = true
 	}
+	// Then the memory of the lanes: near to the device, because the copies to it are the fast ones.
 	w := &lanes{b: b, node: -1, blocks: coded}
-	for _, s := range [...]*tier.Space{src.space, dst.space} { // the node of the device, or of the first space
+	for _, s := range [...]*tier.Space{src.space, dst.space} {
 		if s != nil && (w.node < 0 || s.Kind().IsDevice()) {
 			w.node = s.Node
 		}
 	}
+	// A device copies at full speed only to and from pinned memory, which blocks need not be.
 	if staged || coded && c.device {
 		chunks, err := b.Staging(w.node)
 		if err != nil {
@@ -183,6 +197,9 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			}
 		}
 	}
+	// A layout is written in order, from one goroutine at a time. Lanes take turns at it: begin
+	// fills a lane's memory under the lock of the lanes, and then the lane stores the piece in
+	// parallel to the others.
 	var begin func(l *lane, i int) error
 	if layout != nil { // its bytes come in order: each piece is in the lane's memory when its move begins
 		begin = func(l *lane, i int) error {
@@ -194,7 +211,9 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			return layout.Write(room[:min(c.piece, src.size-off)], off)
 		}
 	}
-	alone := false // the first piece goes alone, so that no other one competes with its sample
+	// A codec is chosen by measuring how fast each is on a sample. If that is due, the first piece
+	// goes alone, so that no other one competes with its sample.
+	alone := false
 	if toFile {
 		var due bool
 		c.disk, due = b.Choose.Disk(dst.space.ID())
@@ -212,7 +231,9 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			devices = append(devices, m)
 		}
 	}
+	// Last, borrow the streams and run the lanes.
 	return b.onStreams(ctx, devices, func() error {
+		// Two devices that cannot reach each other are copied through pinned chunks.
 		if fromDevice && toDevice && src.unchecked() {
 			if err := b.copyOnDevices(ctx, to, from); !errors.Is(err, tier.ErrNotSupported) {
 				return err
@@ -226,6 +247,8 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 			first = 1
 		}
 		err := w.each(ctx, first, pieces, most, begin, c.movePiece)
+		// All runs are stored, so the length of the body is known: give the rest of the buffer
+		// back.
 		if err == nil && dst.runs != nil && dst.buf != nil {
 			dst.buf.Shrink(dst.stored.Load())
 		}
@@ -233,7 +256,8 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	})
 }
 
-// move moves piece i in a lane, and measures the speed of a disk.
+// movePiece moves piece i in a lane. Of bytes to or from a disk it measures the speed, for the choice of
+// a codec. It returns when the piece is in the sink.
 func (c *copying) movePiece(ctx context.Context, l *lane, i int) error {
 	if i == 0 && c.sample {
 		room := make([]byte, codec.SampleRoom+payload.SumChunk)
@@ -265,6 +289,7 @@ func (c *copying) movePiece(ctx context.Context, l *lane, i int) error {
 	default:
 		loop = func() error { return c.plain(ctx, l, off, n) }
 	}
+	// The disk is the target if that is one, or else the source.
 	space, writes := c.dst.space, true
 	if space == nil || !space.Kind().IsStorage() {
 		space, writes = cmp.Or(c.src.space, space), false
@@ -272,11 +297,13 @@ func (c *copying) movePiece(ctx context.Context, l *lane, i int) error {
 	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, n, loop)
 }
 
-// plain moves n bytes as they are: straight from where they are if Go code can reach them there,
-// else straight to where they go, else through the lane's chunk.
+// plain moves n bytes at off as they are. It copies them as rarely as possible: it works where Go
+// code can reach the bytes in the source, or else where they belong in the sink, or else in the
+// lane's chunk.
 func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	check := c.src.checker()
 	for end := off + n; off < end; {
+		// View ends with an extent, so a turn of the loop may move less than a chunk.
 		p := image.View(c.from, off, end-off)
 		fetched, stored := p != nil || c.src.layout != nil, c.dst.Sink == nil
 		if p == nil && !stored {
@@ -304,8 +331,9 @@ func (c *copying) plain(ctx context.Context, l *lane, off, n int64) error {
 	return nil
 }
 
-// storeRun compresses the n bytes of a run, a multiple of a page, and stores them. If the source is
-// compressed, too, it copies the run as it is stored there.
+// storeRun compresses the n bytes of run i, a multiple of a page, and stores them in the sink. If
+// the source is compressed too, it copies the run as it is stored there: compressing it again with
+// another codec would cost more than it gains. It sets the fields of the sink's run.
 func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, with codec.Codec) (err error) {
 	run, stored := &c.dst.runs[i], l.stored[:0]
 	var p []byte
@@ -329,6 +357,9 @@ func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, wi
 			return err
 		}
 		run.Codec, run.Frames = uint8(with), nil
+		// Encode appends the frame as it is if it would hardly shrink, so a run never becomes
+		// longer. Without a codec nothing is copied: stored is p, which may be the source's own
+		// memory.
 		for frame := range slices.Chunk(p, int(c.dst.frame)) {
 			before := len(stored)
 			if with == codec.None {
@@ -339,10 +370,15 @@ func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, wi
 			run.Frames = append(run.Frames, uint32(len(stored)-before))
 		}
 	}
+	// The checksum is of the stored bytes without the padding. The padding must be zero all the
+	// same: the block has old bytes, which would get into the file. If stored is p there is none,
+	// because n is whole pages.
 	run.Sum = xxh3.Hash(stored)
 	length := int64(len(stored))
 	stored = stored[:extent.RoundUp(length, tier.Page)]
 	clear(stored[length:])
+	// The counter gives each lane a place of its own in the buffer, so runs are stored in the order
+	// in which lanes are ready.
 	run.Offset = c.dst.stored.Add(int64(len(stored))) - int64(len(stored))
 	if err := c.dst.WriteAt(ctx, stored, run.Offset); err != nil || c.src.layout == nil || c.with != codec.Auto {
 		return err
@@ -352,9 +388,9 @@ func (c *copying) storeRun(ctx context.Context, l *lane, i int, off, n int64, wi
 	})
 }
 
-// uncompress brings the n bytes of a run to the sink: straight, if they are in one piece there. A run
-// that nothing was gained by compressing is read as it is, and compared with the checksums of the
-// body alone.
+// uncompress brings the n bytes of a run, which are at off of the body, to the sink: straight, if
+// they are in one piece there, or else through the lane's block. A run that did not shrink is read
+// as it is, and compared with the checksums of the body alone, which is as safe and one pass less.
 func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off, n int64) error {
 	p := image.View(c.to, off, n)
 	placed := int64(len(p)) == n
@@ -383,6 +419,7 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 	if err := c.src.checker()(p, off); err != nil || placed || c.dst.Sink == nil {
 		return err
 	}
+	// A device needs pinned memory, so the run goes on through the chunk, part by part.
 	if !c.device {
 		return c.dst.WriteAt(ctx, p, off)
 	}
@@ -395,7 +432,8 @@ func (c *copying) uncompress(ctx context.Context, l *lane, run *payload.Run, off
 	return nil
 }
 
-// fetch brings bytes of the source to p, which need not be pinned.
+// fetchPiece reads len(p) bytes at off of an uncompressed source into p, which need not be pinned: bytes
+// of a device go through the lane's chunk.
 func (c *copying) fetchPiece(ctx context.Context, l *lane, p []byte, off int64) error {
 	if !c.device {
 		return c.src.ReadAt(ctx, p, off)
@@ -409,12 +447,14 @@ func (c *copying) fetchPiece(ctx context.Context, l *lane, p []byte, off int64) 
 	return nil
 }
 
-// stored returns a run's bytes, verified: where they are, or in room.
+// stored returns the stored bytes of a run, verified. They are where the source has them, or in
+// room if Go code cannot reach them there in one piece; they must not be changed.
 func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) ([]byte, error) {
 	n := run.Stored()
 	host, _ := s.Source.(hostMemory)
 	p := image.View(host, run.Offset, n)
 	if int64(len(p)) < n {
+		// Whole pages, because a file may be read with direct I/O.
 		p = room[:extent.RoundUp(n, tier.Page)]
 		if err := s.ReadAt(ctx, p, run.Offset); err != nil {
 			return nil, err
@@ -427,7 +467,7 @@ func (s *bytesFrom) stored(ctx context.Context, run *payload.Run, room []byte) (
 	return p, nil
 }
 
-// corrupt adds where the corrupt bytes are, at off of a run.
+// corrupt completes c with where the corrupt bytes are, at off of the run as it is stored.
 func (s *bytesFrom) corrupt(c *image.CorruptError, run *payload.Run, off int64) *image.CorruptError {
 	c.Offset = run.Offset + off
 	if m, ok := s.Source.(tier.FileMemory); ok {

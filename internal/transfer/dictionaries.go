@@ -31,9 +31,11 @@ import (
 //	batch.Image ──▶ DictCopy (GPU) ──▶ Dictionary ◀── identity ◀── *array.Data, weakly
 //	batch.Image ──▶ DictCopy (disk) ──┘
 //
-// A dictionary is known while there is a copy of it, a caller that is about to make one holds it, or
-// another dictionary extends it. It is recognised by the array.Data that it was laid out from, or that
-// a record of Spillway's was opened with.
+// A dictionary is known while there is a copy of it, a caller that is about to make one holds it,
+// or another dictionary extends it. It is recognised by the array.Data that it was laid out from,
+// or that a record of Spillway's was opened with. So the records of a stream, which share the
+// array.Data, share the dictionary, and a record that was opened and is put again finds the
+// dictionary that it came from. Values are not compared, except for extensions.
 //
 // A request for room is for a batch's body and for the dictionaries that its target lacks,
 // together, so no caller has room for one of them and waits for the other. No reference is held
@@ -41,22 +43,31 @@ import (
 // share it are evicted, and two waiters, each with a dictionary that the other has no use for,
 // could fill a space that has room for either of them. So a dictionary may leave the target during
 // the wait. Each time the waiter looks for room, it takes references to the dictionaries that are
-// there (Pin), asks for as much room as the others need, and gives the references up if there is too
-// little: reservation.Options.Sized. While it has the references, it waits for copies that others make in
-// their own room, for batches in transit, permits, streams and memory of lanes, but not for room.
+// there (Pin), asks for as much room as the others need, and gives the references up if there is
+// too little: reservation.Options.Sized. While it has the references, it waits for copies that
+// others make in their own room, for batches in transit, permits, streams and memory of lanes, but
+// not for room.
 //
-// The zero value is empty and ready. The mutex is held for table look-ups only:
-// never while bytes are copied or memory is taken or freed.
+// The zero value is empty and ready. The mutex is held for table look-ups only: never while bytes
+// are copied or memory is taken or freed.
 type Dictionaries struct {
 	Mu struct {
 		lockrank.Mutex[lockrank.Registry]
-		Known map[weak.Pointer[array.Data]]identity // a superset; see sweepLocked
-		sweep int                                   // at how many names those in use are looked for
-		Made  map[*batch.Descriptor]*Dictionary
-		Last  map[family]*Dictionary // the longest of each family
-		lines uint64                 // how many there were; see Dictionary.line
-		seed  uint64                 // of the sums of values
-		bytes map[tier.ID]int64      // charged for copies that are there
+		// Known has the arrays by which dictionaries are recognised. The pointers are weak, so it
+		// keeps no array from being collected. Entries of arrays and dictionaries that are gone
+		// stay until a sweep; sweep is the length at which the next one is due.
+		Known map[weak.Pointer[array.Data]]identity
+		sweep int
+		// Made finds a dictionary by its descriptor, which is its identity for batches. It has
+		// those with a descriptor that are used.
+		Made map[*batch.Descriptor]*Dictionary
+		// Last has the longest dictionary of each family, which the next may extend.
+		Last  map[family]*Dictionary
+		lines uint64 // how many there were; see Dictionary.line
+		// seed makes the sums of values differ from process to process, so that nobody can prepare
+		// values with equal sums. 0 means that it was not chosen yet.
+		seed  uint64
+		bytes map[tier.ID]int64 // charged for copies that are there
 	}
 }
 
@@ -66,27 +77,41 @@ type identity struct {
 	print []fingerprint
 }
 
-// fingerprint is one buffer of an array, or the shape of one of the arrays in it.
-// A weak pointer equals another one only if both are of the same object, also after
-// that is gone and its address is used again. That the array is the same object is
-// not enough: arrow-go can give it other buffers (array.Data.Reset).
+// fingerprint is one buffer of an array, or the shape of one of the arrays in it. That an array is
+// the same object is not enough to recognise a dictionary, because arrow-go can give it other
+// buffers (array.Data.Reset). A weak pointer equals another one only if both are of the same
+// object, also after that is gone and its address is used again.
 type fingerprint struct {
 	buffer      weak.Pointer[memory.Buffer]
 	address     uintptr // of the bytes; means something only because the buffer is the same
 	length, off int
 }
 
-// Dictionary is one dictionary, wherever it is. Its plan is immutable.
+// Dictionary is one dictionary, wherever its copies are. Its plan is immutable.
+//
+// Being made: hold has returned it, Held is above 0, and desc is nil. Nothing was laid out yet, so
+// its checksums are not known. If laying out fails, letGo forgets it.
+//
+// Known: desc is set, and Made has it. It stays known while there is a copy, or while a caller or
+// an extension holds it.
+//
+// Forgotten: nothing uses it, and Known and Made lose it. An array that is put again then becomes a
+// new dictionary.
 type Dictionary struct {
 	Store     *Dictionaries
 	valueType arrow.DataType
-	plan      *batch.Descriptor // the nodes, spans and rows
-	Body      int64
-	Parts     []*Dictionary // the dictionaries outside that it refers to, by their numbers
-	base      *Dictionary   // the one that it extends, which it holds; see extended.go
-	family    family        // zero: it extends no other one, and no other one extends it
-	sums      []xxh3.Uint128
-	level     int
+	// plan has the nodes, spans and rows: those of its own image, without what its base has.
+	plan  *batch.Descriptor
+	Body  int64
+	Parts []*Dictionary // the dictionaries outside that it refers to, by their numbers
+	// base is the one that it extends, and which it holds; see extended.go. family is where others
+	// look for a base; its zero value means that the dictionary takes no part in that. sums are of
+	// the buffers of the whole array, to compare longer ones with. level is that of its image in
+	// its chain.
+	base   *Dictionary
+	family family
+	sums   []xxh3.Uint128
+	level  int
 
 	// Guarded by the store's mutex. Of the dictionaries of one line, each begins with the values of all
 	// shorter ones; 0: it is in none.
@@ -99,8 +124,15 @@ type Dictionary struct {
 	Copies []*DictCopy // one a space
 }
 
-// DictCopy is a dictionary's body in one space. It is the batch.Shared of the
-// images that use it.
+// DictCopy is a dictionary's body in one space. It is the batch.Shared of the images that use it.
+//
+// Being made: it is in Dictionary.Copies, and buf is nil. One caller of Acquire brings the bytes;
+// others for the same space wait for ended.
+//
+// There: buf is set, and Refs counts the images and callers that have a reference.
+//
+// Gone: the last reference was released, and the copy left Copies. Its memory stays while arrays
+// that were opened in it have leases.
 type DictCopy struct {
 	Dict  *Dictionary
 	space *tier.Space
@@ -108,24 +140,27 @@ type DictCopy struct {
 
 	// Guarded by the store's mutex; buf is set once, when the copy is there, and holders of a
 	// reference may read it.
-	buf    *tier.Buffer // nil while it is being made
-	Refs   int
-	opened *array.Data // that records in host memory share, with a reference and its lease; nil: none was
-	base   *DictCopy   // of the dictionary that it extends, with a reference
+	buf  *tier.Buffer // nil while it is being made
+	Refs int
+	// opened is the array that records in host memory share, with a reference to it and its lease;
+	// nil if none was opened yet. It lets the dictionary be recognised when such a record is put.
+	opened *array.Data
+	base   *DictCopy // of the dictionary that it extends, with a reference
 
 	// Of one that extends no other one, in host memory: the longest array that was assembled of a copy
 	// which extends it, and is still there. See extended.go.
 	whole *assembled
 }
 
-// Charged returns what the copies in a space are charged.
+// Charged returns how many bytes the copies in a space are charged, with assembled arrays.
 func (s *Dictionaries) Charged(space tier.ID) int64 {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return s.Mu.bytes[space]
 }
 
-// fingerprints describes an array and all that is in it.
+// fingerprints appends to to what identifies an array and all that is in it: children and
+// dictionary too.
 func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 	if d == nil || d == arrow.ArrayData((*array.Data)(nil)) {
 		return to
@@ -145,8 +180,9 @@ func fingerprints(d arrow.ArrayData, to []fingerprint) []fingerprint {
 }
 
 // Resolve returns the dictionaries of layouts, which are in the order of Layout.Dictionaries, and
-// makes those that the store does not have. With renew it makes all of them. Each is there once, after
-// those that it uses or extends, with the layouts of all arrays that it was recognised as. The caller
+// makes those that the store does not have. With renew it makes all of them, for a caller that has
+// found that an array was changed (ErrChanged). Each dictionary is there once, after those that it
+// uses or extends. of has for each the layouts of all arrays that it was recognised as. The caller
 // must call end when it has copies of them, or does not need them any more.
 func (s *Dictionaries) Resolve(
 	layouts []*image.Layout, renew bool,
@@ -160,6 +196,8 @@ func (s *Dictionaries) Resolve(
 		}
 		d := s.hold(l, parts, renew)
 		numbered[i] = d
+		// A dictionary that extends others needs copies of these in the same space, so the whole
+		// chain is returned. Their layouts read the same array.
 		chain, chained := d.chain(), []*image.Layout{l}
 		if d.base != nil {
 			var plans []*batch.Descriptor
@@ -180,11 +218,14 @@ func (s *Dictionaries) Resolve(
 	return dicts, of, func() { s.letGo(numbered...) }
 }
 
-// hold returns the dictionary of l, which the caller holds then.
+// hold returns the dictionary of l, known or new, and holds it for the caller, who must let it go.
+// parts are the dictionaries that l uses.
 func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *Dictionary {
 	source, valueType := l.Source, l.ValueType
 	key, print := weak.Make(source), fingerprints(source, nil)
 	var made *Dictionary
+	// At most two turns: comparing values with earlier dictionaries takes long, so a new one is
+	// made without the lock, and then entered, unless another caller was faster.
 	for {
 		s.Mu.Lock()
 		id, ok := s.Mu.Known[key]
@@ -211,7 +252,8 @@ func (s *Dictionaries) hold(l *image.Layout, parts []*Dictionary, renew bool) *D
 	}
 }
 
-// is reports whether l is the plan of d.
+// is reports whether a layout of l would be the image of d. The array is the same, but it may be
+// used as another type, or with other dictionaries within.
 func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dictionary) bool {
 	plan, whole := &l.Desc, image.Whole(d.plan)
 	return (d.base == nil || l.Growing() != nil) &&
@@ -222,11 +264,11 @@ func (d *Dictionary) is(l *image.Layout, valueType arrow.DataType, parts []*Dict
 // used reports whether anybody needs d to be known. The caller has the store's mutex.
 func (d *Dictionary) used() bool { return d.Held > 0 || len(d.Copies) > 0 }
 
-// leastSweep is how many names there may be before any is looked at.
+// minSweep is how many names there are at least before a sweep.
 const minSweep = 8
 
-// nameLocked makes key a name of d. When there are twice as many names as were in use the last time, it
-// forgets the others: so each costs a look or two, however many there are.
+// nameLocked makes key a name of d. When there are twice as many names as were in use at the last
+// sweep, it sweeps, so each name costs a constant number of looks, however many there are.
 func (s *Dictionaries) nameLocked(d *Dictionary, key weak.Pointer[array.Data], print []fingerprint) {
 	if len(s.Mu.Known) >= max(s.Mu.sweep, minSweep) {
 		s.sweepLocked()
@@ -253,7 +295,7 @@ func (s *Dictionaries) Names() int {
 	return len(s.Mu.Known)
 }
 
-// letGo ends the holding of dictionaries.
+// letGo ends the holding of dictionaries, and forgets those that nobody uses.
 func (s *Dictionaries) letGo(dicts ...*Dictionary) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -263,7 +305,8 @@ func (s *Dictionaries) letGo(dicts ...*Dictionary) {
 	}
 }
 
-// forgetLocked forgets a dictionary that nobody uses, and then perhaps its base.
+// forgetLocked forgets a dictionary that nobody uses, and then its base if nobody uses that any
+// more.
 func (s *Dictionaries) forgetLocked(d *Dictionary) {
 	for ; d != nil && !d.used(); d = d.base {
 		delete(s.Mu.Made, d.desc)
@@ -280,8 +323,8 @@ func (s *Dictionaries) forgetLocked(d *Dictionary) {
 	}
 }
 
-// Of returns the dictionaries that descriptors name. One that is gone by now is
-// returned as one without copies.
+// Of returns the dictionaries that descriptors name. For one that is gone by now it returns a
+// placeholder without copies, which has the right length for a reservation.
 func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
 	if len(descs) == 0 {
 		return nil
@@ -297,6 +340,7 @@ func (s *Dictionaries) Of(descs []*batch.Descriptor) []*Dictionary {
 	return out
 }
 
+// copyLocked returns the copy in a space, also one that is being made, or nil.
 func (d *Dictionary) copyLocked(space *tier.Space) *DictCopy {
 	for _, c := range d.Copies {
 		if c.space == space {
@@ -306,8 +350,9 @@ func (d *Dictionary) copyLocked(space *tier.Space) *DictCopy {
 	return nil
 }
 
-// Pin takes a reference to those dictionaries that are in a space, and returns them and what the
-// others would be charged there. Each of dicts is there once.
+// Pin takes a reference to each of those dictionaries that are in a space, and returns these
+// references, which the caller must release, and what the others would be charged there, in bytes.
+// A copy that is being made counts as missing. Each of dicts is there once.
 func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*DictCopy, missing int64) {
 	var away []*Dictionary
 	s.Mu.Lock()
@@ -329,15 +374,19 @@ func (s *Dictionaries) Pin(space *tier.Space, dicts []*Dictionary) (pins []*Dict
 // ErrChanged reports that an array has other values than when it was laid out before.
 var ErrChanged = errors.New("convert: a dictionary was changed while it was in use")
 
-// Acquire returns a reference to the copy of d in a space. If there is none, bring makes it: it sets the
-// memory and the descriptor of parts. Acquire releases the memory if bring fails. Only one caller
-// makes a copy at a time. The others wait for it, and one of them tries in its turn if it fails. A
-// caller that makes a copy waits for no other that does, so this ends. The caller holds d, or a
-// copy of it.
+// Acquire returns a reference to the copy of d in a space. If there is none, it calls bring to make
+// it: bring sets the memory and the descriptor of parts, and Acquire releases the memory if bring
+// fails.
+//
+// Only one caller makes a copy at a time. The others wait for it, until ctx ends; if it fails, one
+// of them tries in its turn. A caller that is making a copy does not wait for another one
+// meanwhile: callers acquire dictionaries one after the other. So waiting ends. The caller must
+// hold d, or a copy of it, so that it is not forgotten meanwhile.
 func (s *Dictionaries) Acquire(
 	ctx context.Context, d *Dictionary, space *tier.Space, bring func(parts *payload.Parts) error,
 ) (c *DictCopy, err error) {
 	s.Mu.Lock()
+	// Wait while another caller makes the copy. It may fail, so look again afterwards.
 	for c = d.copyLocked(space); c != nil && c.buf == nil; c = d.copyLocked(space) {
 		s.Mu.Unlock()
 		select {
@@ -375,7 +424,9 @@ func (s *Dictionaries) Acquire(
 	return c, bring(&parts)
 }
 
-// publishLocked lets others see a copy.
+// publishLocked makes a copy visible to others, and sets the dictionary's descriptor at its first
+// copy. A later copy that was laid out from the same array must have the same checksums: if not,
+// the array was changed meanwhile, and the error is ErrChanged.
 func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.Descriptor) error {
 	d := c.Dict
 	switch {
@@ -404,16 +455,18 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 // Descriptor returns what the bytes mean, and which dictionary it is.
 func (c *DictCopy) Descriptor() *batch.Descriptor { return c.Dict.desc }
 
-// Buffer returns the bytes.
+// Buffer returns the memory. The caller must have a reference.
 func (c *DictCopy) Buffer() *tier.Buffer { return c.buf }
 
-// partsOf returns what an image of a dictionary alone is made of.
+// partsOf returns the parts of a dictionary as if it were an image of a batch, to read its bytes.
+// They are borrowed: the caller must not release them.
 func partsOf(s batch.Shared, space *tier.Space) *payload.Parts {
 	return &payload.Parts{Descriptor: s.Descriptor(), Space: space, Buffers: []*tier.Buffer{s.Buffer()}}
 }
 
 // Release gives one reference up; the last one frees the copy, and releases that of its base. Its
-// memory stays for as long as arrays that were opened in it need it.
+// memory stays for as long as arrays that were opened in it need it. A release more than there were
+// references is tier.ErrReleased.
 func (c *DictCopy) Release() error {
 	s := c.Dict.Store
 	s.Mu.Lock()
@@ -432,6 +485,7 @@ func (c *DictCopy) Release() error {
 		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
 		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
 		opened, c.opened = c.opened, nil
+		// The array that was assembled of this copy's chain is of use to no one else.
 		if root := c.root(); root.whole != nil && root.whole.dict == c.Dict {
 			whole, root.whole = root.whole, nil
 			s.Mu.bytes[c.space.ID()] -= whole.charge()
@@ -461,8 +515,9 @@ func ReleaseAll[S batch.Shared](shared []S) error {
 	return err
 }
 
-// open returns the array of a copy in host memory, and a reference to it. All that open it get the same
-// array, so that it is recognised when it comes back. The caller has a reference to the copy.
+// open returns the array of a copy in host memory as type dt, and a reference to it. All that open
+// it get the same array, so that it is recognised when it comes back. The caller must have a
+// reference to the copy.
 func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, error) {
 	s := c.Dict.Store
 	s.Mu.Lock()
@@ -472,6 +527,8 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 		opened.Retain()
 		return opened, nil
 	}
+	// Open it without the lock. Two goroutines may do so at the same time; the second one drops its
+	// array.
 	desc, extents, release, err := c.inPlace()
 	if err != nil {
 		return nil, err
@@ -500,7 +557,9 @@ func (c *DictCopy) open(dt arrow.DataType, find image.Finder) (*array.Data, erro
 	return data, nil
 }
 
-// FinderOf looks for opened dictionaries among the shared ones of an image.
+// FinderOf returns an image.Finder that looks for dictionaries among the shared ones of an image,
+// which must be in host memory. The arrays have leases of their own, so shared may be released
+// afterwards.
 func FinderOf(shared []batch.Shared) image.Finder {
 	if len(shared) == 0 {
 		return nil
@@ -521,8 +580,8 @@ func FinderOf(shared []batch.Shared) image.Finder {
 	return find
 }
 
-// InPlace returns the extents of a buffer in host memory and the end of a lease
-// on it.
+// InPlace returns the extents of a buffer in host memory, and a function that ends a lease on it. A
+// nil buffer has neither bytes nor a lease.
 func InPlace(buf *tier.Buffer) (extents [][]byte, release func(), err error) {
 	if buf == nil {
 		return nil, func() {}, nil
@@ -534,9 +593,10 @@ func InPlace(buf *tier.Buffer) (extents [][]byte, release func(), err error) {
 	return mem.Extents(), buf.Lease(), nil
 }
 
-// AdoptDictionary makes an image of a dictionary that was kept, whose bytes are in buf,
-// Known as d, and returns a reference. It takes buf over, also when it fails. The caller
-// has references to d.Dictionaries in the same space.
+// AdoptDictionary makes a dictionary of one that persisted, whose bytes are in buf, and returns a
+// reference. It becomes known as d, so d must be the descriptor that the batches refer to.
+// AdoptDictionary takes buf over, also when it fails. The caller must have references to
+// d.Dictionaries in the same space.
 func (b *Builtin) AdoptDictionary(ctx context.Context, d *batch.Descriptor, buf *tier.Buffer) (batch.Shared, error) {
 	s := &b.Dicts
 	dict := &Dictionary{Store: s, valueType: d.Schema.Field(0).Type, plan: d, Body: d.Body, Held: 1}

@@ -1,5 +1,6 @@
 // Package transfer holds the built-in converters: it moves the bytes of images, tables and
-// dictionaries between host memory, devices and disks.
+// dictionaries between host memory, devices and disks, and checks, compresses and uncompresses them
+// on the way.
 //
 //	Builtin.Convert ──▶ Builtin.copy           one converter, from every form of an image to every other
 //	Source ──ReadAt──▶ lane ──WriteAt──▶ Sink  in host memory, on a device, or in a file
@@ -14,12 +15,21 @@
 //	permit.go          permits for disk transfers, and transfers that give way to others
 //	columns_read.go    some columns of a batch on disk, and rows of a batch anywhere
 //
-// The Mover that this text names is that of package convert.
+// Package convert calls it: its Mover decides what is moved and when, reserves the room, puts the
+// batch in transit and commits the new image. This package only makes that image. States of batches
+// and queues are not its concern. A failure here leaves the batch where it was: the new image is
+// released, and the old one was only read. The Mover that this text names is that of package
+// convert.
 //
-// Copies between device and disk go through a few pinned chunks, so that the
-// device and the disk work at the same time; those between host and disk go
-// straight to and from the arena. Everything goes in pieces of at most 8 MiB, and acts on a
-// cancelled context within one.
+// One move goes like this: Convert takes a permit if a disk is involved, draws memory for the body
+// from the move's reservation, takes references to the dictionaries in the target (copying those
+// that are missing), and calls copy. copy chooses the size of pieces and the memory that they pass
+// through, and runs one goroutine for each lane. Every lane takes the next piece, until none is
+// left or one has failed. Convert returns the image, or releases all it took.
+//
+// Copies between device and disk go through a few pinned chunks, so that the device and the disk
+// work at the same time; those between host and disk go straight to and from the arena. Everything
+// goes in pieces of at most 8 MiB, and a cancelled context ends a transfer within one.
 //
 // # Tables
 //
@@ -73,14 +83,15 @@
 // # Columns
 //
 // Mover.Columns opens some columns and rows of a batch and leaves it where it is. Of an image on
-// disk it reads only the chunks under a checksum that have something wanted. It puts them one after
+// disk it reads only the blocks under a checksum that have something wanted. It puts them one after
 // the other into one piece of host memory, in which the record is opened like any image. Package
-// internal/image/walk.go documents how the columns' buffers are found, cut and laid out.
+// internal/image documents in walk.go how the columns' buffers are found, cut and laid out.
 //
-// Of a compressed image it reads the frames that these chunks are in. ReadRows reads rows for a
-// cursor: it copies their bytes out of such chunks, which pass through the scratch memory of a lane.
+// Of a compressed image it reads the frames that these blocks are in. ReadRows reads rows for a
+// cursor: it copies their bytes out of such blocks, which pass through the scratch memory of a
+// lane.
 //
-//	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two chunks
+//	disk   │  a   │ a b  │  b   │  c   │  c   │      a, from the disk: the first two blocks
 //	host   │  a   │ a    │                           leased to the record
 //
 // # Permits
@@ -104,5 +115,6 @@
 // # Locks
 //
 // The mutex of the dictionaries has the rank Registry. It guards tables: nothing is copied,
-// allocated or freed under it.
+// allocated or freed under it. The mutex of a stream is held while copies are put on it, and that
+// of lanes while a piece begins. No two of these are held at once.
 package transfer

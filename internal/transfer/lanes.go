@@ -32,25 +32,31 @@ const (
 	smallShare = 3
 )
 
-// Staging is a pool of equal pinned chunks.
+// Staging is a pool of pinned chunks of equal length, shared by the transfers of an engine. Package
+// internal/host implements it.
 type Staging interface {
-	// Borrow returns nil if no chunk is free and wait is not set. It does not bypass waiters.
+	// Borrow waits for a chunk, or if wait is not set returns nil when none is free. It does not
+	// bypass waiters. A wait ends with ctx.
 	Borrow(ctx context.Context, wait bool) ([]byte, error)
 	Return([]byte)
 	Chunk() int64
 }
 
-// scratch is the blocks that runs are compressed and uncompressed in: no more at a time than a
-// share of host memory. They are drawn from a host space, and so counted in its books, and freed at
-// the end of each transfer. If the space has no room, they are taken from the heap, because the
-// moves that make room need blocks themselves.
+// scratch lends the blocks that runs are compressed and uncompressed in: no more at a time than a
+// share of host memory. A block is drawn from a host space, so it is counted in its books, and
+// freed at the end of its transfer. If the space has no room, the block is taken from the heap: the
+// moves that make room need blocks themselves, so they must not wait for room.
+//
+// The zero value lends nothing; Bind sets the limit and the spaces.
 type scratch struct {
 	lent chan struct{}        // has one element for each block that is lent; waiters are served in order
 	from *reservation.Manager // of the host spaces that blocks are drawn from; nil: there are none
 	heap sync.Pool            // *[]byte of BlockSize; idle blocks may be collected as garbage
 }
 
-// Bind sets from which host spaces blocks are drawn. It is called before the first transfer.
+// Bind sets from which host spaces blocks are drawn, and how many may be lent at a time: an eighth
+// of these spaces' limits, between MinBlocks and what the processors can use. It must be called
+// before the first transfer.
 func (s *scratch) Bind(m *reservation.Manager) {
 	total := int64(0)
 	for _, h := range m.Spaces().InTier(tier.Host) {
@@ -63,7 +69,8 @@ func (s *scratch) Bind(m *reservation.Manager) {
 // Lent returns how many bytes of blocks are lent.
 func (s *scratch) Lent() int64 { return int64(len(s.lent)) * BlockSize }
 
-// lane is what one of several goroutines of a transfer works with.
+// lane is the memory that one of several goroutines of a transfer works with. Only that goroutine
+// uses it.
 type lane struct {
 	chunk       []byte // pinned; nil unless the transfer needs one
 	stored, raw []byte // a block: a run as it is stored, and as it is; nil unless there is a codec
@@ -71,12 +78,13 @@ type lane struct {
 }
 
 // lanes is the goroutines of a transfer, and the memory that each of them works in. Only b is
-// required: without blocks and chunks a lane has no memory of its own.
+// required: without blocks and chunks a lane has no memory of its own, and costs only a goroutine.
 //
 // A transfer takes as many lanes as there is memory for when it begins. It waits for the memory of
-// the first lane only: for a block first, then for a chunk. It returns everything when it ends. The
-// holder of a block waits for a chunk, and that of a chunk for disks and devices only, so transfers
-// do not wait for each other in a circle.
+// the first lane only: for a block first, then for a chunk. With one lane every transfer makes
+// progress, and no transfer can hold what many need while it waits for more. It returns everything
+// when it ends. The holder of a block waits for a chunk, and that of a chunk for disks and devices
+// only, so transfers do not wait for each other in a circle.
 type lanes struct {
 	b      *Builtin
 	node   int // the NUMA node to which the memory is near
@@ -86,13 +94,17 @@ type lanes struct {
 
 // each calls do for the pieces from first to end, on at most most goroutines, of which the caller's
 // is the first: so a single piece starts none. It calls begin, unless that is nil, before do for
-// one piece at a time, in order. The context of do ends when ctx does, or any piece fails. each
-// returns when all work has ended, with the first error, or with the cause of ctx's end if pieces
-// were left. A panic of begin or do is an error, as in safely. Calls may follow one another.
+// each piece: for one piece at a time, in order. The context of do ends when ctx does, or any piece
+// fails.
+//
+// each returns when all goroutines have ended, with the first error, or with the cause of ctx's end
+// if pieces were left. A panic of begin or do is an error, as in safely. Calls may follow one
+// another.
 func (w *lanes) each(
 	ctx context.Context, first, end, most int,
 	begin func(l *lane, i int) error, do func(ctx context.Context, l *lane, i int) error,
 ) error {
+	// First take the lanes.
 	var all []*lane
 	for len(all) < min(most, end-first) {
 		if lent := w.b.Scratch.lent; w.blocks && len(all) >= MinBlocks && len(lent) > cap(lent)/2 {
@@ -111,11 +123,14 @@ func (w *lanes) each(
 	if len(all) == 0 {
 		return nil
 	}
+	// Only with several lanes does a failure have to end others.
 	cancel := func(error) {}
 	if len(all) > 1 {
 		ctx, cancel = context.WithCancelCause(ctx)
 		defer cancel(nil)
 	}
+	// Then work. A lane takes the next number under mu, and begin runs under it too: that is what
+	// keeps pieces in order. Nothing else waits for mu but the other lanes of this transfer.
 	var mu sync.Mutex // guards next and failed, and is held while a piece begins
 	var failed error
 	next := first
@@ -137,6 +152,7 @@ func (w *lanes) each(
 			if err != nil || i >= end {
 				return
 			}
+			// The error is seen, and the context cancelled, at the next turn of this loop.
 			if err := safely(func() error { return do(ctx, l, i) }); err != nil {
 				mu.Lock()
 				failed = cmp.Or(failed, err)
@@ -156,10 +172,11 @@ func (w *lanes) each(
 	return failed
 }
 
-// borrow returns a lane; nil if there is no memory for one now and wait is not set.
+// borrow returns a lane with its memory, or nil if there is none now and wait is not set. It waits
+// for a block and then for a chunk, each until ctx ends. The caller must call the lane's free.
 //
-// The memory of a block is from the host space of the node, or of the first one that has another node,
-// or from the heap. No batch is moved to make room for it: that move would wait for a block.
+// The memory of a block is from the host space of the node, or of the first one that has another
+// node, or from the heap. No batch is moved to make room for it: that move would wait for a block.
 func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 	l, s := &lane{free: func() {}}, &w.b.Scratch
 	if w.blocks {
@@ -175,6 +192,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 				return nil, context.Cause(ctx)
 			}
 		}
+		// The right to a block is taken; now find memory for it.
 		var near *tier.Space
 		if s.from != nil {
 			for _, h := range s.from.Spaces().InTier(tier.Host) {
@@ -185,11 +203,14 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		}
 		var block []byte
 		if near != nil && MinBlocks*BlockSize <= near.State().Limit/smallShare {
+			// TryReserve does not wait. With NoClearing the allocation moves no batches out of the
+			// way.
 			o := reservation.Options{NoClearing: true}
 			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, &o)
 			if err == nil {
 				buf, err := r.Alloc(BlockSize)
 				if err = errors.Join(err, r.Release()); err == nil {
+					// Without cuts the memory is in one piece.
 					block = buf.Memory().(tier.HostMemory).Extents()[0]
 					l.free = func() {
 						_ = buf.Release() // the only one
@@ -203,6 +224,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		if block == nil {
 			p, ok := s.heap.Get().(*[]byte)
 			if !ok {
+				// Direct I/O needs memory that begins at a page.
 				made := make([]byte, BlockSize+tier.Page)
 				made = made[-extent.Address(made)%tier.Page:][:BlockSize]
 				p = &made
@@ -218,6 +240,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		return l, nil
 	}
 	chunk, err := w.chunks.Borrow(ctx, wait)
+	// A lane without the chunk that it needs is none: its block goes back.
 	freeBlock := l.free
 	if chunk == nil {
 		freeBlock()

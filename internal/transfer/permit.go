@@ -14,11 +14,13 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// DiskUnderWay is the most pinned memory that a transfer with a disk uses at a time, and what it
-// has a permit for: StagedUnderWay requests.
+// DiskUnderWay is how many bytes of pinned memory a transfer with a disk uses at a time at most,
+// and has a permit for: StagedUnderWay requests.
 const DiskUnderWay = StagedUnderWay * hostRead
 
-// duty is the value of a transfer's context: the kind of its caller, and the permit that it has.
+// duty is a value in a transfer's context: on whose behalf it runs, and the permit that it has. It
+// is in the context, not in arguments, because a program's converter stands between the Mover and
+// OnDisk.
 type duty struct {
 	monitor       bool // an eviction by the monitor, which must not wait for permits of programs
 	spare         bool // pre-cleaning, which gives way to all others
@@ -27,13 +29,15 @@ type duty struct {
 
 type dutyKey struct{}
 
-// ForMonitor returns a context for the transfers of an eviction by the monitor.
+// ForMonitor returns a context for the transfers of an eviction by the monitor, which never wait
+// for the permits of programs; see OnDisk.
 func ForMonitor(ctx context.Context) context.Context {
 	return context.WithValue(ctx, dutyKey{}, duty{monitor: true})
 }
 
-// turns lets pre-cleaning write only while no other transfer uses a disk. It counts the others, and
-// cancels the one that pre-cleans when another begins. The zero value is ready.
+// turns lets pre-cleaning write only while no other transfer uses a disk: writes ahead of need must
+// not slow down those that somebody waits for. It counts the others, and cancels the one that
+// pre-cleans when another begins. The zero value is ready.
 type turns struct {
 	mu     sync.Mutex
 	others int                     // that are in progress, or wait for a permit
@@ -45,10 +49,12 @@ type turns struct {
 var errTurn = fmt.Errorf("convert: others use the disks: %w", context.Canceled)
 
 // Spare returns a context for a transfer that nobody waits for: it takes a permit only if one is
-// free. The context ends as soon as another transfer with a disk begins, or waits for a permit. An
-// error, which matches context.Canceled, means that another transfer was in progress within the
-// time quiet, or that the pool of permits has waiters, perhaps of another engine. end must be
-// called.
+// free. The context ends as soon as another transfer with a disk begins, or waits for a permit.
+// There is at most one such context at a time.
+//
+// An error, which matches context.Canceled, means that another transfer was in progress within the
+// time quiet, or that the pool of permits has waiters, perhaps of another engine. Without an error
+// end must be called.
 func (b *Builtin) Spare(ctx context.Context, quiet time.Duration) (_ context.Context, end func(), err error) {
 	t := &b.turns
 	waiting := b.Permits.Stats().Waiting
@@ -81,10 +87,12 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	d, _ := ctx.Value(dutyKey{}).(duty)
 	switch {
 	case d.writes, d.reads && !writes:
+		// This is within another OnDisk whose permit suffices.
 		return f(ctx)
 	case d.reads: // a wait for a second permit by the holder of the first might never end
 		return errors.New("convert: a transfer with a permit to read from disk writes to one")
 	}
+	// Pre-cleaning ends before this transfer waits for the permit that it may have.
 	if t := &b.turns; !d.spare {
 		t.mu.Lock()
 		if t.others++; t.cancel != nil {
@@ -124,6 +132,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 		return err
 	}
 	defer func() { err = cmp.Or(err, got.Release()) }() // nil if it is the reserve
+	// The duty of a monitor is not passed on: a nested call needs no permit.
 	err = f(context.WithValue(ctx, dutyKey{}, duty{spare: d.spare, reads: true, writes: writes}))
 	if a, ok := errors.AsType[*tier.AlteredError](err); ok && !errors.Is(err, image.ErrCorrupt) {
 		return &image.CorruptError{Volume: a.Volume + " " + a.File, Offset: a.Offset, Cause: err}
@@ -131,10 +140,10 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 	return err
 }
 
-// Permitted runs f, which transfers bytes from src to dst and has so many of them, but at most
-// DiskUnderWay, in progress at a time, with a permit if one of them is a disk. If src is nil, the
-// source is memory of the program; if dst is nil, the bytes are only looked at. A panic of f is an
-// error, as in safely.
+// Permitted runs f, which transfers bytes from src to dst, with a permit if one of them is a disk.
+// f has bytes bytes in progress at a time, but at most DiskUnderWay. If src is nil, the source is
+// memory of the program; if dst is nil, the bytes are only looked at. A panic of f is an error, as
+// in safely.
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {

@@ -24,6 +24,8 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Parts) (*bytesFr
 	if d.Sums == nil {
 		s.sums = make([]uint64, (d.Body+payload.SumChunk-1)/payload.SumChunk)
 	}
+	// Bitmaps that must be shifted are read here at once: they are short, and a byte of the image
+	// has bits of two bytes there, which different pieces may have.
 	var reads []image.Peek
 	made := make(map[int][]byte)
 	for i, p := range parts {
@@ -42,13 +44,16 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Parts) (*bytesFr
 	return s, nil
 }
 
-// Peek reads from a device, many places at once, through pinned chunks. Bytes of a table that is
-// not adopted yet are unknown to the device, and are borrowed meanwhile.
+// Peek reads bytes of a device at many places, through pinned chunks, and gives them to the reads'
+// Take, one call at a time. The memory of a table that is not adopted yet is unknown to the device,
+// so it is borrowed meanwhile. Peek returns when all bytes were taken, or with an error.
 func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Peek) error {
 	pool, err := b.Streams(space.ID())
 	if len(reads) == 0 || err != nil {
 		return err
 	}
+	// The places become the parts of one body, so that one copy moves them all. It is not verified,
+	// but seen.
 	m := &deviceMemory{space: space}
 	src := &bytesFrom{Source: m, space: space}
 	borrower, borrows := tier.As[tier.Borrower](pool.Device)
@@ -61,7 +66,8 @@ func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Pee
 			defer end()
 		}
 		m.parts = append(m.parts, image.Part{Off: src.size, N: r.N, Addr: r.Addr})
-		src.size += extent.RoundUp(r.N, 8) // so that no value is cut
+		// Each begins at a multiple of 8, and so does each piece, so no value is divided.
+		src.size += extent.RoundUp(r.N, 8)
 	}
 	var mu sync.Mutex
 	src.see = func(p []byte, off int64) {
