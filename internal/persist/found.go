@@ -100,10 +100,13 @@ func (f *Found) Add(space *tier.Space) (err error) {
 		b := &Batch{Persisted: p, Space: space, in: f}
 		// Two promises, because they end at different times: see own.
 		memory := space.Charge(p.Size)
-		if b.header, err = space.Occupy(p.Room - memory); err != nil {
-			return err
+		if b.header, err = space.Occupy(p.Room - memory); err == nil {
+			if b.promise, err = space.Occupy(memory); err != nil {
+				_ = space.Release(b.header)
+			}
 		}
-		if b.promise, err = space.Occupy(memory); err != nil {
+		if err != nil {
+			f.all = append(f.all, added...) // so that Close ends their promises
 			return err
 		}
 		// From here to endPromise or own the file's bytes count as the engine's.
@@ -403,12 +406,15 @@ func (f *Found) Adopt(
 	adopted, err := newBatch(p, &Record{
 		image: p, space: b.Space.ID(), volume: b.volume(), key: b.Key, place: b.Entry.Place,
 	})
-	// The file belongs to the image by now. Releasing the image frees the memory and removes the
-	// file, so the batch is gone, even though it was not adopted.
+	ended := f.end(b, true)
 	if err != nil {
-		err = errors.Join(err, p.Release())
+		// The file belongs to the image by now. Releasing the image frees the memory and removes the
+		// file, so the batch is gone, even though it was not adopted.
+		return nil, errors.Join(err, p.Release(), ended)
 	}
-	return adopted, errors.Join(err, f.end(b, true))
+	// An error of end is that of a dictionary which no listed batch needs. The batch is adopted, and
+	// somebody must own it.
+	return adopted, nil
 }
 
 // Forget removes a listed batch and its file, and frees the room. A damaged one can be forgotten

@@ -1,6 +1,7 @@
 package persist
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -64,6 +65,19 @@ func TestForgottenBatchLeavesDictionariesOfOthers(t *testing.T) {
 	}
 
 	v = open(dir)
+	small, err := tier.NewSpace(tier.SpaceConfig{
+		ID: tier.ID{Kind: tier.Disk}, Capacity: 3 * entry.Descriptor.Body, Backend: "disk", Pool: v,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := NewFound()
+	if err := none.Add(small); !errors.Is(err, tier.ErrNoSpace) {
+		t.Errorf("more than the capacity persists: %v", err)
+	}
+	if err := none.Close(); err != nil || small.State().Used() != 0 || small.State().Held != 0 {
+		t.Errorf("after files that do not fit: %v, %+v", err, small.State())
+	}
 	space, err := tier.NewSpace(tier.SpaceConfig{
 		ID: tier.ID{Kind: tier.Disk}, Capacity: 16 << 20, Backend: "disk", Pool: v,
 	})
