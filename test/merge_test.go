@@ -329,7 +329,7 @@ func TestMergeInTwoPasses(t *testing.T) {
 // TestCursorOfALargeBatch: a batch of 100 MiB is read through 32 MiB of GPU memory and 48 MiB of host
 // memory.
 func TestCursorOfALargeBatch(t *testing.T) {
-	for _, codec := range []convert.Codec{convert.CodecNone, convert.CodecZstd} {
+	for _, codec := range []convert.Codec{convert.CodecZstd, convert.CodecNone}[:testseed.Rounds(2, 1)] {
 		part := int64(1)
 		if testseed.Raced {
 			part = 8

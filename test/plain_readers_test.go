@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/books"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -211,7 +212,7 @@ func TestSlowConsumerIsWaitedFor(t *testing.T) {
 		read := 0
 		for rd.Next() {
 			if read++; read == 3 {
-				time.Sleep(10 * time.Minute)
+				time.Sleep(time.Duration(testseed.Rounds(10, 2)) * time.Minute)
 			}
 		}
 		if rd.Err() != nil || read != batches {
