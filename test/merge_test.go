@@ -332,7 +332,7 @@ func TestCursorOfALargeBatch(t *testing.T) {
 	for _, codec := range []convert.Codec{convert.CodecZstd, convert.CodecNone}[:testseed.Rounds(2, 1)] {
 		part := int64(1)
 		if testseed.Raced {
-			part = 8
+			part = 20
 		}
 		cfg := cursorConfig(t, 32*mib/part, 48*mib/part, 160*mib)
 		cfg.Codec = codec
