@@ -31,6 +31,7 @@ var typed = []struct {
 	{begins: "spillbench run", flags: little},
 	{begins: "spillbench run --gpu cuda"}, // little would ask for a simulated one
 	{begins: "spillbench run --passes 50", flags: little + " --passes 2"},
+	{begins: "spillbench run --runs 5", flags: little + " --runs 2"},
 	{begins: "spillbench run --fault op=write,kind=enospc", flags: little + " --stall-timeout 50ms"},
 	{begins: "spillbench verify", flags: little},
 	{begins: "spillbench bandwidth", flags: " --gpu sim --gpu-memory 8MiB --host-memory 8MiB --sizes 64KiB --threads 1"},
