@@ -38,6 +38,7 @@ func cursorConfig(t *testing.T, gpu, host, disk int64) spillway.Config {
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(gpu)}},
 		HostMemory: spillway.Bytes(host),
 		Disks:      []spillway.DiskConfig{{Dir: dir, FS: testfs.DiskFS(dir, nil), Capacity: spillway.Bytes(disk)}},
+		Topology:   thisMachine(),
 	}
 }
 

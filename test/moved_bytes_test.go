@@ -27,7 +27,7 @@ func openMarked(t *testing.T, memory int64, change ...func(*spillway.Config)) *s
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(memory)}},
 		HostMemory: spillway.Bytes(memory),
 		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib)}},
-		GPUMarks:   marks, HostMarks: marks, Codec: convert.CodecNone,
+		GPUMarks:   marks, HostMarks: marks, Codec: convert.CodecNone, Topology: thisMachine(),
 	}
 	for _, f := range change {
 		f(&cfg)

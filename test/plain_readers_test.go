@@ -25,6 +25,9 @@ import (
 func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
 	cfg.StallTimeout, cfg.Logger = 10*time.Second, slog.New(slog.NewTextHandler(io.Discard, nil))
+	if cfg.Topology == nil {
+		cfg.Topology = thisMachine()
+	}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

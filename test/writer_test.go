@@ -24,8 +24,9 @@ func writerEngine(t *testing.T) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
 	eng, err := spillway.Open(t.Context(), spillway.Config{
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(4 * mib)}},
-		HostMemory: spillway.Bytes(16 * mib),
+		HostMemory: spillway.Bytes(8 * mib),
 		Disks:      []spillway.DiskConfig{{Dir: t.TempDir(), Capacity: spillway.Bytes(64 * mib)}},
+		Topology:   thisMachine(),
 	})
 	if err != nil {
 		t.Fatal(err)
