@@ -149,8 +149,16 @@ func real(t testing.TB, path string, n int) gpus {
 
 // onEachGPU runs a test on n simulated GPUs and on n of CUDA's: emulated ones, or with
 // SPILLWAY_CUDA those of its driver.
+//
+// With the race detector a test sees one of both, which a seed chooses: they share the code above the device.
 func onEachGPU(t *testing.T, n int, test func(t *testing.T, g gpus)) {
-	t.Run("sim", func(t *testing.T) { test(t, gpus{}) })
+	first, step := testseed.Share(t, 1)
+	if first == 0 {
+		t.Run("sim", func(t *testing.T) { test(t, gpus{}) })
+	}
+	if first == 0 && step > 1 {
+		return
+	}
 	t.Run("cuda", func(t *testing.T) {
 		if path, ok := wanted(); ok {
 			test(t, real(t, path, n))

@@ -221,7 +221,11 @@ var hostForms = []batch.PayloadType{batch.PlainImage, batch.CompressedImage}
 func TestEveryTypeBetweenHostSpaces(t *testing.T) {
 	h := newHosts(t, CodecS2, [2]int64{8 << 20, 8 << 20})
 	h.mover.cfg.Builtin.Outside = true
+	first, step := testseed.Share(t, 2)
 	for n, typ := range arrowgen.Types() {
+		if n%step != first {
+			continue
+		}
 		for _, rows := range []int{0, 1, 67} {
 			rec := arrowgen.New(uint64(n)).Record(arrowgen.Schema(typ), rows)
 			func() {

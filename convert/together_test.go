@@ -235,7 +235,7 @@ func TestEveryDeviceOperationFailsOnceTogether(t *testing.T) {
 	t.Parallel()
 	injected := errors.New("injected")
 	hits := 0
-	for n, hit := int64(0), true; hit; n++ {
+	for n, hit := int64(0), true; hit; n += int64(testseed.Rounds(1, 3)) {
 		var armed atomic.Bool
 		var left atomic.Int64
 		left.Store(n)

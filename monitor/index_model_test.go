@@ -87,7 +87,7 @@ func verifyTree(t *testing.T, what string, tree *btree.BTreeG[listed], want []li
 
 // TestIndexModel changes batches at random, in the ways in which programs and the monitor do.
 func TestIndexModel(t *testing.T) {
-	for seed := range testseed.Each(t, 20) {
+	for seed := range testseed.Each(t, testseed.Rounds(20, 6)) {
 		w := newWorld(t, sizes{gpu0: 4000 * kib, host0: 4000 * kib, disk0: 4000 * kib}, nil)
 		x, r := w.mon, rand.New(rand.NewPCG(seed, 5))
 		var all []*batch.Batch

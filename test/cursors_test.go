@@ -38,6 +38,7 @@ func cursorConfig(t *testing.T, gpu, host, disk int64) spillway.Config {
 		GPUs:       []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(gpu)}},
 		HostMemory: spillway.Bytes(host),
 		Disks:      []spillway.DiskConfig{{Dir: dir, FS: testfs.DiskFS(dir, nil), Capacity: spillway.Bytes(disk)}},
+		Topology:   thisMachine(),
 	}
 }
 
@@ -687,6 +688,10 @@ func TestCursorsShareDictionaries(t *testing.T) {
 func TestCursorsAtOnce(t *testing.T) {
 	t.Parallel()
 	const runs, batches, each = 6, 8, 3_000
+	var want [batches]arrow.RecordBatch // in each run
+	for i := range want {
+		want[i] = sortedRun(uint64(i), each)
+	}
 	cfg := cursorConfig(t, mib, 4*mib, 64*mib)
 	cfg.MonitorPeriod, cfg.Codec = time.Millisecond, convert.CodecS2
 	eng, repo := cursorEngine(t, cfg, true)
@@ -712,7 +717,7 @@ func TestCursorsAtOnce(t *testing.T) {
 	})
 	others.Go(func() {
 		for i := range runs * batches {
-			if err := repo.Put(ctx, i%runs, sortedRun(uint64(i/runs), each)); err != nil {
+			if err := repo.Put(ctx, i%runs, want[i/runs]); err != nil {
 				t.Error(err)
 			}
 		}
@@ -729,7 +734,7 @@ func TestCursorsAtOnce(t *testing.T) {
 					}
 					break
 				}
-				want := sortedRun(uint64(rows/each), each).NewSlice(int64(rows%each), int64(rows%each)+rec.NumRows())
+				want := want[rows/each].NewSlice(int64(rows%each), int64(rows%each)+rec.NumRows())
 				if err := equal.Records(want, rec); err != nil {
 					t.Errorf("rows from %d on: %v", rows, err)
 				}

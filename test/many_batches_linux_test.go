@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/invariants"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -72,13 +73,13 @@ func TestABatchTakesTwoKiB(t *testing.T) {
 	if invariants.Enabled {
 		limit += limit / 5
 	}
-	const n = 5000
+	n := testseed.Rounds(5000, 2000)
 	for _, in := range []tier.Kind{tier.Host, tier.GPU, tier.Disk} {
 		eng := engineForMany(t, in, n)
 		empty, _ := collected(t)
 		plan := putSmall(t, eng, in, n)
 		full, _ := collected(t)
-		each := (int64(full.HeapAlloc) - int64(empty.HeapAlloc)) / n
+		each := (int64(full.HeapAlloc) - int64(empty.HeapAlloc)) / int64(n)
 		t.Logf("%s: %d bytes each", in, each)
 		if each <= 0 || each > limit {
 			t.Errorf("a batch in %s takes %d bytes of the heap, want at most %d", in, each, limit)

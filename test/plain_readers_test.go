@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/internal/arrowgen"
 	"github.com/spillway-db/spillway/internal/books"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/repository"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/tier"
@@ -24,6 +25,9 @@ import (
 func openPlain(t *testing.T, cfg spillway.Config) (*spillway.Engine, *repository.Repository) {
 	t.Helper()
 	cfg.StallTimeout, cfg.Logger = 10*time.Second, slog.New(slog.NewTextHandler(io.Discard, nil))
+	if cfg.Topology == nil {
+		cfg.Topology = thisMachine()
+	}
 	eng, err := spillway.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +215,7 @@ func TestSlowConsumerIsWaitedFor(t *testing.T) {
 		read := 0
 		for rd.Next() {
 			if read++; read == 3 {
-				time.Sleep(10 * time.Minute)
+				time.Sleep(time.Duration(testseed.Rounds(10, 2)) * time.Minute)
 			}
 		}
 		if rd.Err() != nil || read != batches {

@@ -114,7 +114,7 @@ func runRandomOperations(t *testing.T, seed uint64, cfg spillway.Config) {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		often := time.NewTicker(100 * time.Microsecond)
+		often := time.NewTicker(time.Duration(testseed.Rounds(100, 500)) * time.Microsecond)
 		defer often.Stop()
 		for watching.Err() == nil {
 			checkBooks(t, eng)

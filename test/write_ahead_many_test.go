@@ -7,6 +7,7 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/batch"
+	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation/permit"
 	"github.com/spillway-db/spillway/tier"
 	"github.com/spillway-db/spillway/tier/disk"
@@ -25,7 +26,7 @@ func hostOf(n int64) func(*spillway.Config) {
 func TestManySmallBatchesAreWrittenAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		eng, repo, host := openWritingAhead(t, 1<<30, hostOf(64*mib))
+		eng, repo, host := openWritingAhead(t, 1<<30, hostOf(int64(testseed.Rounds(64*mib, 16*mib))))
 		words := wordList(1, 10)
 		for i := int64(0); host.State().Pressure < host.State().Trigger-mib; i++ {
 			if err := repo.Put(t.Context(), 0, numberedRecord(i, 100, words), in(tier.Host)); err != nil {

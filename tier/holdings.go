@@ -281,7 +281,8 @@ func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64)))
 	}
 	for _, all := range [][]Holder{a.Holders, a.Batches} {
 		slices.SortFunc(all, func(a, b Holder) int {
-			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.text(), b.text()))
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.What, b.What), cmp.Compare(a.Plan, b.Plan),
+				cmp.Compare(a.Operator, b.Operator), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Owner, b.Owner))
 		})
 	}
 	return a

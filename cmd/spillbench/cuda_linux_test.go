@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-db/spillway/internal/causes"
 	"github.com/spillway-db/spillway/internal/cuda"
 	"github.com/spillway-db/spillway/internal/cuda/cudatest"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
 
 // cardMemory is what the emulated card has.
@@ -81,6 +82,9 @@ func TestRunOnCUDA(t *testing.T) {
 		"auto":  {"run"},
 		"share": {"run", "--gpu=cuda", "--gpu-memory=6.25%"},
 	} {
+		if testseed.Raced && name != "cuda" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			args = append(args, "--host-memory=1MiB", "--json=-")
 			if name != "share" {

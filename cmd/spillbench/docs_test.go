@@ -31,6 +31,7 @@ var typed = []struct {
 	{begins: "spillbench run", flags: little},
 	{begins: "spillbench run --gpu cuda"}, // little would ask for a simulated one
 	{begins: "spillbench run --passes 50", flags: little + " --passes 2"},
+	{begins: "spillbench run --runs 5", flags: little + " --runs 2"},
 	{begins: "spillbench run --fault op=write,kind=enospc", flags: little + " --stall-timeout 50ms"},
 	{begins: "spillbench verify", flags: little},
 	{begins: "spillbench bandwidth", flags: " --gpu sim --gpu-memory 8MiB --host-memory 8MiB --sizes 64KiB --threads 1"},
@@ -135,13 +136,18 @@ func runPage(t *testing.T, page docstest.Page, met map[string]bool) (ran int) {
 	script := fmt.Sprintf("#!/bin/sh\n%s='plain %s' TMPDIR=%s exec '%s' \"$@\"\n", commandChild, tmp, tmp, self)
 	must(os.WriteFile(filepath.Join(dir, "spillbench"), []byte(script), 0o700))
 	// Without a network, tidy does not find what only tests of other modules need, and may end with a
-	// file that asks for more. All that a reader's module needs is what this one has.
+	// file that asks for more. All that a reader's module needs is what this one has. The version is what
+	// the nested modules ask for, with which packages may have been compiled already.
 	tidy := fmt.Sprintf(`#!/bin/sh
 go mod tidy -e
 { head -1 go.mod; grep ^replace go.mod; sed 1d '%[1]s/go.mod'; } >go.mod.all && mv go.mod.all go.mod && cp '%[1]s/go.sum' . &&
-	go mod edit -require=github.com/spillway-db/spillway@v0.0.0-00010101000000-000000000000
+	go mod edit -require=github.com/spillway-db/spillway@v0.0.0
 `, moduleRoot())
 	must(os.WriteFile(filepath.Join(dir, "tidy"), []byte(tidy), 0o700))
+	trimmed := "" // as other modules are compiled in the same environment
+	if strings.Contains(os.Getenv("GOFLAGS"), "-trimpath") {
+		trimmed = "-trimpath"
+	}
 	for _, b := range page.Blocks {
 		if b.Note != "" {
 			must(os.WriteFile(filepath.Join(at, b.Note), []byte(b.Text()), 0o600))
@@ -175,7 +181,7 @@ go mod tidy -e
 		where := filepath.Join(dir, "where")
 		sh := exec.Command("sh", "-c", "cd '"+at+"' || exit\n"+line+"\nstatus=$?\npwd >'"+where+"'\n(exit $status)")
 		sh.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TMPDIR="+tmp, "CUDA_VISIBLE_DEVICES=", // as where there is no GPU
-			"GOPROXY=off", "GONOSUMDB=*", "GOFLAGS=", "GOTOOLCHAIN=local")
+			"GOPROXY=off", "GONOSUMDB=*", "GOFLAGS="+trimmed, "GOTOOLCHAIN=local")
 		var printed bytes.Buffer
 		sh.Stdout, sh.Stderr = &printed, &printed
 		var exit *exec.ExitError

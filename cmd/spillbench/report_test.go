@@ -451,7 +451,7 @@ func TestListen(t *testing.T) {
 	t.Parallel()
 	stderr := &lines{first: make(chan string, 1)}
 	status := make(chan int, 1)
-	passes := fmt.Sprint("--passes=", testseed.Rounds(30, 10))
+	passes := fmt.Sprint("--passes=", testseed.Rounds(30, 6))
 	go func() {
 		status <- Main(t.Context(),
 			append([]string{"run", "-q", "--listen=127.0.0.1:0", passes}, small...), io.Discard, stderr)

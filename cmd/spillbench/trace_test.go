@@ -24,7 +24,7 @@ func TestTrace(t *testing.T) {
 		stderr.Reset()
 		return Main(t.Context(), args, &stdout, &stderr)
 	}
-	if status := try("trace", "record", file, "--gpu", "sim", "--gpu-memory", "4MiB", "--host-memory", "4MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+	if status := try("trace", "record", file, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
 		t.Fatal(status, stderr.String())
 	}
 	if status := try("trace", "replay", file); status != fail.Fine || !strings.Contains(stdout.String(), "recorded:") || !strings.Contains(stdout.String(), "for work") {
@@ -50,7 +50,7 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
 	}
 	whole := file + "2"
-	if status := try("trace", "record", whole, "--gpu", "sim", "--gpu-memory", "4MiB", "--host-memory", "4MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+	if status := try("trace", "record", whole, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
 		t.Fatal(status, stderr.String())
 	}
 	if status := try("trace", "replay", whole, "--gpu-memory", "64KiB"); status != fail.Fine || !strings.Contains(stdout.String(), "never fits in") {
@@ -78,12 +78,12 @@ func TestTrace(t *testing.T) {
 // was. The time is of a bubble's clock.
 func TestRecordInterrupted(t *testing.T) {
 	t.Parallel()
-	table, dir := writeTable(t, "t.arrow", 8, 100_000), t.TempDir()
+	table, dir := writeTable(t, "t.arrow", 8, 25_000), t.TempDir()
 	file, none := filepath.Join(dir, "run.trace"), filepath.Join(dir, "none.trace")
 	record := func(ctx context.Context, file string) {
 		t.Helper()
 		r := command(t, ctx, "trace", "record", file, "--input", table, "--repeat=4", "--gpu=sim",
-			"--gpu-memory=16MiB", "--host-memory=16MiB", "--disk-throttle=2MiB", "--quiet")
+			"--gpu-memory=4MiB", "--host-memory=4MiB", "--disk-throttle=2MiB", "--quiet")
 		if r.status != 130 || r.stdout != "" || r.stderr != "spillbench: interrupted; everything was given back\n" {
 			t.Errorf("ended with %d: %q, %q", r.status, r.stdout, r.stderr)
 		}

@@ -283,7 +283,7 @@ func randomColumn(seed uint64, rng *rand.Rand) arrow.RecordBatch {
 func TestToTheLetter(t *testing.T) {
 	r := newRig(t, nil)
 	runs, tried := 0, 0
-	all := testseed.Rounds(800, 500)
+	all := testseed.Rounds(800, 200)
 	for seed := range testseed.Each(t, all) {
 		runs++
 		rng := rand.New(rand.NewPCG(seed, 5))

@@ -53,7 +53,7 @@ func spoil(a *Array, rng *rand.Rand) {
 func TestImportOfSpoiltStructs(t *testing.T) {
 	r := newRig(t, nil)
 	runs, refused, taken := 0, 0, 0
-	all := testseed.Rounds(1500, 750)
+	all := testseed.Rounds(1500, 250)
 	for seed := range testseed.Each(t, all) {
 		runs++
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -149,7 +149,7 @@ func TestMovedChildrenAreReleasedByMany(t *testing.T) {
 	defer rec.Release()
 	b := r.put(t, rec, batch.PlainImage)
 	defer r.drop(t, b)
-	for seed := range testseed.Each(t, 200) {
+	for seed := range testseed.Each(t, testseed.Rounds(200, 60)) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		a, s := r.export(t, b, Config{Failed: func(err error) { t.Error(err) }})
 		s.Close()

@@ -260,7 +260,7 @@ func TestRoundTrip(t *testing.T) {
 
 // TestRandomRecords goes through random schemas, nested up to four levels.
 func TestRandomRecords(t *testing.T) {
-	for seed := range testseed.Each(t, 300) {
+	for seed := range testseed.Each(t, testseed.Rounds(300, 60)) {
 		mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
 		g := arrowgen.New(seed)
 		g.Mem = mem
@@ -274,7 +274,7 @@ func TestRandomRecords(t *testing.T) {
 // TestPartsAreShort: no part of a body that must be in one extent is longer than the largest
 // buffer and 256 KiB of small ones, however many columns there are and however long they are.
 func TestPartsAreShort(t *testing.T) {
-	for seed := range testseed.Each(t, 20) {
+	for seed := range testseed.Each(t, testseed.Rounds(20, 6)) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		most := 1 << rng.IntN(18)
 		var fields []arrow.Field

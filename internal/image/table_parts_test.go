@@ -12,7 +12,7 @@ import (
 // TestBetween: the copies between the parts of two tables are those that a copy by way of a body
 // makes, whatever the parts of either are, in one window after the other.
 func TestBetween(t *testing.T) {
-	for seed := range testseed.Each(t, 300) {
+	for seed := range testseed.Each(t, testseed.Rounds(300, 60)) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		random := func() (parts Parts, memory map[int64]int64) { // by place in the body: the address of a byte
 			memory = make(map[int64]int64)

@@ -328,9 +328,10 @@ func (d *gpu) do(w *work) error {
 
 // fill sets b to value, which is 0 in all but tests.
 func fill(b []byte, value byte) {
-	if clear(b); value != 0 {
-		for i := range b {
-			b[i] = value
+	if clear(b); value != 0 && len(b) > 0 {
+		b[0] = value
+		for n := 1; n < len(b); n *= 2 {
+			copy(b[n:], b[:n])
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 // TestAgainstReference makes random tasks, ends and cancels some, and changes the
 // rules; whenever all is quiet, what runs and what waits is held against the rule.
 func TestAgainstReference(t *testing.T) {
-	for seed := range testseed.Each(t, 60) {
+	for seed := range testseed.Each(t, testseed.Rounds(60, 20)) {
 		synctest.Test(t, func(t *testing.T) { againstReference(t, rand.New(rand.NewPCG(seed, 1))) })
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
@@ -218,7 +218,7 @@ func TestRandomConcurrent(t *testing.T) {
 // TestRandomChanges lets tasks of all sizes run, with other requests, while threshold, limits and
 // external bytes change. Every wait ends, and the books end at zero.
 func TestRandomChanges(t *testing.T) {
-	for seed := range testseed.Each(t, 40) {
+	for seed := range testseed.Each(t, testseed.Rounds(40, 15)) {
 		synctest.Test(t, func(t *testing.T) { randomChanges(t, seed) })
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)

@@ -116,7 +116,7 @@ func (m *model) request(e *entry, wait bool) {
 // TestPoolModel makes the same random calls of a pool and of the model, and compares them after
 // each.
 func TestPoolModel(t *testing.T) {
-	for seed := range testseed.Each(t, 20) {
+	for seed := range testseed.Each(t, testseed.Rounds(20, 8)) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			m := &model{bypass: rng.IntN(4), total: [4]int64{100, 100, 100, 2}}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +22,11 @@ import (
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/fail"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/headroom"
+	"github.com/spillway-db/spillway/internal/testseed"
 )
+
+// Each of thousands of readers leaves large buffers.
+func TestMain(m *testing.M) { testseed.Main(m) }
 
 var (
 	coded      = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: arrow.BinaryTypes.String}
@@ -300,8 +303,6 @@ func checkError(t *testing.T, err error, path, want string) {
 // TestDamaged reads files that are cut short, and files with one byte changed,
 // at many places: never a panic, and cut files are never taken for whole ones.
 func TestDamaged(t *testing.T) {
-	// Each of 1500 readers leaves large buffers: half of the time would be collections.
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	for _, c := range []struct {
 		name    string
 		content []byte
