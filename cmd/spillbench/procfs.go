@@ -1,7 +1,7 @@
 package main
 
 import (
-	"strconv"
+	"fmt"
 	"strings"
 	"time"
 )
@@ -20,29 +20,15 @@ const tick = 10 * time.Millisecond
 func cpuTimes(text string) map[int]cpuTime {
 	times := map[int]cpuTime{}
 	for line := range strings.Lines(text) {
-		fields := strings.Fields(line) // cpu0 user nice system idle iowait irq softirq steal guest guest_nice
-		if len(fields) < 5 {
-			continue
-		}
-		name, ok := strings.CutPrefix(fields[0], "cpu")
-		cpu, err := strconv.ParseUint(name, 10, 31)
-		if !ok || err != nil {
-			continue
-		}
-		var t cpuTime
-		for i, field := range fields[1:min(len(fields), 9)] { // user has the time of guests
-			n, err := strconv.ParseInt(field, 10, 64)
-			switch {
-			case err != nil || n < 0:
-				ok = false
-			case i == 3 || i == 4:
-				t.Idle += n
-			default:
-				t.Busy += n
+		var cpu uint
+		var user, nice, system, idle, iowait, irq, softirq, steal uint64 // user has the time of guests
+		n, _ := fmt.Sscanf(line, "cpu%d %d %d %d %d %d %d %d %d",
+			&cpu, &user, &nice, &system, &idle, &iowait, &irq, &softirq, &steal)
+		if n >= 5 && !strings.HasPrefix(line, "cpu ") { // which has the sums
+			times[int(cpu)] = cpuTime{
+				Busy: int64(user + nice + system + irq + softirq + steal),
+				Idle: int64(idle + iowait),
 			}
-		}
-		if ok {
-			times[int(cpu)] = t
 		}
 	}
 	return times
