@@ -7,22 +7,22 @@ import (
 
 	"github.com/spillway-db/spillway"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
 	"github.com/spillway-db/spillway/events"
 	"github.com/spillway-db/spillway/internal/histogram"
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/reservation/admission"
 	"github.com/spillway-db/spillway/topology"
 )
 
 // processorTimes has the CPU times of the processors and of this process at one moment.
 type processorTimes struct {
-	cpus map[int]cpuTime // empty without /proc/stat
-	own  time.Duration   // CPU time of this process
+	cpus map[int]thread.CPUTime // empty without /proc/stat
+	own  time.Duration          // CPU time of this process
 }
 
 func processorsNow() processorTimes {
 	text, _ := os.ReadFile("/proc/stat") // elsewhere than on Linux there are no figures
-	return processorTimes{cpuTimes(string(text)), system.CPUTime()}
+	return processorTimes{thread.CPUTimes(string(text)), thread.ProcessTime()}
 }
 
 // othersShare returns the share of other processes, between two moments, of the processors that this
@@ -40,11 +40,11 @@ func othersShare(top *topology.Topology, before, after processorTimes) *report.P
 			all += is.Busy - was.Busy + is.Idle - was.Idle
 		}
 	}
-	total := time.Duration(all) * tick
+	total := time.Duration(all) * thread.Tick
 	if top.Limits.CPUQuota > 0 || total < time.Second {
 		return nil
 	}
-	used := time.Duration(busy)*tick - (after.own - before.own)
+	used := time.Duration(busy)*thread.Tick - (after.own - before.own)
 	p.OthersShare = max(0, used.Seconds()/total.Seconds())
 	return p
 }

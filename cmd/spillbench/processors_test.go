@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/topology"
 )
 
@@ -17,24 +18,24 @@ func TestOthers(t *testing.T) {
 	top := new(topology.Topology)
 	top.CPU.Allowed = []int{0, 2, 5}
 	before := processorTimes{
-		cpus: map[int]cpuTime{0: {Busy: 1000, Idle: 5000}, 1: {}, 2: {Busy: 100}},
+		cpus: map[int]thread.CPUTime{0: {Busy: 1000, Idle: 5000}, 1: {}, 2: {Busy: 100}},
 		own:  7 * time.Second,
 	}
 	var after processorTimes
 	for name, c := range map[string]struct {
-		zero, two cpuTime
+		zero, two thread.CPUTime
 		own       time.Duration
 		count     int
 		share     float64 // below 0: not known
 	}{
-		"idle":           {cpuTime{Busy: 1000, Idle: 5200}, cpuTime{Busy: 100, Idle: 200}, 0, 2, 0},
-		"all its own":    {cpuTime{Busy: 1100, Idle: 5100}, cpuTime{Busy: 300}, 3 * time.Second, 2, 0},
-		"62 % of others": {cpuTime{Busy: 1199, Idle: 5001}, cpuTime{Busy: 249, Idle: 50}, time.Second, 2, 0.62},
-		"rounded ticks":  {cpuTime{Busy: 1100, Idle: 5100}, cpuTime{Busy: 200}, 3 * time.Second, 2, 0},
-		"a moment":       {cpuTime{Busy: 1020, Idle: 5020}, cpuTime{Busy: 120}, 0, 0, -1},
+		"idle":           {thread.CPUTime{Busy: 1000, Idle: 5200}, thread.CPUTime{Busy: 100, Idle: 200}, 0, 2, 0},
+		"all its own":    {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 300}, 3 * time.Second, 2, 0},
+		"62 % of others": {thread.CPUTime{Busy: 1199, Idle: 5001}, thread.CPUTime{Busy: 249, Idle: 50}, time.Second, 2, 0.62},
+		"rounded ticks":  {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 200}, 3 * time.Second, 2, 0},
+		"a moment":       {thread.CPUTime{Busy: 1020, Idle: 5020}, thread.CPUTime{Busy: 120}, 0, 0, -1},
 	} {
 		after = processorTimes{
-			cpus: map[int]cpuTime{0: c.zero, 1: {Busy: 1 << 40}, 2: c.two, 5: {Busy: 1}},
+			cpus: map[int]thread.CPUTime{0: c.zero, 1: {Busy: 1 << 40}, 2: c.two, 5: {Busy: 1}},
 			own:  before.own + c.own,
 		}
 		got := othersShare(top, before, after)
@@ -47,7 +48,7 @@ func TestOthers(t *testing.T) {
 			t.Errorf("%s: %+v, want %v of %d", name, got, c.share, c.count)
 		}
 	}
-	after.cpus[0] = cpuTime{Busy: 9000, Idle: 9000}
+	after.cpus[0] = thread.CPUTime{Busy: 9000, Idle: 9000}
 	if othersShare(top, before, after) == nil {
 		t.Error("without a quota the share is not known")
 	}

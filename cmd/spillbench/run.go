@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/progress"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/report"
 	"github.com/spillway-db/spillway/cmd/spillbench/internal/simulate"
-	"github.com/spillway-db/spillway/cmd/spillbench/internal/system"
+	"github.com/spillway-db/spillway/internal/thread"
 	"github.com/spillway-db/spillway/observe/page"
 	"github.com/spillway-db/spillway/observe/timeline"
 )
@@ -106,7 +106,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 
 // run does the work and reports it. It always closes the engine and leaves nothing behind.
 func (f *runFlags) run(cmd *cobra.Command, files []string) error {
-	start, cpu := time.Now(), system.CPUTime()
+	start, cpu := time.Now(), thread.ProcessTime()
 	ctx, stderr := cmd.Context(), cmd.ErrOrStderr()
 	f.input.files = append(f.input.files, files...)
 	f.input.again = f.runs > 1
@@ -185,7 +185,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	doc.Processors, doc.Admission = processors, admitted.report(m.engine.Stats().Admission)
 	doc.WallSeconds = (took + time.Since(began)).Seconds()
-	doc.CPUSeconds = (system.CPUTime() - cpu).Seconds()
+	doc.CPUSeconds = (thread.ProcessTime() - cpu).Seconds()
 	if busy := doc.Busy(); busy != "" {
 		m.notes.add(busy)
 	}
@@ -247,9 +247,11 @@ func (f *runFlags) repeat(ctx context.Context, cfg job.Config, p phased) (
 			p.run = fmt.Sprintf("run %d of %d, ", i, f.runs)
 		}
 		cfg.Progress = p
-		start, cpu := time.Now(), system.CPUTime()
+		start, cpu := time.Now(), thread.ProcessTime()
 		res, err := job.Run(ctx, cfg)
-		one := report.Repetition{Seconds: time.Since(start).Seconds(), CPUSeconds: (system.CPUTime() - cpu).Seconds()}
+		one := report.Repetition{
+			Seconds: time.Since(start).Seconds(), CPUSeconds: (thread.ProcessTime() - cpu).Seconds(),
+		}
 		res.Checked += all.Checked
 		res.Mismatches += all.Mismatches
 		res.Corrupt += all.Corrupt

@@ -174,10 +174,10 @@ func (c *Chooser) decideLocked(d *Disk) float64 {
 // without compressing; half of them if that is not known.
 func (c *Chooser) busyLocked(d *Disk) float64 {
 	now := time.Now()
-	process, ok := thread.ProcessTime()
+	process := thread.ProcessTime()
 	took := now.Sub(d.since).Seconds() * float64(runtime.GOMAXPROCS(0))
 	used := (process - d.process - (c.own - d.own)).Seconds()
-	ok = ok && !d.since.IsZero() && took > 0
+	ok := process > 0 && !d.since.IsZero() && took > 0
 	d.since, d.process, d.own = now, process, c.own
 	if !ok {
 		return 0.5

@@ -2,7 +2,7 @@
 // and lets the thread sleep. Systems other than Linux do it less exactly.
 //
 //	Start ──▶ Stopwatch ── Stop ──▶ the processor's time for a goroutine
-//	ProcessTime                     the processors' time for the process
+//	ProcessTime, CPUTimes           the processors' time for the process, and for all
 //	WakePromptly, Nap               short sleeps that end on time
 //	Look                            none at all, where there are processors to spare
 package thread
@@ -39,11 +39,14 @@ func threadTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// ProcessTime returns for how long processors worked for this process; false if that is not known.
-func ProcessTime() (time.Duration, bool) {
+// ProcessTime returns for how long processors worked for this process, in user and system mode; 0 if
+// that is not known.
+func ProcessTime() time.Duration {
 	var ts unix.Timespec
-	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts)
-	return time.Duration(ts.Nano()), err == nil
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }
 
 // Nap has the thread sleep, not just the goroutine.

@@ -15,8 +15,8 @@ func Start() Stopwatch { return Stopwatch{time.Now()} }
 // Stop returns how long it took, at least a nanosecond.
 func (s Stopwatch) Stop() time.Duration { return max(time.Since(s.begin), 1) }
 
-// ProcessTime returns for how long processors worked for this process; false if that is not known.
-func ProcessTime() (time.Duration, bool) { return 0, false }
+// ProcessTime returns 0: it is not known for how long processors worked for this process.
+func ProcessTime() time.Duration { return 0 }
 
 // Nap has the goroutine sleep.
 func Nap(d time.Duration) { time.Sleep(d) }

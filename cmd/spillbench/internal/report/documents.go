@@ -355,7 +355,7 @@ type Outcome struct {
 type Inspect struct {
 	Header
 	Path        string               `json:"path"`
-	Checksums   bool                 `json:"checksums"` // all bytes were compared with their checksums, but for those in use
+	Checksums   bool                 `json:"checksums"` // all bytes that are not in use were compared with theirs
 	Directories []PersistedDirectory `json:"directories"`
 }
 
@@ -371,7 +371,7 @@ type PersistedDirectory struct {
 	Bytes           int64            `json:"bytes"`            // of the room of all records
 	FileBytes       int64            `json:"file_bytes"`       // the lengths of the files, which may have holes
 	Unlisted        []string         `json:"unlisted"`         // names of files that hold nothing that persists
-	Damaged         []string         `json:"damaged"`          // what is lost, and why, beside the batches with an error
+	Damaged         []string         `json:"damaged"`          // what is lost besides the batches with an error, and why
 	Error           string           `json:"error"`            // why it cannot be read; else empty
 }
 

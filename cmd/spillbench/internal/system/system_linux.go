@@ -1,18 +1,17 @@
 // Package system has the functions of spillbench that need Linux: files without names, dropping pages
-// from the page cache, memory of huge pages, and the CPU time of the process.
+// from the page cache, and memory of huge pages.
 //
 //	OpenNameless ──▶ *os.File ── GiveName, DropCache
 //	MapRegion ──▶ []byte ── UnmapRegion
 //
-// On other systems the functions for files return errors.ErrUnsupported, MapRegion returns memory of
-// Go's heap, and CPUTime returns 0. The package takes no locks. All functions are safe for concurrent
-// use; those for a file must not run while it is closed.
+// On other systems the functions for files return errors.ErrUnsupported, and MapRegion returns memory
+// of Go's heap. The package takes no locks. All functions are safe for concurrent use; those for a
+// file must not run while it is closed.
 package system
 
 import (
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,12 +46,3 @@ func MapRegion(n int64) ([]byte, error) {
 
 // UnmapRegion unmaps what MapRegion returned.
 func UnmapRegion(m []byte) error { return unix.Munmap(m) }
-
-// CPUTime returns the CPU time of the process, in user and system mode; 0 if it is not known.
-func CPUTime() time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}

@@ -7,7 +7,6 @@ package system
 import (
 	"errors"
 	"os"
-	"time"
 )
 
 // OpenNameless returns an error.
@@ -24,6 +23,3 @@ func MapRegion(n int64) ([]byte, error) { return make([]byte, n), nil }
 
 // UnmapRegion does nothing.
 func UnmapRegion([]byte) error { return nil }
-
-// CPUTime returns 0: the CPU time of the process is not known.
-func CPUTime() time.Duration { return 0 }

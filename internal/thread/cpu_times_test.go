@@ -1,4 +1,4 @@
-package main
+package thread
 
 import (
 	"maps"
@@ -18,11 +18,11 @@ cpu-6 1 2 3 4 5
 cpus 1 2 3 4 5
 intr 103089943 0 0 0
 `
-	want := map[int]cpuTime{0: {Busy: 100 + 20 + 30 + 6 + 7 + 8, Idle: 4500}, 12: {Busy: 6, Idle: 4}}
-	if got := cpuTimes(text); !maps.Equal(got, want) {
+	want := map[int]CPUTime{0: {Busy: 100 + 20 + 30 + 6 + 7 + 8, Idle: 4500}, 12: {Busy: 6, Idle: 4}}
+	if got := CPUTimes(text); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got := cpuTimes(""); len(got) != 0 {
+	if got := CPUTimes(""); len(got) != 0 {
 		t.Errorf("%v of an empty text", got)
 	}
 }
