@@ -371,7 +371,7 @@ type PersistedDirectory struct {
 	Bytes           int64            `json:"bytes"`            // of the room of all records
 	FileBytes       int64            `json:"file_bytes"`       // the lengths of the files, which may have holes
 	Unlisted        []string         `json:"unlisted"`         // names of files that hold nothing that persists
-	Damaged         []string         `json:"damaged"`          // what is lost besides the batches with an error, and why
+	Damaged         []string         `json:"damaged"`          // what is lost besides batches with an error, and why
 	Error           string           `json:"error"`            // why it cannot be read; else empty
 }
 
