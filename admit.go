@@ -111,7 +111,7 @@ func (e *Engine) RunTask(ctx context.Context, t Task, f func(context.Context, *G
 	}
 	for _, b := range in.batches {
 		if s := b.Space(); s != nil && s.Lost() != nil {
-			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID, s.Lost())
+			return fmt.Errorf("spillway: task %q: bringing batch %d: %w", t.Operator, b.ID(), s.Lost())
 		}
 	}
 	in.to = cmp.Or(t.In, e.cfg.Limits.Admission.Strategy, nearestGPU(in.batches))
@@ -240,7 +240,7 @@ func (in *taskInputs) bring(ctx context.Context, g *Grant) (err error) {
 	in.handles = make([]*Handle, len(in.batches))
 	for i, b := range in.batches {
 		// It fails if the batch is elsewhere, being moved, or was dropped.
-		if h, err := b.TryRead(g.Reservation().Space().ID); err == nil {
+		if h, err := b.TryRead(g.Reservation().Space().ID()); err == nil {
 			h.SetOwner(in.owner)
 			in.handles[i] = h
 		}

@@ -254,7 +254,7 @@ func Open(ctx context.Context, cfg Config) (_ *Engine, err error) {
 // an error p stays the caller's; a payload of another engine's is tier.ErrNotSupported.
 func (e *Engine) NewBatch(p batch.Payload) (*batch.Batch, error) {
 	if p != nil && !slices.Contains(e.spaces, p.Space()) {
-		return nil, fmt.Errorf("spillway: a batch of a payload in another engine's %s: %w", p.Space().ID,
+		return nil, fmt.Errorf("spillway: a batch of a payload in another engine's %s: %w", p.Space().ID(),
 			tier.ErrNotSupported)
 	}
 	return e.newBatch(p, nil)
@@ -366,7 +366,7 @@ func (e *Engine) Trim(ctx context.Context) (bytes int64, err error) {
 
 // dropCopies frees the copies in a space, unless the next process may want them.
 func (e *Engine) dropCopies(s *tier.Space) {
-	if !e.recorder.Records(s.ID) {
+	if !e.recorder.Records(s.ID()) {
 		s.DropAllClean()
 	}
 }

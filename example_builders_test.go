@@ -75,7 +75,7 @@ func ExampleEngine_Mover() {
 			}
 			fmt.Println(rows.Column(0), rows.Column(1))
 			rows.Release()
-			fmt.Println("the batch lies in", h.Space().ID)
+			fmt.Println("the batch lies in", h.Space().ID())
 			if err := h.Close(); err != nil {
 				return err
 			}

@@ -32,7 +32,7 @@ func ExampleEngine_NewBatch() {
 		GPUs: []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(16 << 20)}}, HostMemory: spillway.Bytes(16 << 20), Disks: []spillway.DiskConfig{},
 	}))
 	onGPU := reservation.AnyInTier(tier.GPU)
-	gpu, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.GPU})
+	gpu, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
 
 	schema := arrow.NewSchema([]arrow.Field{{Name: "city", Type: arrow.BinaryTypes.String}}, nil)
 	rec, _, err := array.RecordFromJSON(memory.DefaultAllocator, schema, strings.NewReader(`[{"city":"Ulm"},{"city":"Bonn"}]`))

@@ -63,7 +63,7 @@ func ExampleEngine_Holders() {
 		check(0, err)
 		probed++
 		if probed == 1 {
-			holders, _ := eng.Holders(h.Space().ID)
+			holders, _ := eng.Holders(h.Space().ID())
 			of := holders.Holders[0]
 			fmt.Printf("%d %ss of %s:%d, owner %s\n", of.Count, of.What, of.Operator, of.Port, of.Owner)
 		}

@@ -121,7 +121,7 @@ func ExampleEngine_RunTask() {
 		task := spillway.Task{Operator: "aggregate", Inputs: []*spillway.Claim{claim}, Output: 4096, Overhead: spillway.None}
 		err = eng.RunTask(ctx, task, func(ctx context.Context, g *spillway.Grant, inputs []*spillway.Handle) error {
 			for _, h := range inputs {
-				fmt.Println(h.Batch().Info().Descriptor.Rows, "rows in", h.Space().ID)
+				fmt.Println(h.Batch().Info().Descriptor.Rows, "rows in", h.Space().ID())
 			}
 			g.Produced(16) // bytes of output, for the estimates of later tasks
 			return nil

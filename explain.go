@@ -50,16 +50,16 @@ func (e *Engine) Explain(b *Batch) Explanation {
 		size = now.Descriptor.Body
 	}
 	way := func(s *tier.Space) Way {
-		w := Way{To: s.ID, Copy: slices.Contains(x.Copies, s.ID), Room: s.State().Available >= s.Charge(size)}
-		if speed := e.mover.Speed(now.Space, s.ID); speed > 0 {
+		w := Way{To: s.ID(), Copy: slices.Contains(x.Copies, s.ID()), Room: s.State().Available >= s.Charge(size)}
+		if speed := e.mover.Speed(now.Space, s.ID()); speed > 0 {
 			w.Took = time.Duration(float64(size) / float64(speed) * float64(time.Second))
 		}
 		return w
 	}
-	faster := func(s *tier.Space) bool { return s.Lost() == nil && s.ID.Kind < now.Space.Kind }
+	faster := func(s *tier.Space) bool { return s.Lost() == nil && s.Kind() < now.Space.Kind }
 	isFastest := !slices.ContainsFunc(e.spaces, faster)
 	for _, s := range e.spaces {
-		if faster(s) || isFastest && s.ID != now.Space && s.Lost() == nil {
+		if faster(s) || isFastest && s.ID() != now.Space && s.Lost() == nil {
 			x.Ways = append(x.Ways, way(s))
 		}
 	}

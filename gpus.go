@@ -224,7 +224,7 @@ const watchPeriod = time.Second
 // lookAtGPUs keeps what others hold on the GPUs in the books of the spaces there, and has frees tried
 // again that a device refused.
 func (e *Engine) lookAtGPUs() {
-	for i, s := range e.reservations.Spaces.InTier(tier.GPU) { // by number, as e.wrapped
+	for i, s := range e.reservations.Spaces().InTier(tier.GPU) { // by number, as e.wrapped
 		var n int64
 		var ok bool
 		e.panics.Do("Device.MemInfo", func() { n, ok = s.ExternalOn(e.wrapped[i]) })

@@ -16,7 +16,7 @@ import (
 // means that the engine has no such space. It looks at every batch of the engine: with a million of
 // them it takes some tenths of a second.
 func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
-	space, ok := e.reservations.Spaces.ByID(id)
+	space, ok := e.reservations.Spaces().ByID(id)
 	if !ok {
 		return tier.Holdings{}, false
 	}

@@ -373,14 +373,14 @@ func (e *Engine) freeFor(i int) (free int64, err error) {
 // openStaging takes the pinned chunks, through which transfers between device
 // and disk go, out of one host space on each node.
 func (e *Engine) openStaging() error {
-	for _, s := range e.reservations.Spaces.InTier(tier.Host) {
+	for _, s := range e.reservations.Spaces().InTier(tier.Host) {
 		if e.staging[s.Node] != nil {
 			continue // of several spaces on a node one has the chunks for all
 		}
 		share := s.State().Limit / stagingMaxShare
 		chunk := max(tier.Page, min(int64(stagingChunk), wholePages(share/2)))
 		count := max(1, min(int64(stagingChunks), share/chunk))
-		r, err := e.reservations.TryReserve(reservation.Specific(s.ID), chunk*count, nil)
+		r, err := e.reservations.TryReserve(reservation.Specific(s.ID()), chunk*count, nil)
 		if err != nil {
 			return err
 		}

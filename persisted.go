@@ -38,7 +38,7 @@ func (e *Engine) Persisted() []Persisted {
 	out := make([]Persisted, len(found))
 	for i, b := range found {
 		p := &out[i]
-		p.Bytes, p.Space, p.Err, p.key = b.Room, b.Space.ID, b.Err, b
+		p.Bytes, p.Space, p.Err, p.key = b.Room, b.Space.ID(), b.Err, b
 		if r := b.Entry; r != nil {
 			p.ID, p.Plan, p.Operator, p.Port, p.Partition = r.ID, r.Plan, r.Operator, r.Port, r.Partition
 			p.Rows, p.Schema = r.Descriptor.Rows, r.Descriptor.Schema

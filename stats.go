@@ -75,7 +75,7 @@ func (e *Engine) Stats() Stats {
 	for _, space := range e.spaces {
 		now := space.State()
 		one := SpaceStats{
-			ID: space.ID, Backend: space.Backend, Capacity: space.Capacity,
+			ID: space.ID(), Backend: space.Backend, Capacity: space.Capacity,
 			Limit: now.Limit, Trigger: now.Trigger, Stop: now.Stop,
 			External: now.External, Lost: space.Lost() != nil, Usage: now.Usage,
 		}
@@ -93,7 +93,7 @@ func (e *Engine) Stats() Stats {
 }
 
 // Spaces returns the engine's spaces, ordered by tier and number.
-func (e *Engine) Spaces() []*tier.Space { return e.reservations.Spaces.All() }
+func (e *Engine) Spaces() []*tier.Space { return e.reservations.Spaces().All() }
 
 // String returns the figures as tables, for people. Sizes are rounded.
 func (s Stats) String() string {

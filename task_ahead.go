@@ -95,13 +95,13 @@ func (a *aheadOfTasks) bring(ctx context.Context, in *taskInputs, b *batch.Batch
 		if now.State != batch.Idle && now.State != batch.TaskCreated {
 			return false
 		}
-		spaces := to.Candidates(a.e.reservations.Spaces, nil)
+		spaces := to.Candidates(a.e.reservations.Spaces(), nil)
 		spaces = slices.DeleteFunc(spaces, func(s *tier.Space) bool { return s.Lost() != nil })
-		if len(spaces) == 0 || spaces[0].ID.Kind.IsDevice() && len(spaces) > 1 {
+		if len(spaces) == 0 || spaces[0].Kind().IsDevice() && len(spaces) > 1 {
 			continue
 		}
-		kind := spaces[0].ID.Kind
-		there := slices.ContainsFunc(spaces, func(s *tier.Space) bool { return s.ID == now.Space })
+		kind := spaces[0].Kind()
+		there := slices.ContainsFunc(spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
 		if there || now.Space.Kind <= kind || full[kind] {
 			continue
 		}

@@ -155,7 +155,7 @@ func (e *Engine) warnOfMemory() {
 	}
 	var taken int64
 	for _, s := range e.spaces {
-		if s.ID.Kind.IsMemory() || s.Backend == "sim" || inMemory[s.ID.String()] {
+		if s.Kind().IsMemory() || s.Backend == "sim" || inMemory[s.ID().String()] {
 			taken += s.Capacity
 		}
 	}

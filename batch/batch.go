@@ -380,7 +380,7 @@ type Info struct {
 // All that happens to a batch follows the table at State. It is safe for concurrent use. Its
 // creator owns it until it is handed to a repository or dropped.
 type Batch struct {
-	ID       ID // does not change
+	id       ID
 	observer Observer
 	clock    func() int64
 	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
@@ -416,7 +416,7 @@ func (b *Batch) setPayloadLocked(p Payload, t traits) {
 	now := &b.mu.Info
 	now.Payload, now.Form, now.Bytes, now.Space, b.mu.space = p, t.form, t.bytes, tier.ID{}, t.space
 	if t.space != nil {
-		now.Space = t.space.ID
+		now.Space = t.space.ID()
 	}
 	if t.desc != nil {
 		now.Descriptor, now.Rows = t.desc, t.desc.Rows
@@ -436,9 +436,9 @@ func (b *Batch) inspect(t *Transit, p Payload) (s traits, err error) {
 	}
 	switch {
 	case t == nil && s.space == nil:
-		return s, &StateError{Batch: b.ID, Op: "new", Status: MissingData}
+		return s, &StateError{Batch: b.id, Op: "new", Status: MissingData}
 	case s.space == nil || t != nil && s.desc != nil && t.desc != nil && s.desc.Rows != t.desc.Rows:
-		return s, &StateError{Batch: b.ID, State: InTransit, Op: "commit", Status: MissingData}
+		return s, &StateError{Batch: b.id, State: InTransit, Op: "commit", Status: MissingData}
 	}
 	return s, nil
 }
@@ -460,7 +460,7 @@ func New(o Options) (*Batch, error) {
 	if o.ID == 0 && o.IDs == nil {
 		return nil, errors.New("batch: an id above 0, or where ids come from, is required")
 	}
-	b := &Batch{ID: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
+	b := &Batch{id: o.ID, observer: o.Observer, clock: func() int64 { return time.Now().UnixNano() }}
 	has, err := b.inspect(nil, o.Payload)
 	if o.Payload == nil {
 		err = fmt.Errorf("batch: the payload is nil: %w", err)
@@ -498,9 +498,9 @@ func New(o Options) (*Batch, error) {
 	registrar, _ := o.Observer.(Registrar)
 	for {
 		if o.ID == 0 {
-			b.ID = o.IDs.Next()
+			b.id = o.IDs.Next()
 		}
-		b.mu.ID = b.ID
+		b.mu.ID = b.id
 		now, made := b.Info(), time.Now() // from when it is registered on the monitor can move it
 		switch {
 		case registrar != nil:
@@ -511,7 +511,7 @@ func New(o Options) (*Batch, error) {
 		if err == nil {
 			if b.emit != nil && registrar != nil {
 				b.emit(events.Event{
-					Kind: events.BatchPut, At: made, Origin: now.Place.Origin(), Batch: uint64(b.ID),
+					Kind: events.BatchPut, At: made, Origin: now.Place.Origin(), Batch: uint64(b.id),
 					To: now.Space, Bytes: now.Bytes,
 				})
 			}
@@ -522,7 +522,7 @@ func New(o Options) (*Batch, error) {
 			return b, nil
 		}
 		if o.ID != 0 || !errors.Is(err, ErrDuplicateID) {
-			return nil, fmt.Errorf("batch %d: %w", b.ID, err)
+			return nil, fmt.Errorf("batch %d: %w", b.id, err)
 		}
 	}
 }
@@ -562,6 +562,9 @@ func register(with Registrar, b *Batch, now Info) (err error) {
 	return with.Register(b, now)
 }
 
+// ID returns the batch's id.
+func (b *Batch) ID() ID { return b.id }
+
 // Info returns what the batch is like at one moment. It asks the payload for its leases, which may be
 // a program's own function, so the caller must hold no lock.
 func (b *Batch) Info() Info {
@@ -574,7 +577,7 @@ func (b *Batch) Info() Info {
 // there moves no bytes. Its room counts as free (tier.Usage.Cached). It goes when the room is
 // needed, and with the batch.
 func (b *Batch) Copies() (in []tier.ID) {
-	b.EachClean(func(p Payload) { in = append(in, p.Space().ID) })
+	b.EachClean(func(p Payload) { in = append(in, p.Space().ID()) })
 	return in
 }
 
@@ -645,15 +648,15 @@ func (b *Batch) update(apply func() (change, error)) error {
 			keep = append(keep, *c.made)
 		}
 		for _, r := range b.mu.clean {
-			in := r.payload.Space().ID.Kind
-			if c.stale || in == now.Space.Kind || c.made != nil && in == c.made.payload.Space().ID.Kind {
+			in := r.payload.Space().Kind()
+			if c.stale || in == now.Space.Kind || c.made != nil && in == c.made.payload.Space().Kind() {
 				superfluous = append(superfluous, r)
 			} else {
 				keep = append(keep, r)
 			}
 		}
 		slices.SortFunc(keep, func(a, b cleanImage) int {
-			return cmp.Compare(a.payload.Space().ID.Kind, b.payload.Space().ID.Kind)
+			return cmp.Compare(a.payload.Space().Kind(), b.payload.Space().Kind())
 		})
 		b.mu.clean = keep
 	}
@@ -686,7 +689,7 @@ func (b *Batch) update(apply func() (change, error)) error {
 	}
 	if isDropped := info.State == Released && !over; b.emit != nil && (c.event != 0 || isDropped) {
 		ev := events.Event{
-			Kind: c.event, Origin: info.Place.Origin(), Batch: uint64(b.ID), To: info.Space, Bytes: info.Bytes,
+			Kind: c.event, Origin: info.Place.Origin(), Batch: uint64(b.id), To: info.Space, Bytes: info.Bytes,
 			Hint: c.hint,
 		}
 		if c.event != 0 {
@@ -722,7 +725,7 @@ func release(p Payload) (err error) {
 }
 
 func (b *Batch) errorLocked(op string, s Status) error {
-	return &StateError{Batch: b.ID, State: b.mu.State, Op: op, Status: s}
+	return &StateError{Batch: b.id, State: b.mu.State, Op: op, Status: s}
 }
 
 // barLocked returns an error if the batch is in transit or was dropped, for operations that need
@@ -870,7 +873,7 @@ func (b *Batch) TryTransit() (*Transit, error) {
 		return nil, err
 	}
 	if invariants.Enabled {
-		t.lost = onForgotten(t, "transit", b.ID, invariants.Stack())
+		t.lost = onForgotten(t, "transit", b.id, invariants.Stack())
 	}
 	return t, nil
 }
@@ -940,7 +943,7 @@ func (b *Batch) Commit(ctx context.Context, t *Transit, p Payload, o CommitOptio
 	stale := has.desc != nil && t.desc != nil && has.desc != t.desc
 	var retained *cleanImage
 	if o.Retained != nil && !stale {
-		retained = retain(t.payload, has.space.ID.Kind, o.Retained)
+		retained = retain(t.payload, has.space.Kind(), o.Retained)
 	}
 	err = b.update(func() (c change, err error) {
 		b.setPayloadLocked(p, has)
@@ -1006,7 +1009,7 @@ func retain(p Payload, above tier.Kind, changed func(events.Kind)) *cleanImage {
 	if !ok || img.Parts.Type == payload.ScatteredImage || len(img.Buffers()) == 0 {
 		return nil
 	}
-	in, shares := p.Space().ID.Kind, len(img.Parts.Shared) > 0
+	in, shares := p.Space().Kind(), len(img.Parts.Shared) > 0
 	if in <= above || shares && !in.IsStorage() {
 		return nil
 	}
@@ -1031,7 +1034,7 @@ func (b *Batch) AddClean(p Payload, of *Descriptor, changed func(events.Kind)) (
 		return false
 	}
 	err := b.update(func() (c change, err error) {
-		if b.mu.released || b.mu.Descriptor != of || b.mu.space.ID.Kind == p.Space().ID.Kind {
+		if b.mu.released || b.mu.Descriptor != of || b.mu.space.Kind() == p.Space().Kind() {
 			return c, errUnchanged
 		}
 		c.images, c.made = true, r
@@ -1128,7 +1131,7 @@ func (b *Batch) Attach(store Observer, p Place) (announce func(), err error) {
 	case b.mu.released:
 		return nil, b.errorLocked("store", MissingData)
 	case b.mu.store != nil && b.mu.store != store:
-		return nil, fmt.Errorf("batch %d: %w", b.ID, ErrStored)
+		return nil, fmt.Errorf("batch %d: %w", b.id, ErrStored)
 	}
 	b.mu.store, announce = store, func() {}
 	if b.mu.Place != p {
@@ -1150,6 +1153,6 @@ func (b *Batch) Detach(store Observer) {
 // Describe fills in the batch and its place, for lists of holders such as tier.Space.Leaks.
 func (b *Batch) Describe(h *tier.Holding) {
 	place := b.Info().Place
-	h.Batch, h.Plan = uint64(b.ID), place.Name
+	h.Batch, h.Plan = uint64(b.id), place.Name
 	h.Operator, h.Port, h.Partition = place.Operator, place.Port, place.Partition
 }

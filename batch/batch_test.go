@@ -52,7 +52,7 @@ func TestOldestTask(t *testing.T) {
 	if err := b.CancelTask(); err != nil || task(b) >= task(a) {
 		t.Errorf("after one was cancelled they are %d and %d, %v", task(a), task(b), err)
 	}
-	h, err := b.TryLock(s.ID)
+	h, err := b.TryLock(s.ID())
 	if err != nil || task(b) <= task(a) {
 		t.Errorf("after the oldest has begun they are %d and %d, %v", task(a), task(b), err)
 	}
@@ -101,7 +101,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		do   func() error
 		want func(*Info) // nil: no change
 	}{
-		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = PlainImage, gpu.ID, 100, 3 }},
+		{"new", func() error { return nil }, func(i *Info) { i.Form, i.Space, i.Bytes, i.Rows = PlainImage, gpu.ID(), 100, 3 }},
 		{
 			"place", func() error { b.SetPlace(Place{Plan: 1, Rank: 2}); return nil },
 			func(i *Info) { i.Place = Place{Plan: 1, Rank: 2} },
@@ -115,13 +115,13 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"transit", func() error { tr, err = b.TryTransit(); return err }, func(i *Info) { i.State = InTransit }},
 		{"task while in transit", func() error { _ = b.TryCreateTask(); return nil }, nil},
 		{"commit", func() error { return tr.Commit(&form{space: host, desc: &Descriptor{Rows: 3}}, true) },
-			func(i *Info) { i.State, i.Pending, i.Form, i.Space = TaskCreated, 1, PlainImage, host.ID }},
+			func(i *Info) { i.State, i.Pending, i.Form, i.Space = TaskCreated, 1, PlainImage, host.ID() }},
 		{"commit again", func() error { _ = tr.Commit(&form{space: gpu}, true); return nil }, nil},
-		{"mismatch", func() error { _, _ = b.TryLock(gpu.ID); return nil }, nil},
-		{"lock", func() error { h, err = b.TryLock(host.ID); return err },
+		{"mismatch", func() error { _, _ = b.TryLock(gpu.ID()); return nil }, nil},
+		{"lock", func() error { h, err = b.TryLock(host.ID()); return err },
 			func(i *Info) { i.State, i.Pending, i.Active = Processing, 0, 1 }},
 		{"close", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
-		{"open", func() error { h, err = b.Open(t.Context(), host.ID, false); return err },
+		{"open", func() error { h, err = b.Open(t.Context(), host.ID(), false); return err },
 			func(i *Info) { i.State, i.Active = Processing, 1 }},
 		{"close what was opened", func() error { return h.Close() }, func(i *Info) { i.State, i.Active = Idle, 0 }},
 		{"another task", b.TryCreateTask, func(i *Info) { i.State, i.Pending = TaskCreated, 1 }},
@@ -133,7 +133,7 @@ func TestObserverSeesEveryChange(t *testing.T) {
 		{"commit open", func() error {
 			h, err = commitAndOpen(t.Context(), tr, &form{space: gpu, desc: &Descriptor{Rows: 3}}, false)
 			return err
-		}, func(i *Info) { i.State, i.Active, i.Form, i.Space = Processing, 1, PlainImage, gpu.ID }},
+		}, func(i *Info) { i.State, i.Active, i.Form, i.Space = Processing, 1, PlainImage, gpu.ID() }},
 		{"drop", b.Drop, func(i *Info) { i.State = Released }},
 		{"close the last", func() error { return h.Close() }, nil},
 	}
@@ -369,7 +369,7 @@ func TestHandleClosesOnce(t *testing.T) {
 	if err := b.TryCreateTask(); err != nil {
 		t.Fatal(err)
 	}
-	h, err := b.TryLock(gpu.ID)
+	h, err := b.TryLock(gpu.ID())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,11 +408,11 @@ func TestNextUse(t *testing.T) {
 	use := func(at, until int64) {
 		t.Helper()
 		now = at
-		h, err := b.Open(t.Context(), gpu.ID, false)
+		h, err := b.Open(t.Context(), gpu.ID(), false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := b.Open(t.Context(), gpu.ID, false) // is part of the same use
+		again, err := b.Open(t.Context(), gpu.ID(), false) // is part of the same use
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -456,7 +456,7 @@ func TestNextUse(t *testing.T) {
 		t.Errorf("%d uses, want 6", n)
 	}
 	now = 1500
-	h, err := b.Open(t.Context(), gpu.ID, false)
+	h, err := b.Open(t.Context(), gpu.ID(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -573,7 +573,7 @@ func TestWaitersWake(t *testing.T) {
 					case err == nil:
 					case errors.As(err, &se) && se.Status == SpaceMismatch:
 						mismatches++
-						if want := map[string]tier.ID{"commit": host.ID, "abort": gpu.ID}[end]; se.Space != want {
+						if want := map[string]tier.ID{"commit": host.ID(), "abort": gpu.ID()}[end]; se.Space != want {
 							t.Errorf("the waiter saw the data in %s, want %s", se.Space, want)
 						}
 					default:
@@ -669,7 +669,7 @@ func BenchmarkLockClose(b *testing.B) {
 		if err := batch.TryCreateTask(); err != nil {
 			b.Fatal(err)
 		}
-		h, err := batch.TryLock(gpu.ID)
+		h, err := batch.TryLock(gpu.ID())
 		if err != nil {
 			b.Fatal(err)
 		}

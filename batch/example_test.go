@@ -54,11 +54,11 @@ func Example() {
 	fmt.Println(b.Info().Payload.Type(), b.Info().State,
 		"gpu bytes:", gpu.State().Used(), "host bytes:", host.State().Used())
 
-	if _, err := b.Lock(ctx, gpu.ID); err != nil {
+	if _, err := b.Lock(ctx, gpu.ID()); err != nil {
 		fmt.Println(err)
 	}
-	h, _ := b.Lock(ctx, host.ID)
-	fmt.Println(b.Info().State, "in", h.Space().ID)
+	h, _ := b.Lock(ctx, host.ID())
+	fmt.Println(b.Info().State, "in", h.Space().ID())
 	_ = b.Drop() // its memory stays until the handle is closed
 	_ = h.Close()
 	fmt.Println(b.Info().State, "host bytes:", host.State().Used())

@@ -86,7 +86,7 @@ func (b *Batch) lock(o opening) (h *Handle, err error) {
 			return c, b.errorLocked(op, TaskNotCreated)
 		case in != o.space && (o.space.Valid() || !o.own):
 			return c, &StateError{
-				Batch: b.ID, State: b.mu.State, Op: op, Status: SpaceMismatch, Space: in, Want: o.space,
+				Batch: b.id, State: b.mu.State, Op: op, Status: SpaceMismatch, Space: in, Want: o.space,
 			}
 		}
 		h = b.pinLocked(&c, o, now)
@@ -139,7 +139,7 @@ func (b *Batch) pinLocked(c *change, o opening, now int64) *Handle {
 	if invariants.Enabled {
 		h.hold = new(books.Hold) // the space must not keep a forgotten handle from the garbage collector
 		h.stack = invariants.Stack()
-		h.lost = onForgotten(h, "handle", b.ID, h.stack)
+		h.lost = onForgotten(h, "handle", b.id, h.stack)
 	}
 	v := books.HoldView{Kind: books.Handle, Memory: h.payload, Bytes: b.mu.Bytes, About: b}
 	if o.owner != nil {

@@ -19,7 +19,7 @@ func TestImage(t *testing.T) {
 	if err := b.TryCreateTask(); err != nil {
 		t.Fatal(err)
 	}
-	h, err := b.TryLock(host.ID)
+	h, err := b.TryLock(host.ID())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func TestImage(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if info := b.Info(); !info.Leased || info.Bytes != 8192 || info.Rows != 5 || info.Space != host.ID {
+	if info := b.Info(); !info.Leased || info.Bytes != 8192 || info.Rows != 5 || info.Space != host.ID() {
 		t.Errorf("%+v", info)
 	}
 	end()

@@ -277,16 +277,16 @@ func (p *player) do(k kind, space int) {
 	case cancelTask:
 		p.done(k, space, begin, p.b.CancelTask())
 	case lockIn:
-		h, err := p.b.TryLock(p.spaces[space].ID)
+		h, err := p.b.TryLock(p.spaces[space].ID())
 		p.opened(k, space, begin, h, err)
 	case openIn, openLast:
-		h, err := p.b.lock(opening{space: p.spaces[space].ID, own: true, last: k == openLast})
+		h, err := p.b.lock(opening{space: p.spaces[space].ID(), own: true, last: k == openLast})
 		p.opened(k, space, begin, h, err)
 	case read:
 		h, err := p.b.TryRead(tier.ID{})
 		p.opened(k, space, begin, h, err)
 	case readIn:
-		h, err := p.b.TryRead(p.spaces[space].ID)
+		h, err := p.b.TryRead(p.spaces[space].ID())
 		p.opened(k, space, begin, h, err)
 	case closeHandle:
 		if len(p.handles) == 0 {
@@ -349,7 +349,7 @@ func (p *player) finish() {
 func TestModel(t *testing.T) {
 	const players, operations, rounds = 4, 9, 1500
 	spaces := []*tier.Space{newSpace(t, "gpu:0"), newSpace(t, "host:0")}
-	ids := []tier.ID{spaces[0].ID, spaces[1].ID}
+	ids := []tier.ID{spaces[0].ID(), spaces[1].ID()}
 	seed := testseed.One(t)
 	for round := range rounds {
 		var (

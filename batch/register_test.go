@@ -15,8 +15,8 @@ type registrar struct {
 }
 
 func (r *registrar) Register(b *Batch, _ Info) error {
-	r.asked = append(r.asked, b.ID)
-	if slices.Contains(r.taken, b.ID) {
+	r.asked = append(r.asked, b.ID())
+	if slices.Contains(r.taken, b.ID()) {
 		return r.err
 	}
 	return nil
@@ -31,7 +31,7 @@ func TestNewRegisters(t *testing.T) {
 	p := &form{space: newSpace(t, "gpu:0")}
 	var ids IDs
 	b, err := New(Options{IDs: &ids, Payload: p, Observer: r})
-	if err != nil || b.ID != 3 || !slices.Equal(r.asked, []ID{1, 2, 3}) {
+	if err != nil || b.ID() != 3 || !slices.Equal(r.asked, []ID{1, 2, 3}) {
 		t.Errorf("the batch is %v, %v; asked for %v", b, err, r.asked)
 	}
 	if told := r.take(); len(told) != 0 {
@@ -40,7 +40,7 @@ func TestNewRegisters(t *testing.T) {
 	if b, err := New(Options{ID: 4, IDs: &ids, Payload: p, Observer: r}); !errors.Is(err, ErrDuplicateID) {
 		t.Errorf("an id that is taken: %v, %v", b, err)
 	}
-	if b, err := New(Options{ID: 9, IDs: &ids, Payload: p, Observer: r}); err != nil || b.ID != 9 || ids.Next() != 4 {
+	if b, err := New(Options{ID: 9, IDs: &ids, Payload: p, Observer: r}); err != nil || b.ID() != 9 || ids.Next() != 4 {
 		t.Errorf("an id that is free: %v, %v", b, err)
 	}
 	r.err = errors.New("closed")

@@ -80,7 +80,7 @@ func TestResidents(t *testing.T) {
 			if err != nil {
 				return // another goroutine moves it
 			}
-			r, err := room.TryReserve(reservation.Specific(to.ID), body, nil)
+			r, err := room.TryReserve(reservation.Specific(to.ID()), body, nil)
 			if err != nil {
 				t.Error(err)
 				return
@@ -90,8 +90,8 @@ func TestResidents(t *testing.T) {
 			if out == nil {
 				out = image(to)
 			}
-			o := CommitOptions{Reason: "test", Slower: to.ID.Kind > from.ID.Kind, Retained: all.retained()}
-			if rng.IntN(3) == 0 && to.ID.Kind < from.ID.Kind {
+			o := CommitOptions{Reason: "test", Slower: to.Kind() > from.Kind(), Retained: all.retained()}
+			if rng.IntN(3) == 0 && to.Kind() < from.Kind() {
 				o.Ahead = all.ahead()
 			}
 			o.Open = o.Ahead == nil && rng.IntN(4) == 0
@@ -136,17 +136,17 @@ func TestResidents(t *testing.T) {
 			live, cached := map[tier.ID]int64{now.Space: now.Bytes}, make(map[tier.ID]int64)
 			tiers := []tier.Kind{now.Space.Kind}
 			b.EachClean(func(p Payload) {
-				cached[p.Space().ID] += p.Bytes()
-				tiers = append(tiers, p.Space().ID.Kind)
+				cached[p.Space().ID()] += p.Bytes()
+				tiers = append(tiers, p.Space().Kind())
 			})
 			slices.Sort(tiers)
 			if len(slices.Compact(slices.Clone(tiers))) != len(tiers) {
 				t.Fatalf("seed %d: the images are in %v", seed, tiers)
 			}
 			for _, s := range spaces {
-				if u := s.State().Usage; u.Live != live[s.ID] || u.Cached != cached[s.ID] || u.Reserved != 0 {
+				if u := s.State().Usage; u.Live != live[s.ID()] || u.Cached != cached[s.ID()] || u.Reserved != 0 {
 					t.Fatalf("seed %d: %s holds %+v, want %d live, %d cached",
-						seed, s.ID, u, live[s.ID], cached[s.ID])
+						seed, s.ID(), u, live[s.ID()], cached[s.ID()])
 				}
 			}
 		}
@@ -155,7 +155,7 @@ func TestResidents(t *testing.T) {
 		}
 		for _, s := range spaces {
 			if u := s.State().Usage; u.Used()+u.Cached != 0 {
-				t.Errorf("seed %d: after the drop %s holds %+v", seed, s.ID, u)
+				t.Errorf("seed %d: after the drop %s holds %+v", seed, s.ID(), u)
 			}
 		}
 		m := all.made
@@ -191,13 +191,13 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	}
 	add(host, desc)
 	add(disk, &Descriptor{Rows: 1, Body: tier.Page})
-	add(disk, desc, disk.ID)
-	add(other, desc, other.ID) // in place of the one in the same tier
+	add(disk, desc, disk.ID())
+	add(other, desc, other.ID()) // in place of the one in the same tier
 	tr, err := b.TryTransit()
 	if err != nil {
 		t.Fatal(err)
 	}
-	add(disk, desc, disk.ID) // also while it moves
+	add(disk, desc, disk.ID()) // also while it moves
 	moveTo := func(p Payload) {
 		t.Helper()
 		if _, err := b.Commit(t.Context(), tr, p, CommitOptions{Retained: all.retained()}); err != nil {
@@ -213,13 +213,13 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	}
 	last := &Descriptor{Rows: 1, Body: tier.Page}
 	moveTo(image(host, last)) // the image on disk has other bytes
-	add(disk, last, disk.ID)
+	add(disk, last, disk.ID())
 	if tr, err = b.TryTransit(); err != nil {
 		t.Fatal(err)
 	}
 	last = &Descriptor{Rows: 1, Body: tier.Page}
 	moveTo(image(host, last)) // the clean image on disk has other bytes
-	h, err := b.Open(t.Context(), host.ID, true)
+	h, err := b.Open(t.Context(), host.ID(), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestCleanImagesOfABatch(t *testing.T) {
 	add(disk, last)
 	for _, s := range []*tier.Space{host, disk, other} {
 		if u := s.State().Usage; u.Used()+u.Cached != 0 {
-			t.Errorf("%s holds %+v", s.ID, u)
+			t.Errorf("%s holds %+v", s.ID(), u)
 		}
 	}
 	if m := all.made; m[events.CopyMade] != 8 || m[events.CopyDropped] != 8 {
@@ -248,7 +248,7 @@ func TestLastMove(t *testing.T) {
 	all := &ledger{t: t, made: make(map[events.Kind]int)}
 	for _, s := range []*tier.Space{host, disk} {
 		if !b.AddClean(image(s), desc, all.retained()) {
-			t.Fatalf("%s did not keep an image", s.ID)
+			t.Fatalf("%s did not keep an image", s.ID())
 		}
 	}
 	tr, err := b.TryTransit()
@@ -264,7 +264,7 @@ func TestLastMove(t *testing.T) {
 	}
 	for _, s := range []*tier.Space{gpu, host, other, disk} {
 		if u := s.State().Usage; u.Used()+u.Cached != 0 {
-			t.Errorf("%s holds %+v", s.ID, u)
+			t.Errorf("%s holds %+v", s.ID(), u)
 		}
 	}
 	if n := all.made[events.CopyDropped]; n != 2 {
@@ -323,7 +323,7 @@ func TestEndsOfAhead(t *testing.T) {
 			Ahead:    func(k events.Kind) { got = append(got, k) },
 			Retained: func(k events.Kind) { clean = append(clean, k) },
 		})
-		r, err := room.TryReserve(reservation.Specific(disk.ID), tier.Page-1, nil)
+		r, err := room.TryReserve(reservation.Specific(disk.ID()), tier.Page-1, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func (s situation) build(t *testing.T, gpu *tier.Space) *rig {
 	}
 	for range s.active {
 		must(r.b.TryCreateTask())
-		h, err := r.b.TryLock(gpu.ID)
+		h, err := r.b.TryLock(gpu.ID())
 		must(err)
 		r.handles = append(r.handles, h)
 	}
@@ -128,12 +128,12 @@ func TestTransitions(t *testing.T) {
 			fails(TaskNotCreated), fails(TaskNotCreated), ok(Processing, 0, 1),
 			fails(TaskNotCreated), ok(InTransit, 0, 0), fails(MissingData), fails(MissingData),
 		}},
-		{"lock", func(r *rig) error { return r.lock(gpu.ID) }, []outcome{
+		{"lock", func(r *rig) error { return r.lock(gpu.ID()) }, []outcome{
 			fails(TaskNotCreated), ok(Processing, 0, 1), ok(Processing, 1, 1),
 			fails(TaskNotCreated), fails(TaskNotCreated), ok(Processing, 0, 2),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
-		{"lock elsewhere", func(r *rig) error { return r.lock(host.ID) }, []outcome{
+		{"lock elsewhere", func(r *rig) error { return r.lock(host.ID()) }, []outcome{
 			fails(TaskNotCreated), fails(SpaceMismatch), fails(SpaceMismatch),
 			fails(TaskNotCreated), fails(TaskNotCreated), fails(SpaceMismatch),
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
@@ -189,7 +189,7 @@ func TestTransitions(t *testing.T) {
 			fails(InvalidState), fails(InvalidState), fails(MissingData), fails(MissingData),
 		}},
 		{"open for the last time", func(r *rig) error {
-			return r.opened(r.b.lock(opening{space: gpu.ID, own: true, last: true}))
+			return r.opened(r.b.lock(opening{space: gpu.ID(), own: true, last: true}))
 		}, []outcome{
 			ok(Released, 0, 1), ok(Released, 0, 1), ok(Released, 0, 1),
 			ok(Released, 0, 2), ok(Released, 0, 3), ok(Released, 0, 2),
@@ -240,7 +240,7 @@ func TestTransitions(t *testing.T) {
 					if !errors.As(err, &se) || !errors.Is(err, ErrState) {
 						t.Fatalf("%v is not a StateError", err)
 					}
-					if se.Status != want.status || se.State != s.state || se.Batch != r.b.ID {
+					if se.Status != want.status || se.State != s.state || se.Batch != r.b.ID() {
 						t.Fatalf("%+v, want status %s in state %s", se, want.status, s.state)
 					}
 					if errors.Is(err, tier.ErrReleased) != (s.state == Released) {
@@ -299,7 +299,7 @@ func TestOnlyTransitIsWaitedFor(t *testing.T) {
 	operations := map[string]func(r *rig) error{
 		"create task": func(r *rig) error { return r.b.CreateTask(ctx) },
 		"lock": func(r *rig) error {
-			h, err := r.b.Lock(ctx, gpu.ID)
+			h, err := r.b.Lock(ctx, gpu.ID())
 			if err == nil {
 				r.handles = append(r.handles, h)
 			}

@@ -38,7 +38,7 @@ func TestAcquireIn(t *testing.T) {
 					t.Fatal(err)
 				}
 				if h.Space() != gpu {
-					t.Errorf("the batch is in %s", h.Space().ID)
+					t.Errorf("the batch is in %s", h.Space().ID())
 				}
 				handles = append(handles, h)
 			}

@@ -61,7 +61,7 @@ func TestCloneFails(t *testing.T) {
 				t.Errorf("clone %v, error %v", c, err)
 			}
 			var u *batch.UnmovableError
-			if errors.As(err, &u) && u.Batch != b.ID {
+			if errors.As(err, &u) && u.Batch != b.ID() {
 				t.Errorf("the error is about batch %d", u.Batch)
 			}
 			if b.Info().State != batch.Released {

@@ -22,10 +22,10 @@ func clone(t *testing.T, g gpus) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c.ID == b.ID || c.Info().Space != b.Info().Space {
+			if c.ID() == b.ID() || c.Info().Space != b.Info().Space {
 				t.Errorf("the clone is %+v of %+v", c.Info(), b.Info())
 			}
-			m.records[c.ID] = m.records[b.ID]
+			m.records[c.ID()] = m.records[b.ID()]
 			if err := m.same(t.Context(), c); err != nil {
 				t.Error(err)
 			}
@@ -101,7 +101,7 @@ func leavesWhileCloned(t *testing.T, tt leaving) {
 	}
 	var h *batch.Handle
 	if tt.open {
-		if h, err = b.Open(t.Context(), gpu.ID, false); err != nil {
+		if h, err = b.Open(t.Context(), gpu.ID(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

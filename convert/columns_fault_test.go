@@ -40,7 +40,7 @@ func (m *machine) columnsOf(ctx context.Context, b *batch.Batch, want image.Sele
 	defer got.Release()
 	m.comparing.Lock()
 	defer m.comparing.Unlock()
-	rec := m.records[b.ID]
+	rec := m.records[b.ID()]
 	c, err := want.Of(rec.Schema(), rec.NumRows())
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 				t.Fatal(err)
 			}
 			volume, file, at := h.Payload().(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(c.at / payload.SumChunk * payload.SumChunk)
-			want := &image.CorruptError{Batch: b.ID, Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
+			want := &image.CorruptError{Batch: b.ID(), Volume: volume + " " + file, Offset: at, Want: corrupt.Want, Got: corrupt.Got}
 			if *corrupt != *want || corrupt.Want == corrupt.Got {
 				t.Errorf("%s: told as %+v, want %+v", c.name, corrupt, want)
 			}
@@ -483,7 +483,7 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := equal.Records(pick(m.records[b.ID], c.Fields, c.From, c.To), got); err != nil {
+		if err := equal.Records(pick(m.records[b.ID()], c.Fields, c.From, c.To), got); err != nil {
 			t.Fatal(fmt.Errorf("%d: %+v in %d extents: %w", i, s, len(extents), err))
 		}
 		got.Release()

@@ -97,7 +97,7 @@ func (m *machine) picked(t testing.TB, b *batch.Batch, fields []int, from, to in
 		t.Fatal(err)
 	}
 	defer got.Release()
-	want := pick(m.records[b.ID], fields, from, to)
+	want := pick(m.records[b.ID()], fields, from, to)
 	defer want.Release()
 	if err := equalParts(want, got); err != nil {
 		t.Fatal(err)

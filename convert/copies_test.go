@@ -261,7 +261,7 @@ func (m *machine) copyBooks(t *testing.T, batches ...*batch.Batch) {
 	live, cached := map[tier.Kind]int64{tier.Host: m.base}, make(map[tier.Kind]int64)
 	for _, b := range batches {
 		live[b.Info().Space.Kind] += b.Info().Bytes
-		b.EachClean(func(p batch.Payload) { cached[p.Space().ID.Kind] += p.Bytes() })
+		b.EachClean(func(p batch.Payload) { cached[p.Space().Kind()] += p.Bytes() })
 	}
 	for k, s := range m.spaces {
 		u := s.State().Usage
@@ -287,7 +287,7 @@ func TestCommitOfOtherBytesEndsCopies(t *testing.T) {
 	if err := tr.Commit(p, false); err != nil {
 		t.Fatal(err)
 	}
-	m.records[b.ID] = other
+	m.records[b.ID()] = other
 	if ev := m.moves(t, b, told, tier.Disk); ev.Copy {
 		t.Errorf("%+v", ev)
 	}

@@ -79,7 +79,7 @@ func (m *machine) holds(t *testing.T, k tier.Kind, dicts int64, batches ...*batc
 	if u := s.State().Usage; u.Live != want || u.Retired != 0 || u.Reserved != 0 {
 		t.Errorf("%s holds %+v, want %d live", k, u, want)
 	}
-	if n := m.mover.DictionaryBytes(s.ID); n != dicts {
+	if n := m.mover.DictionaryBytes(s.ID()); n != dicts {
 		t.Errorf("%s has %d bytes of dictionaries, want %d", k, n, dicts)
 	}
 }
@@ -102,7 +102,7 @@ func (m *machine) make(t *testing.T, rec arrow.RecordBatch, k tier.Kind) *batch.
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.records[b.ID] = rec
+	m.records[b.ID()] = rec
 	return b
 }
 
@@ -300,7 +300,7 @@ func TestChangedDictionary(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	m.records[a.ID] = before
+	m.records[a.ID()] = before
 	if err := m.same(t.Context(), a); err != nil {
 		t.Error(err)
 	}
@@ -309,7 +309,7 @@ func TestChangedDictionary(t *testing.T) {
 	d, data6, bytes6 := func() (*batch.Batch, weak.Pointer[array.Data], weak.Pointer[byte]) {
 		rec := coded(6, 10)
 		b := m.make(t, rec, tier.Host)
-		delete(m.records, b.ID)
+		delete(m.records, b.ID())
 		data := rec.Column(0).Data().Dictionary().(*array.Data)
 		return b, weak.Make(data), weak.Make(&data.Buffers()[2].Bytes()[0])
 	}()
@@ -353,7 +353,7 @@ func TestReplacedDictionaries(t *testing.T) {
 		t.Fatalf("%d batches, %v", len(all), err)
 	}
 	for i, b := range all {
-		m.records[b.ID] = wants[i]
+		m.records[b.ID()] = wants[i]
 		if err := m.same(t.Context(), b); err != nil {
 			t.Error(err)
 		}
@@ -386,7 +386,7 @@ func TestSharedDictionaryConcurrently(t *testing.T) {
 				switch rng.IntN(6) {
 				case 0:
 					var p batch.Payload
-					if p, err = m.mover.Ingest(t.Context(), m.records[b.ID], to); err == nil {
+					if p, err = m.mover.Ingest(t.Context(), m.records[b.ID()], to); err == nil {
 						err = p.Release()
 					}
 				case 1:
@@ -581,8 +581,8 @@ func TestCorruptDictionary(t *testing.T) {
 		for _, x := range []*batch.Batch{a, b} {
 			err := m.mover.Move(t.Context(), x, reservation.AnyInTier(k))
 			var c *image.CorruptError
-			if !errors.As(err, &c) || c.Batch != x.ID || c.Volume != volume+" "+name || c.Offset != at {
-				t.Errorf("%v, want corruption of batch %d on %s %s at %d", err, x.ID, volume, name, at)
+			if !errors.As(err, &c) || c.Batch != x.ID() || c.Volume != volume+" "+name || c.Offset != at {
+				t.Errorf("%v, want corruption of batch %d on %s %s at %d", err, x.ID(), volume, name, at)
 			}
 		}
 		m.holds(t, k, 0)

@@ -53,7 +53,7 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 					continue
 				}
-				if c.Batch != b.ID || c.Volume != a.Volume+" "+a.File || c.Offset != a.Offset {
+				if c.Batch != b.ID() || c.Volume != a.Volume+" "+a.File || c.Offset != a.Offset {
 					t.Errorf("%s: told as %+v of %+v", name, c, a)
 				}
 				m.rests(t, b, tier.Disk)

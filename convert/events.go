@@ -40,10 +40,10 @@ func originOf(ctx context.Context, p batch.Place) events.Origin {
 // also counts them and emits Corrupt.
 func (m *Mover) ofBatch(ctx context.Context, err error, b *batch.Batch) error {
 	if own, ok := errors.AsType[*batch.UnmovableError](err); ok {
-		own.Batch = b.ID
+		own.Batch = b.ID()
 	}
 	if c, ok := errors.AsType[*image.CorruptError](err); ok {
-		c.Batch = b.ID
+		c.Batch = b.ID()
 		m.stats.corrupt.Add(1)
 		now := b.Info()
 		m.emit(events.Event{

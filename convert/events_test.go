@@ -40,7 +40,7 @@ func TestAheadIsTold(t *testing.T) {
 		var kinds []events.Kind
 		for _, e := range all {
 			kinds = append(kinds, e.Kind)
-			if e.Batch != uint64(b.ID) || e.Bytes != body || e.To.Kind != tier.Disk || e.From.Kind != tier.Host {
+			if e.Batch != uint64(b.ID()) || e.Bytes != body || e.To.Kind != tier.Disk || e.From.Kind != tier.Host {
 				t.Errorf("%s: %+v", what, e)
 			}
 		}
@@ -96,7 +96,7 @@ func TestCopyIsMadeBeforeItEnds(t *testing.T) {
 				disk := m.spaces[tier.Disk]
 				switch e.Kind {
 				case events.MoveBegun:
-					if name == "freed as it is made" && e.From == disk.ID {
+					if name == "freed as it is made" && e.From == disk.ID() {
 						if err := disk.SetLimit(1); err != nil {
 							t.Error(err)
 						}

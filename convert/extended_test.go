@@ -173,7 +173,7 @@ func TestDeltaStream(t *testing.T) {
 	defer r.Release()
 	for r.Next() {
 		all = append(all, m.make(t, r.RecordBatch(), tier.Host))
-		m.records[all[len(all)-1].ID] = wants[len(all)-1]
+		m.records[all[len(all)-1].ID()] = wants[len(all)-1]
 	}
 	if err := r.Err(); err != nil || len(all) != len(wants) {
 		t.Fatalf("%d batches, %v", len(all), err)
@@ -184,7 +184,7 @@ func TestDeltaStream(t *testing.T) {
 	for i := range all {
 		opened = append(opened, m.record(t, all[i]))
 	}
-	first := m.records[all[len(all)-1].ID]
+	first := m.records[all[len(all)-1].ID()]
 	l, err := image.NewLayout(first, image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +229,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := m.record(t, all[5])
-	if err := equal.Records(m.records[all[5].ID], rec); err != nil {
+	if err := equal.Records(m.records[all[5].ID()], rec); err != nil {
 		t.Error(err)
 	}
 	if host.State().Used() <= host.State().Limit {
@@ -240,7 +240,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 	m.holds(t, tier.Host, m.spaces[tier.Host].Charge(shared(all[0]).Body), all[0])
 
 	// And where not even the capacity has room.
-	b := m.make(t, m.records[all[5].ID], tier.Disk)
+	b := m.make(t, m.records[all[5].ID()], tier.Disk)
 	err := host.SetLimit(host.Capacity)
 	if err = errors.Join(err, m.mover.Move(t.Context(), b, reservation.AnyInTier(tier.Host))); err != nil {
 		t.Fatal(err)
@@ -338,7 +338,7 @@ func TestExtensionsAtRandom(t *testing.T) {
 		}
 		wg.Wait()
 		for _, s := range m.spaces {
-			m.holds(t, s.ID.Kind, 0)
+			m.holds(t, s.Kind(), 0)
 		}
 		if t.Failed() {
 			return
@@ -581,7 +581,7 @@ func TestExtensionThatDoesNotFit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m.records[again.ID] = m.records[b.ID]
+			m.records[again.ID()] = m.records[b.ID()]
 			opens = append(opens, again)
 		}
 		for i, b := range opens {
@@ -642,7 +642,7 @@ func TestOpenedExtensionsShareAnArray(t *testing.T) {
 		m.move(t, b, tier.Host)
 	}
 	before := m.mover.DictionaryBytes(tier.ID{Kind: tier.Host})
-	l, err := image.NewLayout(m.records[all[14].ID], image.MaxInline)
+	l, err := image.NewLayout(m.records[all[14].ID()], image.MaxInline)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -160,11 +160,11 @@ func TestOwnFormOpensAndIsCloned(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if c.Info().Payload.Type() != form || c.Info().Space.Kind != at || c.ID == b.ID {
-					t.Errorf("the clone is batch %d, a %s in %s, want a %s in %s", c.ID, c.Info().Payload.Type(), c.Info().Space, form, at)
+				if c.Info().Payload.Type() != form || c.Info().Space.Kind != at || c.ID() == b.ID() {
+					t.Errorf("the clone is batch %d, a %s in %s, want a %s in %s", c.ID(), c.Info().Payload.Type(), c.Info().Space, form, at)
 				}
 				if form != inMind {
-					m.records[c.ID] = rec
+					m.records[c.ID()] = rec
 					if err := m.same(t.Context(), c); err != nil {
 						t.Errorf("the clone: %v", err)
 					}
@@ -366,7 +366,7 @@ func TestOwnPayloadMovesLikeAnyOther(t *testing.T) {
 	}
 	var none *tier.NoSpaceError
 	err = evictOne(t.Context(), m.mover, b, theDisk, ReasonTrigger)
-	if !errors.As(err, &none) || none.Space != host.ID {
+	if !errors.As(err, &none) || none.Space != host.ID() {
 		t.Errorf("without room in host memory: %v", err)
 	}
 	if err := full.Release(); err != nil {

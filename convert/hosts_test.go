@@ -90,7 +90,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 			Marks: tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9},
 		})
 		check(err)
-		h.at[i] = reservation.Specific(h.spaces[i].ID)
+		h.at[i] = reservation.Specific(h.spaces[i].ID())
 	}
 	var err error
 	h.reservations, err = reservation.NewManager(reservation.Config{Spaces: h.spaces[:]})
@@ -121,7 +121,7 @@ func newHosts(t *testing.T, codec Codec, capacity [2]int64) *hosts {
 			}
 			err = errors.Join(err, s.Close())
 			if s.State().Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID, s.State().Usage)
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if err != nil {
@@ -168,7 +168,7 @@ func (h *hosts) says(t *testing.T, b *batch.Batch, rec arrow.RecordBatch, form b
 			}
 		}
 		if u := s.State().Usage; u.Live != want || u.Reserved != 0 {
-			t.Fatalf("%s holds %+v, want %d", s.ID, u, want)
+			t.Fatalf("%s holds %+v, want %d", s.ID(), u, want)
 		}
 	}
 	if err := h.same(t.Context(), b, rec); err != nil {

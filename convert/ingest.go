@@ -87,20 +87,20 @@ func (m *Mover) IngestAs(
 	for {
 		r, err := q.reserve(ctx)
 		if errors.Is(err, reservation.ErrExceeded) {
-			all := m.cfg.Reservations.Spaces // the faster tiers first
+			all := m.cfg.Reservations.Spaces() // the faster tiers first
 			for _, s := range q.to.Candidates(all, nil) {
-				slowest = max(slowest, s.ID.Kind)
+				slowest = max(slowest, s.Kind())
 			}
-			next := slices.IndexFunc(all.All(), func(s *tier.Space) bool { return s.ID.Kind > slowest })
+			next := slices.IndexFunc(all.All(), func(s *tier.Space) bool { return s.Kind() > slowest })
 			if slowest.Valid() && next >= 0 {
-				q.to, oversized = reservation.AnyInTier(all.All()[next].ID.Kind), true
+				q.to, oversized = reservation.AnyInTier(all.All()[next].Kind()), true
 				continue
 			}
 		}
 		parts := payload.Parts{Space: r.Space()}
 		bytes := r.Bytes()
 		if err == nil {
-			if b.Choose.Packs(b.Codec, l.Desc.Body, r.Space().ID, true) {
+			if b.Choose.Packs(b.Codec, l.Desc.Body, r.Space().ID(), true) {
 				parts.Type = payload.CompressedImage
 			}
 			largest := l.Desc.Body
@@ -129,7 +129,7 @@ func (m *Mover) IngestAs(
 		switch {
 		case err == nil:
 			if oversized {
-				got := parts.Space.ID
+				got := parts.Space.ID()
 				guard.Logger(m.cfg.Logger).Warn(
 					"spillway: a batch is larger than the space it was meant for; it went to a slower one",
 					"bytes", bytes, "wanted", to.String(), "got", got.String())

@@ -200,7 +200,7 @@ func newMachine(t testing.TB, cfg machineConfig) *machine {
 			if s.State().Used() != 0 {
 				t.Errorf("%s ends with %+v", k, s.State().Usage)
 			}
-			if n := m.mover.DictionaryBytes(s.ID); n != 0 {
+			if n := m.mover.DictionaryBytes(s.ID()); n != 0 {
 				t.Errorf("%s ends with %d bytes of dictionaries", k, n)
 			}
 		}
@@ -251,7 +251,7 @@ func (m *machine) adopt(t testing.TB, rec arrow.RecordBatch, p batch.Payload) *b
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.records[b.ID] = rec
+	m.records[b.ID()] = rec
 	t.Cleanup(func() {
 		if err := b.Drop(); err != nil && b.Info().State != batch.Released {
 			t.Error(err)
@@ -316,7 +316,7 @@ func (m *machine) same(ctx context.Context, b *batch.Batch) error {
 		return err
 	}
 	defer rec.Release()
-	return equal.Records(m.records[b.ID], rec)
+	return equal.Records(m.records[b.ID()], rec)
 }
 
 // sameDigest compares the digest of a batch, where it is, with that of its record.
@@ -326,7 +326,7 @@ func (m *machine) sameDigest(t *testing.T, b *batch.Batch) error {
 		return err
 	}
 	got, err := m.mover.Digest(t.Context(), h)
-	if want := m.heapDigest(t, b.ID); err == nil && got != want {
+	if want := m.heapDigest(t, b.ID()); err == nil && got != want {
 		err = fmt.Errorf("the digest is %x, want %x", got, want)
 	}
 	return errors.Join(err, h.Close())

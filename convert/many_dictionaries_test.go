@@ -220,7 +220,7 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 	if err := transfer.ReleaseAll(pins); err != nil {
 		t.Fatal(err)
 	}
-	l, err := image.NewLayout(m.records[b.ID], 0)
+	l, err := image.NewLayout(m.records[b.ID()], 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestManyDictionariesOfABatch(t *testing.T) {
 	opened := m.record(t, b)
 	fields := opened.Schema().Fields()
 	mixed := array.NewRecordBatch(arrow.NewSchema(slices.Concat(fields, fields), nil),
-		slices.Concat(m.records[b.ID].Columns(), opened.Columns()), 4)
+		slices.Concat(m.records[b.ID()].Columns(), opened.Columns()), 4)
 	both := m.put(t, mixed, tier.GPU)
 	if used, want := gpu.State().Used()-before, both.Info().Bytes; used != want {
 		t.Errorf("a batch of known dictionaries takes %d bytes, want %d", used, want)

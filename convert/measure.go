@@ -41,13 +41,13 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 		return nil, err
 	}
 	defer end()
-	spaces := m.cfg.Reservations.Spaces.All()
+	spaces := m.cfg.Reservations.Spaces().All()
 	for _, from := range spaces {
 		for _, to := range spaces {
 			if from == to {
 				continue
 			}
-			e := Moved{From: from.ID, To: to.ID}
+			e := Moved{From: from.ID(), To: to.ID()}
 			var all []time.Duration
 			for len(all) <= times && e.Err == nil {
 				var took time.Duration
@@ -56,7 +56,7 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 			}
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
-				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID, to.ID, err)
+				return nil, fmt.Errorf("convert: measuring moves from %s to %s: %w", from.ID(), to.ID(), err)
 			}
 			if e.Err == nil {
 				all = all[1:]
@@ -74,7 +74,7 @@ func (m *Mover) Measure(ctx context.Context, rec arrow.RecordBatch, times int) (
 func (m *Mover) moveNew(
 	ctx context.Context, rec arrow.RecordBatch, from, to *tier.Space,
 ) (took time.Duration, body int64, err error) {
-	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID))
+	p, err := m.Ingest(ctx, rec, reservation.Specific(from.ID()))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -88,11 +88,11 @@ func (m *Mover) moveNew(
 	}
 	if p.Space() != from { // it never fits there
 		return 0, 0, &reservation.ExceededError{
-			Space: from.ID, Requested: p.Bytes(), Available: from.State().Available, Limit: from.Capacity,
+			Space: from.ID(), Requested: p.Bytes(), Available: from.State().Available, Limit: from.Capacity,
 		}
 	}
 	start := time.Now()
-	if err := m.Move(ctx, b, reservation.Specific(to.ID)); err != nil {
+	if err := m.Move(ctx, b, reservation.Specific(to.ID())); err != nil {
 		return 0, 0, err
 	}
 	return time.Since(start), b.Info().Descriptor.Body, nil // with the reservation and the release of the old payload

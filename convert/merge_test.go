@@ -84,7 +84,7 @@ func (g *merge) fetch(t *testing.T, rec arrow.RecordBatch) {
 	t.Helper()
 	b := g.put(t, rec, tier.Disk)
 	host, need := g.spaces[tier.Host], b.Info().Descriptor.Body
-	r, err := g.reservations.TryReserve(reservation.Specific(host.ID), need, nil)
+	r, err := g.reservations.TryReserve(reservation.Specific(host.ID()), need, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,12 +58,12 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 		ctx = transfer.ForMonitor(ctx)
 	}
 	if mv.given != nil {
-		mv.to = reservation.Specific(mv.given.Space().ID)
+		mv.to = reservation.Specific(mv.given.Space().ID())
 		if o := mv.given.Owner(); o != nil && reservation.OwnerOf(ctx) == nil {
 			ctx = o.Context(ctx)
 		}
 	}
-	b, all := mv.b, m.cfg.Reservations.Spaces
+	b, all := mv.b, m.cfg.Reservations.Spaces()
 	q := &request{m: m, b: b, waits: !mv.evicts && !mv.prefetches}
 	if q.waits {
 		q.useless = mv.arrived
@@ -91,7 +91,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 			}
 			return h, err
 		}
-		if mv.prefetches && len(mv.spaces) > 0 && now.Space.Kind < mv.spaces[0].ID.Kind {
+		if mv.prefetches && len(mv.spaces) > 0 && now.Space.Kind < mv.spaces[0].Kind() {
 			return nil, nil // another caller has brought it to a faster tier
 		}
 
@@ -167,7 +167,7 @@ func (m *Mover) run(ctx context.Context, mv *move) (h *batch.Handle, err error) 
 // arrived reports whether a batch is in a space of the strategy, and of the type that was asked for.
 func (mv *move) arrived(now batch.Info) bool {
 	return (mv.as == "" || now.Form == mv.as) &&
-		slices.ContainsFunc(mv.spaces, func(s *tier.Space) bool { return s.ID == now.Space })
+		slices.ContainsFunc(mv.spaces, func(s *tier.Space) bool { return s.ID() == now.Space })
 }
 
 // attempt moves the batch once, into r. It takes the batch in transit, makes the new payload, and
@@ -190,30 +190,30 @@ func (m *Mover) attempt(
 	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
 	src := transit.Payload()
 	from := src.Space()
-	if mv.arrived(b.Cut()) || mv.prefetches && from.ID.Kind < to.ID.Kind {
+	if mv.arrived(b.Cut()) || mv.prefetches && from.Kind() < to.Kind() {
 		return nil, errStale // another caller brought it while this one waited
 	}
 	form, e, viaHost := m.route(src, to, mv.as)
 	switch {
-	case viaHost && to.ID.Kind.IsMemory():
+	case viaHost && to.Kind().IsMemory():
 		mv.as = form.Type // the image there is not the end of the way
 		return nil, errViaHost
-	case viaHost && !slices.Contains(mv.b.Copies(), to.ID):
+	case viaHost && !slices.Contains(mv.b.Copies(), to.ID()):
 		return nil, errViaHost
 	}
 	if exec.IsEnabled() {
-		defer exec.StartRegion(ctx, "spillway "+from.ID.String()+" to "+to.ID.String()).End()
+		defer exec.StartRegion(ctx, "spillway "+from.ID().String()+" to "+to.ID().String()).End()
 	}
 
 	// Each MoveBegun needs one MoveEnded before the transit ends, so that the events of a batch alternate.
 	moved := events.Event{
 		Kind: events.MoveBegun, Context: ctx, Origin: events.From(ctx), Batch: uint64(now.ID),
-		From: from.ID, To: to.ID, Bytes: body, Reason: mv.reason,
+		From: from.ID(), To: to.ID(), Bytes: body, Reason: mv.reason,
 	}
 	m.emit(moved)
 	start := time.Now()
 	clean := form.Type
-	if mv.as == "" && to.ID.Kind.IsStorage() {
+	if mv.as == "" && to.Kind().IsStorage() {
 		clean = "" // any type will do, because none is opened in place there
 	}
 	out := b.Promote(clean, r)
@@ -223,14 +223,14 @@ func (m *Mover) attempt(
 	case viaHost: // the clean image is gone
 		err = errViaHost
 	case e == nil:
-		err = missing(Form{src.Type(), from.ID.Kind}, form)
+		err = missing(Form{src.Type(), from.Kind()}, form)
 	default:
 		out, err = e.convert(ctx, src, r)
 	}
 	if err != nil {
 		err = ofLost(err, from, to)
 		invalidate(ctx, err, from, to)
-		err = fmt.Errorf("moving batch %d from %s to %s: %w", now.ID, from.ID, to.ID, m.ofBatch(ctx, err, mv.b))
+		err = fmt.Errorf("moving batch %d from %s to %s: %w", now.ID, from.ID(), to.ID(), m.ofBatch(ctx, err, mv.b))
 	} else if err = b.Fits(transit, out); err != nil {
 		err = unfit(mv.b, out, err)
 	}
@@ -244,13 +244,13 @@ func (m *Mover) attempt(
 
 	commit := batch.CommitOptions{
 		Open: mv.opens, Last: mv.last, KeepPending: mv.keepsPending,
-		Reason: mv.reason, Slower: to.ID.Kind > from.ID.Kind,
+		Reason: mv.reason, Slower: to.Kind() > from.Kind(),
 	}
-	if !mv.last && to.ID.Kind < from.ID.Kind {
-		commit.Retained = m.residentEvents(ctx, now, to.ID, from.ID, body, false)
+	if !mv.last && to.Kind() < from.Kind() {
+		commit.Retained = m.residentEvents(ctx, now, to.ID(), from.ID(), body, false)
 	}
 	if mv.prefetches && !moved.Copy {
-		commit.Ahead = m.residentEvents(ctx, now, from.ID, to.ID, body, true)
+		commit.Ahead = m.residentEvents(ctx, now, from.ID(), to.ID(), body, true)
 	}
 	if h, err = b.Commit(ctx, transit, out, commit); err != nil { // Commit did not take out over
 		return nil, unfit(mv.b, out, err)
@@ -261,7 +261,7 @@ func (m *Mover) attempt(
 
 // unfit releases a payload that b cannot have, and returns the error.
 func unfit(b *batch.Batch, out batch.Payload, why error) error {
-	return errors.Join(&batch.UnmovableError{Batch: b.ID, Err: why}, release(out))
+	return errors.Join(&batch.UnmovableError{Batch: b.ID(), Err: why}, release(out))
 }
 
 // invalidate drops all clean images in both spaces of a move that found corrupt bytes, and those on a
@@ -272,7 +272,7 @@ func invalidate(ctx context.Context, err error, between ...*tier.Space) {
 	corrupt := errors.Is(err, image.ErrCorrupt)
 	broken := errors.As(err, &failed) && !errors.Is(err, tier.ErrNoSpace) && ctx.Err() == nil
 	for _, s := range between {
-		if corrupt || broken && failed.Space == s.ID {
+		if corrupt || broken && failed.Space == s.ID() {
 			s.DropAllClean()
 		}
 	}
@@ -291,7 +291,7 @@ func (m *Mover) route(
 ) (form Form, e *entry, viaHost bool) {
 	has := func(from, to Form) bool { return m.cfg.Registry.lookup(from, to) != nil }
 	host := Form{batch.PlainImage, tier.Host}
-	from, own := Form{src.Type(), src.Space().ID.Kind}, Form{src.Type(), to.ID.Kind}
+	from, own := Form{src.Type(), src.Space().Kind()}, Form{src.Type(), to.Kind()}
 	img, isImage := src.(*batch.Image)
 	if isImage {
 		own.Type = img.Parts.Program
@@ -301,11 +301,11 @@ func (m *Mover) route(
 	}
 	if as == "" {
 		as = m.cfg.Builtin.TypeIn(src, to)
-		if !has(from, Form{as, to.ID.Kind}) { // the program may have unregistered it
+		if !has(from, Form{as, to.Kind()}) { // the program may have unregistered it
 			as = batch.PlainImage
 		}
 	}
-	form = Form{as, to.ID.Kind}
+	form = Form{as, to.Kind()}
 	e = m.cfg.Registry.lookup(from, form)
 	viaHost = form != host && e == nil && has(from, host) && (!isImage || form == own && has(host, own))
 	return form, e, viaHost
@@ -330,7 +330,7 @@ func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
 		s := needed[0]
 		q.without = append(q.without, needed...)
 		q.refusal = &tier.NoSpaceError{
-			Space: s.ID, Requested: q.what.in(s), Available: s.State().Available, Cause: errNeeded,
+			Space: s.ID(), Requested: q.what.in(s), Available: s.State().Available, Cause: errNeeded,
 		}
 	}
 	return nil
@@ -339,10 +339,10 @@ func (q *request) ahead(to reservation.Strategy, now batch.Info) error {
 // needed returns the spaces of a strategy whose room others need, or may need soon.
 func (m *Mover) needed(to reservation.Strategy, what *footprint) (spaces []*tier.Space) {
 	demand := m.cfg.Reservations.Demand(nil)
-	for _, s := range to.Candidates(m.cfg.Reservations.Spaces, nil) {
-		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID })
+	for _, s := range to.Candidates(m.cfg.Reservations.Spaces(), nil) {
+		waits := slices.ContainsFunc(demand, func(d reservation.Demand) bool { return d.Space == s.ID() })
 		m.stats.mu.Lock()
-		evicted := m.stats.evictedAt[s.ID]
+		evicted := m.stats.evictedAt[s.ID()]
 		m.stats.mu.Unlock()
 		if now := s.State(); waits || now.Pressure+what.in(s) > now.Stop || time.Since(evicted) < quiet {
 			spaces = append(spaces, s)

@@ -44,7 +44,7 @@ func (m *machine) movedBeforeLock(t *testing.T, from tier.ID, move func(*batch.B
 		}
 	})
 	if m.records != nil {
-		m.records[b.ID] = rec
+		m.records[b.ID()] = rec
 	}
 	return b
 }
@@ -64,7 +64,7 @@ func TestAcquireLocksInTheSpaceNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if at := h.Space().ID; at != here {
+	if at := h.Space().ID(); at != here {
 		t.Errorf("the handle is in %s, want %s", at, here)
 	}
 	if err := h.Close(); err != nil {
@@ -86,7 +86,7 @@ func TestCloneFollowsItsBatch(t *testing.T) {
 			t.Errorf("the clone is a %s in %s, its batch a %s in %s", c.Info().Payload.Type(), at, b.Info().Payload.Type(), want)
 		}
 		if m.records != nil {
-			m.records[c.ID] = m.records[b.ID]
+			m.records[c.ID()] = m.records[b.ID()]
 			if err := m.same(t.Context(), c); err != nil {
 				t.Error(err)
 			}

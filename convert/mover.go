@@ -287,7 +287,7 @@ func (m *Mover) Ended() context.Context { return m.life }
 
 // DropCopies drops all clean images, so that the next moves copy bytes.
 func (m *Mover) DropCopies() {
-	for _, s := range m.cfg.Reservations.Spaces.All() {
+	for _, s := range m.cfg.Reservations.Spaces().All() {
 		s.DropAllClean()
 	}
 }
@@ -312,9 +312,9 @@ func (m *Mover) Charges(s *tier.Space, batches ...*batch.Batch) (there, missing 
 		}
 		what := m.footprint(info.Descriptor, info.Bytes)
 		switch {
-		case info.Space == s.ID && info.State != batch.InTransit:
+		case info.Space == s.ID() && info.State != batch.InTransit:
 			there, at = there+info.Bytes, staying
-		case info.Space == s.ID:
+		case info.Space == s.ID():
 			at = leaving
 			fallthrough
 		default:

@@ -177,7 +177,7 @@ func (m *machine) runScript(t *testing.T, b *batch.Batch, want error, arm func(m
 				t.Fatalf("%s to %s: %v, want %v", from, k, err, want)
 			}
 			var c *image.CorruptError
-			if errors.As(err, &c) && (c.Batch != b.ID || c.Volume == "" || c.Want == c.Got && c.Cause == nil) {
+			if errors.As(err, &c) && (c.Batch != b.ID() || c.Volume == "" || c.Want == c.Got && c.Cause == nil) {
 				t.Errorf("corruption is told as %+v", c)
 			}
 			m.whole(t, b, from) // the fault is over

@@ -225,7 +225,7 @@ func TestConsume(t *testing.T) {
 		gpu := m.spaces[tier.GPU]
 		state, used := b.Info().State, gpu.State().Used()
 		if state != batch.Released || used != h.Payload().Bytes() || h.Space() != gpu {
-			t.Errorf("from %s: the batch is %s, with %d bytes in use on the GPU; its data is in %s", from, state, used, h.Space().ID)
+			t.Errorf("from %s: the batch is %s, with %d bytes in use on the GPU; its data is in %s", from, state, used, h.Space().ID())
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)

@@ -223,7 +223,7 @@ func everyReadFlipped(t *testing.T, encrypt bool) {
 					break
 				}
 				var c *image.CorruptError
-				if !errors.As(err, &c) || c.Batch != b.ID || c.Volume == "" {
+				if !errors.As(err, &c) || c.Batch != b.ID() || c.Volume == "" {
 					t.Fatalf("%s to %s, read %d: %v", codec, k, found, err)
 				}
 				m.rests(t, b, tier.Disk)

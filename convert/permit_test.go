@@ -163,7 +163,7 @@ var diskOperations = []struct {
 		return errors.Join(err, h.Close())
 	}},
 	{"a record laid out to disk", tier.GPU, tier.GPU, true, func(ctx context.Context, m *machine, b *batch.Batch) error {
-		p, err := m.mover.Ingest(ctx, m.records[b.ID], reservation.AnyInTier(tier.Disk))
+		p, err := m.mover.Ingest(ctx, m.records[b.ID()], reservation.AnyInTier(tier.Disk))
 		if err != nil {
 			return err
 		}

@@ -103,7 +103,7 @@ func TestMoveClearsTheSpace(t *testing.T) {
 		},
 		"prefetch": func() error { return p.mover.Ahead(t.Context(), p.b, toGPU) },
 		"put": func() error {
-			_, err := p.mover.TryIngest(t.Context(), p.records[p.b.ID], toGPU)
+			_, err := p.mover.TryIngest(t.Context(), p.records[p.b.ID()], toGPU)
 			return err
 		},
 	} {
@@ -262,7 +262,7 @@ func TestMoveInASpaceThatShrinks(t *testing.T) {
 	attempts := 0
 	m.filter(t, func(err error) error {
 		if attempts++; attempts == 1 {
-			return &tier.NoSpaceError{Space: gpu.ID, Largest: tier.Page}
+			return &tier.NoSpaceError{Space: gpu.ID(), Largest: tier.Page}
 		}
 		return err
 	})
@@ -289,7 +289,7 @@ func TestRefuses(t *testing.T) {
 	}{
 		{nil, false},
 		{syscall.EIO, false},
-		{&tier.NoSpaceError{Space: s.ID}, true},
+		{&tier.NoSpaceError{Space: s.ID()}, true},
 		{&tier.NoSpaceError{}, true}, // of a pool that does not know its space
 		{&tier.NoSpaceError{Space: tier.ID{Kind: tier.Host}}, false},
 		{&tier.NoSpaceError{Space: tier.ID{Kind: tier.GPU, Ordinal: 1}}, false},

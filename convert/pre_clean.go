@@ -57,8 +57,8 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 	// not count.
 	what, disks := m.footprint(now.Descriptor, now.Bytes), reservation.AnyInTier(tier.Disk)
 	left := without{disks, m.needed(disks, &what)}
-	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces, nil) {
-		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID)
+	for _, s := range disks.Candidates(m.cfg.Reservations.Spaces(), nil) {
+		persists := !m.cfg.PersistAhead && m.cfg.Persists != nil && m.cfg.Persists(s.ID())
 		if now := s.State(); persists || now.Used()+now.Cached+what.in(s) > now.Limit {
 			left.spaces = append(left.spaces, s)
 		}
@@ -93,14 +93,14 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 			bytes = 0
 		}
 		invalidate(ctx, err, disk)
-		err = fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID, m.ofBatch(ctx, err, b))
+		err = fmt.Errorf("copying batch %d from %s to %s: %w", now.ID, now.Space, disk.ID(), m.ofBatch(ctx, err, b))
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", context.Canceled, err)
 		}
 		return bytes, errors.Join(err, released)
 	}
 	full := disk.Evicted() > before // clean images were dropped for it before it was written
-	emit := m.residentEvents(ctx, now, now.Space, disk.ID, what.body, true)
+	emit := m.residentEvents(ctx, now, now.Space, disk.ID(), what.body, true)
 	err = released
 	if !b.AddClean(out, now.Descriptor, func(kind events.Kind) {
 		switch kind {
@@ -115,7 +115,7 @@ func (m *Mover) WriteAhead(ctx context.Context, b *batch.Batch, quiet time.Durat
 		err = errors.Join(err, release(out))
 	}
 	if full {
-		err = errors.Join(err, &tier.NoSpaceError{Space: disk.ID, Requested: what.body, Cause: errNeeded})
+		err = errors.Join(err, &tier.NoSpaceError{Space: disk.ID(), Requested: what.body, Cause: errNeeded})
 	}
 	return what.body, err
 }

@@ -167,7 +167,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 			t.Fatalf("the other: %d bytes, %v", n, err)
 		}
 		r, err := m.reservations.TryReserve(
-			reservation.Specific(disk.ID),
+			reservation.Specific(disk.ID()),
 			disk.Capacity-2*disk.State().Cached+tier.Page,
 			nil,
 		)

@@ -67,9 +67,9 @@ func (m *Mover) open(
 ) (rec arrow.RecordBatch, err error) {
 	defer guard.Error(&err, "convert: opening a batch")
 	img, ok := p.(*batch.Image)
-	inPlace := ok && img.Parts.Type == payload.PlainImage && img.Space().ID.Kind.IsMemory()
+	inPlace := ok && img.Parts.Type == payload.PlainImage && img.Space().Kind().IsMemory()
 	inPart := ok && !inPlace && want != nil &&
-		img.Parts.Type != payload.ScatteredImage && !img.Space().ID.Kind.IsDevice()
+		img.Parts.Type != payload.ScatteredImage && !img.Space().Kind().IsDevice()
 	if !inPlace && !inPart {
 		if img, err = m.hostImage(ctx, p); err != nil {
 			return nil, err
@@ -106,7 +106,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	if err := src.Space().Lost(); err != nil {
 		return nil, err
 	}
-	convert, err := m.cfg.Registry.Lookup(Form{src.Type(), src.Space().ID.Kind}, ImageIn(tier.Host))
+	convert, err := m.cfg.Registry.Lookup(Form{src.Type(), src.Space().Kind()}, ImageIn(tier.Host))
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (m *Mover) hostImage(ctx context.Context, src batch.Payload) (*batch.Image,
 	img, ok := out.(*batch.Image)
 	if !ok || img.Parts.Type != payload.PlainImage {
 		err := fmt.Errorf("convert: the converter from %s in %s to %s made a %T",
-			src.Type(), src.Space().ID, ImageIn(tier.Host), out)
+			src.Type(), src.Space().ID(), ImageIn(tier.Host), out)
 		return nil, errors.Join(err, release(out))
 	}
 	return img, nil

@@ -198,7 +198,7 @@ func (e Edge) guarded(f Func, builtin bool) Func {
 		case out == src:
 			err = errors.New(what + " has made no copy")
 		case out.Space() != r.Space():
-			err = fmt.Errorf("%s made a payload that is not in %s", what, r.Space().ID)
+			err = fmt.Errorf("%s made a payload that is not in %s", what, r.Space().ID())
 		}
 		if made, ok := out.(*batch.Image); ok && err == nil {
 			if img, ok := src.(*batch.Image); ok {
@@ -228,7 +228,7 @@ func ofConverter(ctx context.Context, err error, builtin bool, from, to *tier.Sp
 			!is(tier.ErrNoSpace, tier.ErrLost, tier.ErrClosed) && !errors.As(err, new(syscall.Errno))
 	} else {
 		full, ok := errors.AsType[*tier.NoSpaceError](err)
-		own = ctx.Err() == nil && !(ok && to != nil && full.Space == to.ID) &&
+		own = ctx.Err() == nil && !(ok && to != nil && full.Space == to.ID()) &&
 			!(is(tier.ErrLost) && (lost(from) || lost(to)))
 	}
 	if own && !is(batch.ErrUnmovable) {

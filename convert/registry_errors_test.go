@@ -62,8 +62,8 @@ func TestWhoseFailure(t *testing.T) {
 			if err == nil || errors.As(err, &own) != tt.own || errors.Is(err, batch.ErrUnmovable) != tt.own {
 				t.Errorf("the error is %v", err)
 			}
-			if tt.own && own.Batch != b.ID {
-				t.Errorf("the error is about batch %d, want %d", own.Batch, b.ID)
+			if tt.own && own.Batch != b.ID() {
+				t.Errorf("the error is about batch %d, want %d", own.Batch, b.ID())
 			}
 			m.rests(t, b, tier.GPU)
 		})
@@ -81,7 +81,7 @@ func TestPanicOfAWrapper(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = evictOne(t.Context(), m.mover, b, tier.ID{Kind: tier.Host}, ReasonTrigger)
-	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID {
+	if own, ok := errors.AsType[*batch.UnmovableError](err); !ok || own.Batch != b.ID() {
 		t.Errorf("the error is %v", err)
 	}
 	m.rests(t, b, tier.GPU)

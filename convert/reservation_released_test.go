@@ -38,7 +38,7 @@ func TestConverterReleasesTheReservation(t *testing.T) {
 			if err != nil || h == nil {
 				t.Fatalf("handle %v, error %v", h, err)
 			}
-			if at := h.Space().ID.Kind; at != tier.GPU {
+			if at := h.Space().Kind(); at != tier.GPU {
 				t.Errorf("the batch is in a %s", at)
 			}
 			if err := h.Close(); err != nil {

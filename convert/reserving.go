@@ -147,7 +147,7 @@ func (q *request) reserve(ctx context.Context) (r *reservation.Reservation, err 
 		defer done()
 		r, err = manager.Reserve(ctx, to, q.what.body, &options)
 	case full:
-		for _, s := range to.Candidates(manager.Spaces, nil) {
+		for _, s := range to.Candidates(manager.Spaces(), nil) {
 			before, need := s.State().Used(), q.what.in(s)
 			if s.DropSharing(need - s.State().Available); s.State().Used() < before && s.State().Available >= need {
 				r, err = manager.TryReserve(to, q.what.body, &options)
@@ -246,6 +246,6 @@ func (q *request) inRoom(ctx context.Context, do func(*reservation.Reservation) 
 // allocated or, on a disk, written.
 func refuses(s *tier.Space, err error) bool {
 	full, ok := errors.AsType[*tier.NoSpaceError](err)
-	return ok && (full.Space == s.ID || !full.Space.Valid()) || // a pool need not know its space
+	return ok && (full.Space == s.ID() || !full.Space.Valid()) || // a pool need not know its space
 		errors.Is(err, tier.ErrOutOfBudget)
 }

@@ -61,7 +61,7 @@ func (m *Mover) ReadRows(
 // shareIn sets rows.Shared to the dictionaries of img in space.
 func (m *Mover) shareIn(ctx context.Context, img *batch.Image, rows *image.Rows, space *tier.Space) error {
 	q := &request{
-		m: m, to: reservation.Specific(space.ID), waits: true,
+		m: m, to: reservation.Specific(space.ID()), waits: true,
 		room: reservation.Options{Purpose: reservation.Consuming},
 		what: footprint{dicts: m.cfg.Builtin.Dicts.Of(img.Descriptor().AllDictionaries())},
 	}

@@ -59,7 +59,7 @@ func TestScratchIsInTheLedger(t *testing.T) {
 		}
 		m.whole(t, b, tier.GPU)
 		// Laying out takes a run more.
-		p, err := m.mover.Ingest(t.Context(), m.records[b.ID], reservation.AnyInTier(tier.Disk))
+		p, err := m.mover.Ingest(t.Context(), m.records[b.ID()], reservation.AnyInTier(tier.Disk))
 		if err != nil {
 			t.Fatal(err)
 		}

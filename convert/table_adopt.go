@@ -38,7 +38,7 @@ func (m *Mover) AdoptTable(ctx context.Context, t image.DeviceTable) (_ batch.Pa
 	}
 	defer end()
 	switch {
-	case t.Space == nil || !t.Space.ID.Kind.IsDevice():
+	case t.Space == nil || !t.Space.Kind().IsDevice():
 		return nil, errors.New("convert: a table to adopt must be in the space of a GPU")
 	case t.Schema == nil:
 		return nil, errors.New("convert: a table without a schema")

@@ -83,7 +83,7 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 			}
 			err = errors.Join(err, s.Close())
 			if s.State().Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID, s.State().Usage)
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if err := errors.Join(err, devs[0].Close(), devs[1].Close()); err != nil {

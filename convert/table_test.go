@@ -42,7 +42,7 @@ func (m *machine) as(t *testing.T, b *batch.Batch, to reservation.Strategy, form
 		return
 	}
 	m.rests(t, b, at)
-	m.says(t, b, m.records[b.ID], at)
+	m.says(t, b, m.records[b.ID()], at)
 }
 
 // Every type goes from every form to a table and back, byte for byte.
@@ -118,7 +118,7 @@ func largeTables(t *testing.T, g gpus) {
 		t.Errorf("the clone is %s", c.Info().Payload.Type())
 	}
 	m.drop(t, b)
-	m.records[c.ID] = rec
+	m.records[c.ID()] = rec
 	m.as(t, c, toHost, batch.PlainImage, tier.Host)
 	m.drop(t, c)
 }
@@ -182,7 +182,7 @@ func (m *machine) own(t *testing.T, rec arrow.RecordBatch, p batch.Payload) *bat
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.records[b.ID] = rec
+	m.records[b.ID()] = rec
 	return b
 }
 

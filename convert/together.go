@@ -42,12 +42,12 @@ func (m *Mover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, reaso
 func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *batch.Image {
 	img, ok := p.(*batch.Image)
 	if !ok || img.Parts.Type != payload.PlainImage || from != nil && img.Space() != from ||
-		img.Space().ID.Kind.IsStorage() || img.Space().Lost() != nil {
+		img.Space().Kind().IsStorage() || img.Space().Lost() != nil {
 		return nil
 	}
 	desc := img.Descriptor()
 	if len(desc.Dictionaries) > 0 || desc.Body == 0 || m.cfg.Builtin.TypeIn(img, to) != payload.PlainImage ||
-		slices.Contains(b.Copies(), to.ID) {
+		slices.Contains(b.Copies(), to.ID()) {
 		return nil
 	}
 	return img
@@ -59,7 +59,7 @@ func (m *Mover) joins(b *batch.Batch, p batch.Payload, from, to *tier.Space) *ba
 // have no clean image there, and are copied uncompressed by Spillway's own converter. If there are less
 // than two, evictTogether returns nil and has changed nothing.
 func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.ID, reason string) (errs []error) {
-	disk, ok := m.cfg.Reservations.Spaces.ByID(to)
+	disk, ok := m.cfg.Reservations.Spaces().ByID(to)
 	if !ok || !to.Kind.IsStorage() || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	if from == nil { // it was dropped just now
 		return nil
 	}
-	e := m.cfg.Registry.lookup(ImageIn(from.ID.Kind), ImageIn(tier.Disk))
+	e := m.cfg.Registry.lookup(ImageIn(from.Kind()), ImageIn(tier.Disk))
 	if e == nil || !e.builtin || e.wrapped {
 		return nil
 	}
@@ -117,8 +117,8 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 		}
 		x := one{i: i, transit: transit, place: b.Cut().Place}
 		x.moved = events.Event{
-			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID),
-			From: from.ID, To: to, Bytes: n, Reason: reason,
+			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID()),
+			From: from.ID(), To: to, Bytes: n, Reason: reason,
 		}
 		if m.cfg.Events != nil {
 			x.moved.Origin = originOf(ctx, x.place)
@@ -160,7 +160,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	took := time.Since(start) / time.Duration(len(list))
 	if err = ofLost(err, from, disk); err != nil {
 		invalidate(ctx, err, from, disk)
-		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(list), from.ID, to, err)
+		err = fmt.Errorf("moving %d batches from %s to %s: %w", len(list), from.ID(), to, err)
 	}
 	for k := range list {
 		x := &list[k]

@@ -65,7 +65,7 @@ func TestTogether(t *testing.T) {
 				t.Errorf("batch %d was made of the program's %q, and now of %q", i, inMind, of)
 			}
 			bytes += now.Bytes
-			if ev := (*told)[i]; batch.ID(ev.Batch) != all[i].ID || ev.Bytes != now.Bytes || ev.From.Kind != from || ev.To != theDisk || ev.Reason != ReasonDemand || ev.Err != nil {
+			if ev := (*told)[i]; batch.ID(ev.Batch) != all[i].ID() || ev.Bytes != now.Bytes || ev.From.Kind != from || ev.To != theDisk || ev.Reason != ReasonDemand || ev.Err != nil {
 				t.Errorf("batch %d is told as %+v", i, ev)
 			}
 		}
@@ -367,8 +367,8 @@ func TestDamagedTogether(t *testing.T) {
 		default:
 			damaged++
 			_, _, at := b.Info().Payload.(*batch.Image).Buffer().Memory().(tier.FileMemory).Locate(0)
-			if c.Batch != b.ID || c.Offset != at {
-				t.Errorf("%+v, want batch %d at %d", c, b.ID, at)
+			if c.Batch != b.ID() || c.Offset != at {
+				t.Errorf("%+v, want batch %d at %d", c, b.ID(), at)
 			}
 		}
 	}
@@ -393,7 +393,7 @@ func TestCopiedBeforeItIsMovedTogether(t *testing.T) {
 		}
 	}
 	m.alone(t, all)
-	if last := (*told)[len(*told)-1]; len(*told) != 6 || batch.ID(last.Batch) != all[2].ID || !last.Copy {
+	if last := (*told)[len(*told)-1]; len(*told) != 6 || batch.ID(last.Batch) != all[2].ID() || !last.Copy {
 		t.Errorf("moves: %+v", *told)
 	}
 }

@@ -48,7 +48,7 @@ func TestWaitingRecordsSubscribeToNothing(t *testing.T) {
 	}
 	for k, s := range m.spaces {
 		if n := s.Subscribers(); n != before[k] {
-			t.Errorf("%d subscribe to %s while %d records wait, %d did before", n, s.ID, waiting, before[k])
+			t.Errorf("%d subscribe to %s while %d records wait, %d did before", n, s.ID(), waiting, before[k])
 		}
 	}
 	cancel(ours)

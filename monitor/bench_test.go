@@ -83,7 +83,7 @@ func BenchmarkDryEvict(b *testing.B) {
 		from := w.mon.byID[gpu0]
 		for _, one := range all {
 			for _, to := range from.below(w.mon) {
-				w.mon.noted(Victim{Batch: one, ID: one.ID, Bytes: kib}, from, to, batch.ErrUnmovable)
+				w.mon.noted(Victim{Batch: one, ID: one.ID(), Bytes: kib}, from, to, batch.ErrUnmovable)
 			}
 		}
 		evict(b, w)

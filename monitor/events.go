@@ -42,7 +42,7 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 	var need int64
 	is, reason := stuckAtAll, decide.Trigger
 	for _, d := range demand {
-		if lack := d.Bytes - s.State().Available; d.Space == s.ID && lack > 0 {
+		if lack := d.Bytes - s.State().Available; d.Space == s.ID() && lack > 0 {
 			is, reason, need, waiters = is|stuckForRoom, decide.Demand, min(lack, s.State().Limit), d.Waiters
 		}
 	}
@@ -70,8 +70,8 @@ func (m *Monitor) reportStuck(now time.Time, s *space, demand []reservation.Dema
 		waiters, s.State().Used(), s.State().Limit, resting)
 	for _, t := range s.below(m) {
 		below := t.State()
-		details += fmt.Sprintf(", %s has %d", t.ID, max(0, below.Ceiling-below.Used()))
+		details += fmt.Sprintf(", %s has %d", t.ID(), max(0, below.Ceiling-below.Used()))
 	}
-	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID, Bytes: need, Reason: reason, Text: details},
+	m.report(level, text, events.Event{Kind: events.Stuck, To: s.ID(), Bytes: need, Reason: reason, Text: details},
 		slog.Int64("capacity", s.Capacity))
 }

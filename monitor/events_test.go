@@ -131,11 +131,11 @@ func TestLogOfMoves(t *testing.T) {
 			b := w.put(gpu0, 4*kib, seq(1))
 			j := &job{
 				m: w.mon, from: w.mon.byID[gpu0], to: w.mon.byID[host0], reason: decide.Demand, goal: -1,
-				until: time.Now().Add(time.Hour), left: []Victim{{Batch: b, ID: b.ID, Bytes: 4 * kib}},
+				until: time.Now().Add(time.Hour), left: []Victim{{Batch: b, ID: b.ID(), Bytes: 4 * kib}},
 			}
 			j.work(ctx)
 			want := fmt.Sprintf("level=%s msg=%q batch=%d from=gpu:0 to=host:0 bytes=4096 took=1s reason=demand%s",
-				tt.level, "spillway: "+tt.text, b.ID, tt.end)
+				tt.level, "spillway: "+tt.text, b.ID(), tt.end)
 			if got, _, _ := bytes.Cut(out.Bytes(), []byte("\n")); string(got) != want {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
 			}
@@ -185,7 +185,7 @@ func TestLog(t *testing.T) {
 		for range 2 {
 			step(9 * kib)
 		}
-		w.mon.noted(Victim{Batch: b, ID: b.ID}, gpu, host, cannot)
+		w.mon.noted(Victim{Batch: b, ID: b.ID()}, gpu, host, cannot)
 		w.pools[gpu0].Lose(errors.New("gone"))
 		w.mon.step(t.Context())
 		want := `level=DEBUG msg="spillway: pressure rose to the trigger" to=gpu:0 bytes=9216 capacity=10240 trigger=8192 stop=6144

@@ -80,12 +80,12 @@ const restMax = 25 * time.Millisecond
 // first, within a tier the nearest first.
 func (s *space) below(m *Monitor) (all []*space) {
 	var to []*tier.Space
-	for k := s.ID.Kind + 1; k.Valid(); k++ {
-		to = reservation.ToDowngrade(s.ID, k).Candidates(m.cfg.Reservations.Spaces, to)
+	for k := s.Kind() + 1; k.Valid(); k++ {
+		to = reservation.ToDowngrade(s.ID(), k).Candidates(m.cfg.Reservations.Spaces(), to)
 	}
 	for _, t := range to {
 		if t.Lost() == nil {
-			all = append(all, m.byID[t.ID])
+			all = append(all, m.byID[t.ID()])
 		}
 	}
 	return all
@@ -105,7 +105,7 @@ func (s *space) take(ctx context.Context) bool {
 func (m *Monitor) give(s *space) {
 	<-s.token
 	if s.asked.Swap(false) {
-		m.cfg.Reservations.Wake(s.ID)
+		m.cfg.Reservations.Wake(s.ID())
 	}
 }
 
@@ -188,7 +188,7 @@ func (m *Monitor) noteDry(s *space, list dryList) (e reservation.Eviction) {
 			if fails || !hasFailed && way.why != nil && list.begun.Before(way.until) {
 				why, hasFailed = way.why, fails
 			}
-			if from == s && m.spaces[i].ID.Kind.IsStorage() && (way.failures < giveUp || !fails) {
+			if from == s && m.spaces[i].Kind().IsStorage() && (way.failures < giveUp || !fails) {
 				disks++
 			}
 		}
@@ -322,7 +322,7 @@ func (m *Monitor) evict(ctx context.Context, s *space, need int64, reason string
 		if way := s.edges[j.to.place]; way.failures > 0 && way.refuses == everything {
 			atOnce = 1
 		} else {
-			j.joins = j.to.ID.Kind.IsStorage()
+			j.joins = j.to.Kind().IsStorage()
 		}
 		m.mu.Unlock()
 		for n := range atOnce {
@@ -369,15 +369,15 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 		is := t.State()
 		used := is.Used()
 		sp := decide.Space{
-			ID: t.ID, Place: t.place, Room: is.Ceiling - used, BelowTrigger: math.MaxInt64,
+			ID: t.ID(), Place: t.place, Room: is.Ceiling - used, BelowTrigger: math.MaxInt64,
 			Pace: t.Pace(), Charge: t.Charge,
 		}
-		sp.Headroom, sp.Spare = m.Headroom(t.ID)
+		sp.Headroom, sp.Spare = m.Headroom(t.ID())
 		if t.lower != 0 {
 			sp.BelowTrigger = is.Trigger - 1 - is.Pressure + is.Retired - is.Unsure
 		}
 		for _, d := range demand {
-			if d.Space == t.ID {
+			if d.Space == t.ID() {
 				sp.Room -= min(d.Bytes, is.Limit)
 			}
 		}
@@ -389,7 +389,7 @@ func (m *Monitor) choose(s *space, below []*space, need int64) (victims []Victim
 			}
 		}
 		m.mu.Unlock()
-		room[t.ID.Kind] = max(room[t.ID.Kind], sp.Room-sp.Headroom)
+		room[t.Kind()] = max(room[t.Kind()], sp.Room-sp.Headroom)
 		state[i] = sp
 	}
 	// Few victims are enough, unless Decide reports otherwise. A policy of the program's orders many.
@@ -452,7 +452,7 @@ func (m *Monitor) victims(
 	var open []*space
 	m.mu.Lock()
 	for _, t := range below {
-		if s.lower.Has(t.ID.Kind) && s.edges[t.place].refused(now, t.Books.Now().Used()) != everything {
+		if s.lower.Has(t.Kind()) && s.edges[t.place].refused(now, t.Books.Now().Used()) != everything {
 			open = append(open, t)
 		}
 	}
@@ -509,10 +509,10 @@ func (m *Monitor) victims(
 	m.mu.Unlock()
 
 	speed := func(from, to *space) float64 {
-		switch known := m.cfg.Speed(from.ID, to.ID); {
+		switch known := m.cfg.Speed(from.ID(), to.ID()); {
 		case known > 0:
 			return float64(known)
-		case to.ID.Kind.IsStorage() || from.ID.Kind.IsStorage():
+		case to.Kind().IsStorage() || from.Kind().IsStorage():
 			return storageSpeed
 		}
 		return memorySpeed
@@ -532,7 +532,7 @@ func (m *Monitor) victims(
 		bytes := float64(v.Bytes) * float64(time.Second)
 		for i, t := range open {
 			isClean := v.copied.Has(t.place)
-			if !isClean && (v.Up > 0 || v.not.Has(t.ID.Kind)) {
+			if !isClean && (v.Up > 0 || v.not.Has(t.Kind())) {
 				continue
 			}
 			v.Down = eachMove + time.Duration(bytes*costs[i].down)
@@ -580,7 +580,7 @@ func (j *job) work(ctx context.Context) {
 	var all []*batch.Batch
 	for {
 		var room int64
-		if len(list) == 0 && j.to.ID.Kind.IsStorage() {
+		if len(list) == 0 && j.to.Kind().IsStorage() {
 			room = j.to.Together()
 		}
 		j.mu.Lock()
@@ -600,7 +600,7 @@ func (j *job) work(ctx context.Context) {
 				list = j.left[:0]
 			}
 			j.left = j.left[1:]
-			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID {
+			if now := v.Batch.Info(); movable(&now) && now.Space == j.from.ID() {
 				list, room = append(list, v), room-v.Bytes
 			} else {
 				isSmall, j.retry = true, true
@@ -616,7 +616,7 @@ func (j *job) work(ctx context.Context) {
 			all = append(all, list[i].Batch)
 		}
 		start := time.Now()
-		errs := j.m.cfg.Mover.Evict(ctx, all, j.to.ID, j.reason)
+		errs := j.m.cfg.Mover.Evict(ctx, all, j.to.ID(), j.reason)
 		took := time.Since(start)
 
 		// The ends of the moves.
@@ -630,7 +630,7 @@ func (j *job) work(ctx context.Context) {
 			if err != nil && ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", errEnding, err)
 			}
-			kind, isTogether := kindOf(err, j.to.ID), err != nil && len(errs) > 1
+			kind, isTogether := kindOf(err, j.to.ID()), err != nil && len(errs) > 1
 			// The error of a list is the error of all, and logged once. With tier.ErrNotSupported nothing
 			// has failed. The mover emits the events.
 			if !isTogether || !isLogged && !errors.Is(err, tier.ErrNotSupported) {
@@ -645,7 +645,7 @@ func (j *job) work(ctx context.Context) {
 					level = slog.LevelWarn
 				}
 				j.m.report(level, text, events.Event{
-					Batch: uint64(v.ID), From: j.from.ID, To: j.to.ID, Bytes: v.Bytes,
+					Batch: uint64(v.ID), From: j.from.ID(), To: j.to.ID(), Bytes: v.Bytes,
 					Reason: j.reason, Took: took, Err: err,
 				})
 			}

@@ -50,7 +50,7 @@ func Example() {
 		panic(err)
 	}
 	<-told
-	fmt.Println(gpu.State().Used(), "bytes used in", gpu.ID, "and", host.State().Used(), "in", host.ID)
+	fmt.Println(gpu.State().Used(), "bytes used in", gpu.ID(), "and", host.State().Used(), "in", host.ID())
 
 	stop()
 	fmt.Println(<-ended)
@@ -85,7 +85,7 @@ func (m mover) Evict(_ context.Context, all []*batch.Batch, to tier.ID, reason s
 	b := all[0]
 	now := b.Info()
 	err := m.move(b, to)
-	fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", b.ID, now.Space, to, now.Bytes, reason, err)
+	fmt.Printf("batch %d: %s to %s, %d bytes, %s, %v\n", b.ID(), now.Space, to, now.Bytes, reason, err)
 	close(m.told)
 	return []error{err}
 }

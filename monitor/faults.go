@@ -146,7 +146,7 @@ func kindOf(err error, to tier.ID) outcome {
 //	failed     the same, and the edge is not used from the second time on
 //	cancelled  nothing
 func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (retry bool) {
-	now, unit, k := time.Now(), m.cfg.Period, to.ID.Kind
+	now, unit, k := time.Now(), m.cfg.Period, to.Kind()
 	var report events.Event
 	m.mu.Lock()
 	stats, way := &m.mu.stats, &from.edges[to.place]
@@ -199,7 +199,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (
 		if m.excludePaused(e, f, now) == from.lower && !f.reported {
 			f.reported = true
 			report = events.Event{
-				Kind: events.Unmovable, Batch: uint64(v.ID), From: e.in.ID, To: to.ID,
+				Kind: events.Unmovable, Batch: uint64(v.ID), From: e.in.ID(), To: to.ID(),
 				Bytes: e.bytes, Text: string(e.form), Err: err,
 			}
 		}
@@ -245,7 +245,7 @@ func (m *Monitor) putBack(now time.Time) {
 		}
 		for to, way := range e.in.edges {
 			// Another batch, if there is one, shows first whether the edge works.
-			k := m.spaces[to].ID.Kind
+			k := m.spaces[to].Kind()
 			isOver := f.not.Has(k) && !f.conversions.Has(k) && !now.Before(f.until)
 			if isOver && way.failures > 0 && e.in.victims.Len() > 0 {
 				f.until = now.Add(m.cfg.Period << min(f.failures, backoffMax))

@@ -19,7 +19,7 @@ func TestRefusalEnds(t *testing.T) {
 	b := w.put(gpu0, 8*kib, seq(1))
 	from, to := w.mon.spaces[0], w.mon.spaces[1]
 	full := w.put(host0, 98*kib, seq(2))
-	v := Victim{Batch: b, ID: b.ID, Bytes: 8 * kib}
+	v := Victim{Batch: b, ID: b.ID(), Bytes: 8 * kib}
 	w.mon.noted(v, from, to, &tier.NoSpaceError{Space: host0})
 	way := &from.edges[to.place]
 	if way.refuses != 0 {
@@ -30,7 +30,7 @@ func TestRefusalEnds(t *testing.T) {
 	}
 	w.mon.noted(v, from, to, &tier.NoSpaceError{Space: host0})
 	for _, size := range []int64{7 * kib, 8 * kib} {
-		w.mon.noted(Victim{Batch: b, ID: b.ID, Bytes: size}, from, to, nil)
+		w.mon.noted(Victim{Batch: b, ID: b.ID(), Bytes: size}, from, to, nil)
 		if refused := way.refused(time.Now(), to.State().Used()) > 0; refused != (size < 8*kib) {
 			t.Errorf("after a move of %d bytes, refused is %t", size, refused)
 		}
@@ -66,7 +66,7 @@ func TestWritingAheadComesBack(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, func(c *Config, _ *world) {
 			c.AheadRate = kib // a job has one batch
 			c.WriteAhead = func(_ context.Context, b *batch.Batch, _ time.Duration) (int64, error) {
-				if b.ID != first {
+				if b.ID() != first {
 					return 0, nil
 				}
 				if tries++; tries == 1 {
@@ -139,7 +139,7 @@ func TestReleaseEndsTheSearch(t *testing.T) {
 			c.MovesPerEdge = 1
 			w.mover.bytesA = time.Millisecond
 			w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-				return &batch.StateError{Batch: b.ID, State: batch.Processing}
+				return &batch.StateError{Batch: b.ID(), State: batch.Processing}
 			}
 		})
 		all := w.fillSpace(gpu0, 60, kib)

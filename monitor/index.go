@@ -136,7 +136,7 @@ func (e *entry) excludeLocked(not decide.Kinds) {
 func (m *Monitor) Knows(b *batch.Batch) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := m.mu.entries[b.ID]
+	e := m.mu.entries[b.ID()]
 	return e != nil && e.b == b
 }
 
@@ -159,8 +159,8 @@ func (m *Monitor) BatchChanged(b *batch.Batch, now batch.Info) { _ = m.Register(
 func (m *Monitor) Register(b *batch.Batch, now batch.Info) error {
 	gained, err := m.note(b, now)
 	for _, s := range m.spaces {
-		if gained != nil && (s == gained || s.ID.Kind < gained.ID.Kind) {
-			m.cfg.Reservations.Wake(s.ID)
+		if gained != nil && (s == gained || s.Kind() < gained.Kind()) {
+			m.cfg.Reservations.Wake(s.ID())
 		}
 	}
 	return err

@@ -30,15 +30,15 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 		var sum summary
 		var victims, small, all []listed
 		for _, b := range batches {
-			e, now := x.mu.entries[b.ID], b.Cut()
-			if e == nil || e.b != b || e.in == nil || e.in.ID != now.Space {
-				t.Fatalf("batch %d in %s has the entry %+v", b.ID, now.Space, e)
+			e, now := x.mu.entries[b.ID()], b.Cut()
+			if e == nil || e.b != b || e.in == nil || e.in.ID() != now.Space {
+				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
 			}
 			if e.in != s {
 				continue
 			}
 			if !e.victim && e.key != (Key{}) {
-				t.Errorf("batch %d is no victim and has the key %v", b.ID, e.key)
+				t.Errorf("batch %d is no victim and has the key %v", b.ID(), e.key)
 			}
 			if e.bytes != now.Bytes || e.size != now.Descriptor.Body || e.version != now.Version {
 				t.Errorf("the entry of %+v is %+v", now, e)
@@ -61,7 +61,7 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 			}
 		}
 		if sum.changes = s.changes; s.summary != sum {
-			t.Errorf("%s: the sums are %+v, want %+v", s.ID, s.summary, sum)
+			t.Errorf("%s: the sums are %+v, want %+v", s.ID(), s.summary, sum)
 		}
 		verifyTree(t, "victims", s.victims, victims)
 		verifyTree(t, "victims by bytes", s.small, small)
@@ -292,11 +292,11 @@ func TestIndexRemembersFailures(t *testing.T) {
 		return x.entryLocked(b).standing
 	}
 	fail(disk)
-	if e := now(); e.not != disk || !slices.Contains(w.victims(gpu0, 0), b.ID) || !e.victim {
+	if e := now(); e.not != disk || !slices.Contains(w.victims(gpu0, 0), b.ID()) || !e.victim {
 		t.Errorf("after a failure the entry is %+v", e)
 	}
 	fail(disk.With(tier.Host))
-	if slices.Contains(w.victims(gpu0, 0), b.ID) {
+	if slices.Contains(w.victims(gpu0, 0), b.ID()) {
 		t.Error("it is a victim that can go nowhere")
 	}
 	w.replace(b, w.image(host0, kib))
@@ -317,14 +317,14 @@ func TestFaultsEndWithAMove(t *testing.T) {
 	b, m := w.put(host0, kib, seq(1)), w.mon
 	end := func(err error, want outcome) {
 		t.Helper()
-		v := Victim{Batch: b, ID: b.ID, Bytes: kib}
+		v := Victim{Batch: b, ID: b.ID(), Bytes: kib}
 		if got, _ := m.noted(v, m.byID[host0], m.byID[disk0], err); got != want {
 			t.Errorf("%v means %d, want %d", err, got, want)
 		}
 	}
 	end(errors.New("the disk is broken"), failed)
-	end(&batch.StateError{Batch: b.ID}, busy)
-	end(&batch.UnmovableError{Batch: b.ID}, unmovable)
+	end(&batch.StateError{Batch: b.ID()}, busy)
+	end(&batch.UnmovableError{Batch: b.ID()}, unmovable)
 	if len(m.mu.faults) != 1 || len(w.victims(host0, 0)) != 0 {
 		t.Errorf("%d faults, and the batch is a victim: %v", len(m.mu.faults), w.victims(host0, 0))
 	}
@@ -378,7 +378,7 @@ func TestVictimsGoToSlowerTiers(t *testing.T) {
 		t.Errorf("the victims are %v", list)
 	}
 	for range 2 {
-		w.mon.noted(Victim{Batch: other, ID: other.ID, Bytes: kib}, host, disk, errors.New("broken"))
+		w.mon.noted(Victim{Batch: other, ID: other.ID(), Bytes: kib}, host, disk, errors.New("broken"))
 	}
 	if list, _ := w.mon.victims(host, below, byKind{}, 10, time.Now()); len(list) != 0 {
 		t.Errorf("the victims are %v, though all moves to the disk fail", list)
@@ -393,7 +393,7 @@ func TestUseEndsNoPause(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 100 * kib, disk0: 100 * kib}, nil)
 		b, other := w.put(gpu0, kib, seq(1)), w.put(gpu0, kib, seq(2))
 		fail := func(b *batch.Batch, to tier.ID, err error) {
-			w.mon.noted(Victim{Batch: b, ID: b.ID, Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
+			w.mon.noted(Victim{Batch: b, ID: b.ID(), Bytes: kib}, w.mon.byID[gpu0], w.mon.byID[to], err)
 		}
 		want := func(what string, not decide.Kinds) {
 			t.Helper()
@@ -405,13 +405,13 @@ func TestUseEndsNoPause(t *testing.T) {
 			}
 		}
 		disk := decide.Kinds(0).With(tier.Disk)
-		fail(b, host0, &batch.StateError{Batch: b.ID})
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
 		want("in use", disk.With(tier.Host))
 		fail(other, disk0, errors.New("broken"))
 		time.Sleep(w.mon.cfg.Period)
 		want("a period after a use, while the disk fails", 0)
-		fail(b, disk0, &batch.UnmovableError{Batch: b.ID})
-		fail(b, host0, &batch.StateError{Batch: b.ID})
+		fail(b, disk0, &batch.UnmovableError{Batch: b.ID()})
+		fail(b, host0, &batch.StateError{Batch: b.ID()})
 		want("in use again", disk.With(tier.Host))
 		time.Sleep(w.mon.cfg.Period)
 		want("a period later", disk)

@@ -66,7 +66,7 @@ func TestIndexFollowsABatch(t *testing.T) {
 	low := w.put(disk0, 30*kib, seq(3))
 	victim := func(what string, want bool, rest int64) {
 		t.Helper()
-		if got := slices.Contains(w.victims(gpu0, 0), b.ID); got != want {
+		if got := slices.Contains(w.victims(gpu0, 0), b.ID()); got != want {
 			t.Errorf("%s: victim is %v", what, got)
 		}
 		if got := w.index(gpu0).rest; got != rest*kib {
@@ -80,7 +80,7 @@ func TestIndexFollowsABatch(t *testing.T) {
 		}
 	}
 	victim("idle", true, 30)
-	if got := w.victims(gpu0, 0); !slices.Equal(got, []batch.ID{b.ID, a.ID}) {
+	if got := w.victims(gpu0, 0); !slices.Equal(got, []batch.ID{b.ID(), a.ID()}) {
 		t.Errorf("the order is %v", got)
 	}
 	if s := w.index(disk0); s.rest != 30*kib || len(w.victims(disk0, 1<<40)) != 0 {
@@ -188,16 +188,16 @@ func TestIndexShortlist(t *testing.T) {
 	if len(got) > shortlistMax {
 		t.Fatalf("%d victims are listed", len(got))
 	}
-	if got[0] != all[n-1].ID || got[1] != all[n-2].ID {
+	if got[0] != all[n-1].ID() || got[1] != all[n-2].ID() {
 		t.Errorf("the first are %v", got[:2])
 	}
-	if last := got[len(got)-1]; last != all[1].ID {
+	if last := got[len(got)-1]; last != all[1].ID() {
 		t.Errorf("the last is %d, want the small one", last)
 	}
-	if slices.Contains(got, all[0].ID) {
+	if slices.Contains(got, all[0].ID()) {
 		t.Error("a batch that is subscribed to is listed for its size")
 	}
-	if got := w.victims(gpu0, 20*kib); slices.Contains(got, all[1].ID) {
+	if got := w.victims(gpu0, 20*kib); slices.Contains(got, all[1].ID()) {
 		t.Error("a small one is listed although others fit")
 	}
 	cancel()
@@ -225,7 +225,7 @@ func TestSmallVictimsInOrder(t *testing.T) {
 	}
 	var want []batch.ID
 	for i := range smallMax {
-		want = append(want, all[198-i].ID)
+		want = append(want, all[198-i].ID())
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the small victims are %v, want %v", got, want)
@@ -323,10 +323,10 @@ func TestIndexOfFewOfMany(t *testing.T) {
 		bytes := int64(0)
 		for _, b := range left {
 			if bytes += b.Info().Bytes; !aside[b] {
-				want = append(want, b.ID)
+				want = append(want, b.ID())
 			}
 			if !x.Knows(b) {
-				t.Errorf("%s: batch %d is not known", what, b.ID)
+				t.Errorf("%s: batch %d is not known", what, b.ID())
 			}
 		}
 		want = want[:min(len(want), shortlistMax-smallMax-staleMax)]
@@ -392,7 +392,7 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := batch.NewImage(&batch.Descriptor{Rows: 1, Body: 10 * kib}, buf, r.Space())
-		b, err := batch.New(batch.Options{ID: first.ID, Payload: p, Observer: o, Place: seq(1)})
+		b, err := batch.New(batch.Options{ID: first.ID(), Payload: p, Observer: o, Place: seq(1)})
 		if err != nil {
 			if err := p.Release(); err != nil {
 				t.Fatal(err)
@@ -401,7 +401,7 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		return b, err
 	}
 	if _, err := same(w.mon); !errors.Is(err, batch.ErrDuplicateID) {
-		t.Errorf("a second batch of id %d: %v", first.ID, err)
+		t.Errorf("a second batch of id %d: %v", first.ID(), err)
 	}
 	if s := w.index(gpu0); s.count != 1 || s.rest != 10*kib {
 		t.Errorf("with the refused one there is %+v", s)
@@ -419,7 +419,7 @@ func TestIndexRefusesASecondBatchOfAnID(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := same(w.mon); !errors.Is(err, batch.ErrDuplicateID) {
-		t.Errorf("another one of id %d: %v", first.ID, err)
+		t.Errorf("another one of id %d: %v", first.ID(), err)
 	}
 	if err := first.Drop(); err != nil {
 		t.Fatal(err)

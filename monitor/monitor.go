@@ -148,18 +148,18 @@ func New(cfg Config) (*Monitor, error) {
 	}
 	m := &Monitor{cfg: cfg, byID: make(map[tier.ID]*space), wake: make(chan struct{}, 1)}
 	m.mu.entries, m.mu.faults = make(map[batch.ID]*entry), make(map[*entry]*fault)
-	all := cfg.Reservations.Spaces.All()
+	all := cfg.Reservations.Spaces().All()
 	for i, s := range all {
 		sp := &space{
 			Space: s, place: i, edges: make([]edge, len(all)), token: make(chan struct{}, 1),
 			victims: btree.NewG(16, isLess), small: btree.NewG(16, isLess), sizes: btree.NewG(16, isLess),
 		}
 		for _, to := range all {
-			if to.ID.Kind > s.ID.Kind {
-				sp.lower = sp.lower.With(to.ID.Kind)
+			if to.Kind() > s.Kind() {
+				sp.lower = sp.lower.With(to.Kind())
 			}
 		}
-		m.byID[s.ID], m.spaces = sp, append(m.spaces, sp)
+		m.byID[s.ID()], m.spaces = sp, append(m.spaces, sp)
 	}
 	return m, nil
 }
@@ -226,7 +226,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 			if !s.gone {
 				s.gone = true
 				s.high.Store(false)
-				m.report(slog.LevelDebug, "a space is lost", events.Event{Kind: events.Lost, To: s.ID, Err: err})
+				m.report(slog.LevelDebug, "a space is lost", events.Event{Kind: events.Lost, To: s.ID(), Err: err})
 			}
 			continue
 		}
@@ -241,7 +241,7 @@ func (m *Monitor) step(ctx context.Context) time.Duration {
 		pressure := is.Pressure
 		isHigh := pressure >= is.Trigger || s.high.Load() && pressure > is.Stop
 		if s.high.Swap(isHigh) != isHigh {
-			e := events.Event{Kind: events.PressureFell, To: s.ID, Bytes: pressure}
+			e := events.Event{Kind: events.PressureFell, To: s.ID(), Bytes: pressure}
 			level, text := slog.LevelDebug, "pressure fell to the stop mark"
 			if isHigh {
 				e.Kind, text = events.PressureRose, "pressure rose to the trigger"
@@ -318,7 +318,7 @@ func (m *Monitor) Stats() Stats {
 // reservation.Config needs it.
 func (m *Monitor) Headroom(id tier.ID) (n, spare int64) {
 	s := m.byID[id]
-	if s == nil || s.ID.Kind.IsStorage() {
+	if s == nil || s.Kind().IsStorage() {
 		return 0, 0
 	}
 	var largest int64
@@ -335,5 +335,5 @@ func (m *Monitor) Headroom(id tier.ID) (n, spare int64) {
 	}
 	rest := s.rest
 	m.mu.Unlock()
-	return s.Charge(largest), now.Ceiling - max(0, now.Used()-rest-m.cfg.Reservations.Arriving(s.ID))
+	return s.Charge(largest), now.Ceiling - max(0, now.Used()-rest-m.cfg.Reservations.Arriving(s.ID()))
 }

@@ -142,7 +142,7 @@ func TestTrigger(t *testing.T) {
 		all = append(all, w.put(gpu0, kib, seq(500)), newest)
 		settle(time.Second)
 		for _, m := range w.begun {
-			if m.Batch == newest.ID {
+			if m.Batch == newest.ID() {
 				t.Error("it was moved")
 			}
 		}
@@ -347,7 +347,7 @@ func TestTaskQueue(t *testing.T) {
 		for _, m := range w.begun {
 			order = append(order, m.Batch)
 		}
-		if want := []batch.ID{rest.ID, 1, 2, 3, 4, 5, 6, 7}; len(order) < 4 || !slices.Equal(order, want[:len(order)]) {
+		if want := []batch.ID{rest.ID(), 1, 2, 3, 4, 5, 6, 7}; len(order) < 4 || !slices.Equal(order, want[:len(order)]) {
 			t.Errorf("they go in the order %v, want %v", order, want)
 		}
 		if err := r.Release(); err != nil {
@@ -372,7 +372,7 @@ func TestRunEnds(t *testing.T) {
 		}
 		for _, b := range all {
 			if i := b.Info(); i.State != batch.Idle || i.Space != gpu0 {
-				t.Errorf("batch %d is %+v", b.ID, i)
+				t.Errorf("batch %d is %+v", b.ID(), i)
 			}
 		}
 		// It may run again, and finds its victims.
@@ -691,7 +691,7 @@ func TestMonitorBetweenTheMarksSleeps(t *testing.T) {
 func TestMonitorBesideAnUnmovableBatchSleeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, host0: 400 * kib}, nil)
-		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error { return &batch.UnmovableError{Batch: b.ID} }
+		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error { return &batch.UnmovableError{Batch: b.ID()} }
 		w.start()
 		b := w.put(gpu0, 10*kib, batch.Place{})
 		r, err := w.res.Reserve(t.Context(), specific(gpu0), 75*kib, nil)

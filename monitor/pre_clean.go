@@ -62,7 +62,7 @@ func (m *Monitor) preClean(ctx context.Context, now time.Time) {
 		now := s.State()
 		seen := coverage{changes: m.sums(s).changes, above: now.Pressure - now.Stop}
 		for _, to := range s.below(m) {
-			if u := to.State(); to.ID.Kind.IsStorage() {
+			if u := to.State(); to.Kind().IsStorage() {
 				seen.room += u.Stop + u.Limit - u.Used() - u.Cached
 			}
 		}
@@ -121,7 +121,7 @@ func (m *Monitor) cleanSpace(ctx context.Context, s *space, seen coverage) error
 			case <-time.After(time.Until(c.next)):
 			case <-ctx.Done():
 			}
-			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID {
+			if now := v.Batch.Info(); !movable(&now) || now.Space != s.ID() {
 				m.BatchChanged(v.Batch, now)
 				continue
 			}

@@ -37,12 +37,12 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 		var w *world
 		w = aheadWorld(t, func(b *batch.Batch) int64 {
 			switch {
-			case b.ID == first:
+			case b.ID() == first:
 				tries++
 			case tries == 1: // once
 				tries++
 				for _, b := range all {
-					if b.ID == first {
+					if b.ID() == first {
 						w.use(b)
 					}
 				}
@@ -53,7 +53,7 @@ func TestWhatChangesDuringASearch(t *testing.T) {
 			c.AheadRate = kib      // a job has one batch
 		})
 		all = w.fillSpace(gpu0, 75, kib) // between the marks
-		first = w.firstVictim().ID
+		first = w.firstVictim().ID()
 		w.start()
 		settle(5 * time.Minute)
 		if tries < 3 {
@@ -100,19 +100,19 @@ func TestWrittenWhenPutBack(t *testing.T) {
 		var inUse batch.ID
 		var tries, others atomic.Int64
 		w := aheadWorld(t, func(b *batch.Batch) int64 {
-			if others.Add(1); b.ID == inUse {
+			if others.Add(1); b.ID() == inUse {
 				tries.Add(1)
 			}
 			return 0
 		}, func(c *Config) { c.Period = 3 * time.Second })
 		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-			if b.ID == inUse {
-				return &batch.StateError{Batch: b.ID}
+			if b.ID() == inUse {
+				return &batch.StateError{Batch: b.ID()}
 			}
 			return nil
 		}
 		all := w.fillSpace(gpu0, 70, kib) // between the marks
-		inUse = w.firstVictim().ID
+		inUse = w.firstVictim().ID()
 		w.start()
 		r, err := w.res.Reserve(t.Context(), specific(gpu0), 31*kib, nil)
 		if err != nil {
@@ -145,14 +145,14 @@ func TestWrittenWhenNoLongerLeased(t *testing.T) {
 		var first batch.ID
 		var tries atomic.Int64
 		w := aheadWorld(t, func(b *batch.Batch) int64 {
-			if b.ID == first {
+			if b.ID() == first {
 				tries.Add(1)
 			}
 			return 0
 		})
 		all := w.fillSpace(gpu0, 75, kib) // between the marks
 		victim := w.firstVictim()
-		first = victim.ID
+		first = victim.ID()
 		end, ok := imageOf(t, victim).Buffers()[0].TryLease()
 		if !ok {
 			t.Fatal("no lease")
@@ -182,7 +182,7 @@ func TestWrittenAfterLessPressure(t *testing.T) {
 				_ = r.Release()
 				time.AfterFunc(time.Millisecond, func() { r, _ = w.res.TryReserve(specific(gpu0), 5*kib, nil) })
 			}
-			seen[b.ID]++
+			seen[b.ID()]++
 			return 0
 		})
 		all = w.fillSpace(gpu0, 57, kib)

@@ -181,7 +181,7 @@ func (w *world) up(ctx context.Context, b *batch.Batch, n int64) error {
 		return err
 	}
 	defer tr.Abort()
-	if tr.Payload().Space().ID.Kind == tier.GPU {
+	if tr.Payload().Space().Kind() == tier.GPU {
 		return nil
 	}
 	time.Sleep(w.mover.bytesA * time.Duration(n/kib))

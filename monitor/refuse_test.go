@@ -204,7 +204,7 @@ func TestFailures(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
 		const bad = 85 // the newest, which goes first
 		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-			if b.ID == bad {
+			if b.ID() == bad {
 				return broken
 			}
 			return nil
@@ -301,7 +301,7 @@ func TestFailures(t *testing.T) {
 	bubble(t, "a batch that is always busy", func(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 100 * kib, disk0: 1000 * kib}, nil)
 		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-			return &batch.StateError{Batch: b.ID, Op: "transit", Status: batch.InvalidState}
+			return &batch.StateError{Batch: b.ID(), Op: "transit", Status: batch.InvalidState}
 		}
 		w.start()
 		all := w.fillSpace(gpu0, 1, 85*kib)

@@ -77,7 +77,7 @@ func TestMovesTogether(t *testing.T) {
 		"large":         {small, disk0, &joiningMover{most: 100}, 0, true, false},
 		"to memory":     {tiny, host0, &joiningMover{most: 100}, 0, true, false},
 		"all fail":      {tiny, disk0, &joiningMover{most: 100, fail: func(*batch.Batch) error { return injected }}, 1, true, true},
-		"some fail":     {tiny, disk0, &joiningMover{most: 8, fail: func(b *batch.Batch) error { return map[bool]error{true: injected}[b.ID%4 == 0] }}, 1, true, true},
+		"some fail":     {tiny, disk0, &joiningMover{most: 8, fail: func(b *batch.Batch) error { return map[bool]error{true: injected}[b.ID()%4 == 0] }}, 1, true, true},
 		"not supported": {tiny, disk0, &joiningMover{most: 100, fail: func(*batch.Batch) error { return tier.ErrNotSupported }}, 1, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestMovesTogether(t *testing.T) {
 					t.Errorf("%d groups, and %d alone", len(mover.groups), len(mover.alone))
 				}
 				for _, g := range mover.groups {
-					if len(g) < 2 || !slices.IsSortedFunc(g, func(a, b *batch.Batch) int { return int(b.ID) - int(a.ID) }) {
+					if len(g) < 2 || !slices.IsSortedFunc(g, func(a, b *batch.Batch) int { return int(b.ID()) - int(a.ID()) }) {
 						t.Errorf("a group of %d, which are in order: the newest first", len(g))
 					}
 				}
@@ -156,7 +156,7 @@ func TestCopiesAreNotMovedTogether(t *testing.T) {
 		for i := range 10 {
 			b := w.put(host0, 4*kib, seq(i))
 			all = append(all, b)
-			j.left = append(j.left, Victim{Batch: b, ID: b.ID, Bytes: 4 * kib})
+			j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
 		}
 		j.left[4].copied = j.left[4].copied.With(to.place)
 		h, err := all[7].Open(t.Context(), host0, false) // it stays
@@ -194,7 +194,7 @@ func TestFailedTogether(t *testing.T) {
 			for i := range 6 {
 				b := w.put(host0, 4*kib, seq(i))
 				all = append(all, b)
-				j.left = append(j.left, Victim{Batch: b, ID: b.ID, Bytes: 4 * kib})
+				j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
 			}
 			mover.fail = func(b *batch.Batch) error {
 				if b == all[1] {
@@ -276,7 +276,7 @@ func TestListsAreNotCopied(t *testing.T) {
 		for i := range n {
 			b := w.put(host0, 4*kib, seq(i))
 			all = append(all, b)
-			j.left = append(j.left, Victim{Batch: b, ID: b.ID, Bytes: 4 * kib})
+			j.left = append(j.left, Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib})
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -20,8 +20,8 @@ import (
 // unmovables make moves of all batches above an id fail for the batch's own sake.
 func unmovables(w *world, above batch.ID) {
 	w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-		if b.ID > above {
-			return &batch.UnmovableError{Batch: b.ID, Err: errors.New("no converter")}
+		if b.ID() > above {
+			return &batch.UnmovableError{Batch: b.ID(), Err: errors.New("no converter")}
 		}
 		return nil
 	}
@@ -165,7 +165,7 @@ func TestUnmovable(t *testing.T) {
 		for _, dropped := range []bool{false, true} {
 			b := w.put(host0, 4*kib, seq(1))
 			fail := func() {
-				w.mon.noted(Victim{Batch: b, ID: b.ID}, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
+				w.mon.noted(Victim{Batch: b, ID: b.ID()}, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
 			}
 			if dropped {
 				if err := b.Drop(); err != nil {
@@ -209,7 +209,7 @@ func TestUnknownErrors(t *testing.T) {
 	bubble(t, "two bad batches", func(t *testing.T) {
 		w := newWorld(t, sizes{host0: 64 * kib, disk0: 1000 * kib}, nil)
 		w.mover.fault = func(b *batch.Batch, _, _ tier.ID) error {
-			if b.ID > 30 {
+			if b.ID() > 30 {
 				return errors.New("strange")
 			}
 			return nil
@@ -273,8 +273,8 @@ func unmovableTo(w *world, kind tier.Kind, above batch.ID) map[tier.Kind]int {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		tries[to.Kind]++
-		if to.Kind == kind && b.ID > above {
-			return &batch.UnmovableError{Batch: b.ID, Err: errors.New("no converter")}
+		if to.Kind == kind && b.ID() > above {
+			return &batch.UnmovableError{Batch: b.ID(), Err: errors.New("no converter")}
 		}
 		return nil
 	}
@@ -371,7 +371,7 @@ func TestUnmovableToATier(t *testing.T) {
 		w := newWorld(t, sizes{gpu0: 64 * kib, host0: 64 * kib, disk0: 64 * kib}, nil)
 		tries := unmovableTo(w, tier.Host, 0)
 		b := w.put(gpu0, 4*kib, seq(1))
-		v := Victim{Batch: b, ID: b.ID, Bytes: 4 * kib}
+		v := Victim{Batch: b, ID: b.ID(), Bytes: 4 * kib}
 		w.mon.noted(v, w.mon.spaces[0], w.mon.spaces[1], batch.ErrUnmovable)
 		if list := w.shortlist(0, inEach(0)); len(list) != 1 || list[0].not != decide.Kinds(0).With(tier.Host) {
 			t.Errorf("the victims are %+v", list)

@@ -135,7 +135,7 @@ func (m *slowMover) Evict(ctx context.Context, all []*batch.Batch, to tier.ID, r
 
 func (m *slowMover) Relieve(ctx context.Context, b *batch.Batch, to tier.ID, reason string) error {
 	now, w := b.Info(), m.w
-	move := Move{Batch: b.ID, From: now.Space, To: to, Bytes: now.Bytes, Reason: reason}
+	move := Move{Batch: b.ID(), From: now.Space, To: to, Bytes: now.Bytes, Reason: reason}
 	edge := [2]tier.ID{move.From, move.To}
 	w.mu.Lock()
 	w.begun = append(w.begun, move)
@@ -180,7 +180,7 @@ func (m *slowMover) evict(ctx context.Context, b *batch.Batch, to tier.ID, reaso
 	fault := m.fault
 	m.w.mu.Unlock()
 	if fault != nil {
-		if err := fault(b, info.Space, r.Space().ID); err != nil {
+		if err := fault(b, info.Space, r.Space().ID()); err != nil {
 			return err
 		}
 	}
@@ -221,7 +221,7 @@ func (w *world) headroom(id tier.ID, need int64) int64 {
 
 // entryLocked returns the entry of b, nil if it has none.
 func (m *Monitor) entryLocked(b *batch.Batch) *entry {
-	if e := m.mu.entries[b.ID]; e != nil && e.b == b {
+	if e := m.mu.entries[b.ID()]; e != nil && e.b == b {
 		return e
 	}
 	return nil
@@ -229,7 +229,7 @@ func (m *Monitor) entryLocked(b *batch.Batch) *entry {
 
 // noted notes the end of a move that returned err.
 func (m *Monitor) noted(v Victim, from, to *space, err error) (kind outcome, retry bool) {
-	kind = kindOf(err, to.ID)
+	kind = kindOf(err, to.ID())
 	return kind, m.noteMove(v, from, to, kind, err)
 }
 
@@ -345,7 +345,7 @@ func (w *world) end(batches ...*batch.Batch) {
 	}
 	for _, s := range w.mon.spaces {
 		if sum := w.mon.sums(s); sum.count != 0 || sum.bytes != 0 || sum.rest != 0 || s.victims.Len() != 0 {
-			w.t.Errorf("the index still has %+v of %s", sum, s.ID)
+			w.t.Errorf("the index still has %+v of %s", sum, s.ID())
 		}
 	}
 	for e, n := range w.most {

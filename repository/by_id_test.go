@@ -23,8 +23,8 @@ func TestTakeByID(t *testing.T) {
 		wantError(t, err, ErrUnknown)
 		four, err := r.TakeByID(background, 4, batch.TaskCreated)
 		check(t, err)
-		if four.ID != 4 || four.Info().State != batch.TaskCreated || r.Len(1) != 1 {
-			t.Errorf("took %d, %s, %d left", four.ID, four.Info().State, r.Len(1))
+		if four.ID() != 4 || four.Info().State != batch.TaskCreated || r.Len(1) != 1 {
+			t.Errorf("took %d, %s, %d left", four.ID(), four.Info().State, r.Len(1))
 		}
 		_, err = r.TakeByID(background, 4, batch.Idle)
 		wantError(t, err, ErrUnknown)
@@ -58,7 +58,7 @@ func TestTakeByID(t *testing.T) {
 		// Closing wakes it.
 		three, _ := r.Peek(0)
 		check(t, three.TryCreateTask())
-		h, err := three.TryLock(gpu.ID)
+		h, err := three.TryLock(gpu.ID())
 		check(t, err)
 		last := byID(background, 3, batch.Idle)
 		check(t, r.Close(background))
@@ -84,7 +84,7 @@ func TestTakeByIDInTransit(t *testing.T) {
 		wantError(t, err, ErrUnknown)
 		second := nth(r, 1)
 		check(t, second.TryCreateTask())
-		h, err := second.TryLock(m.space(tier.GPU).ID)
+		h, err := second.TryLock(m.space(tier.GPU).ID())
 		check(t, err)
 		take := taken(func() (*batch.Batch, error) {
 			b, err := r.TakeByID(background, 2, batch.InTransit, Into(&transit))
@@ -111,7 +111,7 @@ func TestTakenIsLockedWhereItIs(t *testing.T) {
 	check(t, r.Put(background, 0, record(1)))
 	b, err := r.Take(background, 0, batch.TaskCreated)
 	check(t, err)
-	at := m.space(tier.GPU).ID
+	at := m.space(tier.GPU).ID()
 	other := tier.ID{Kind: tier.GPU, Ordinal: at.Ordinal + 1}
 	_, err = b.TryLock(other)
 	var se *batch.StateError

@@ -33,7 +33,7 @@ func wantIDs(t *testing.T, c *Claim, want ...batch.ID) {
 	t.Helper()
 	var got []batch.ID
 	for _, b := range c.Batches() {
-		got = append(got, b.ID)
+		got = append(got, b.ID())
 	}
 	if len(got) != len(want) || len(got) > 0 && (got[0] != want[0] || got[len(got)-1] != want[len(want)-1]) {
 		t.Errorf("batches %d were claimed, want %d", got, want)
@@ -139,9 +139,9 @@ func TestClaimBytesAtRandom(t *testing.T) {
 				bytes += sizes[end]
 				end++
 			}
-			if got := c.Batches(); len(got) != end-at || got[0].ID != batch.ID(at+1) {
+			if got := c.Batches(); len(got) != end-at || got[0].ID() != batch.ID(at+1) {
 				t.Fatalf("seed %d: %d to %d bytes are %d batches from %d on, want %d from %d on",
-					seed, least, most, len(got), got[0].ID, end-at, at+1)
+					seed, least, most, len(got), got[0].ID(), end-at, at+1)
 			}
 			if rnd.IntN(3) == 0 {
 				check(t, c.Restore())

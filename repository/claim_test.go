@@ -218,7 +218,7 @@ func TestBytesOfAClaimedBatch(t *testing.T) {
 	b := c.Batches()[0]
 	h, err := b.Open(background, tier.ID{}, false)
 	check(t, err)
-	k := h.Space().ID.Kind
+	k := h.Space().Kind()
 	check(t, b.Drop())
 	if n := r.Bytes(k); n != bodySize {
 		t.Errorf("with a handle open the repository counts %d bytes, want the other batch's", n)

@@ -56,7 +56,7 @@ func (r *Repository) clear(ctx context.Context) (Leftover, error) {
 	for _, e := range all {
 		dropped, bytes, err := r.drop(ctx, e, true)
 		if !dropped && err != nil { // ctx has ended
-			err = r.errorf(", batch %d is %s: %w", e.b.ID, e.b.Info().State, err)
+			err = r.errorf(", batch %d is %s: %w", e.b.ID(), e.b.Info().State, err)
 			return left, errors.Join(append(failed, err)...)
 		}
 		failed = append(failed, err)

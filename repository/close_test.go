@@ -177,7 +177,7 @@ func TestClearMany(t *testing.T) {
 		}
 		for _, b := range all {
 			if s := b.Info().State; s != batch.Released {
-				t.Fatalf("batch %d is %s", b.ID, s)
+				t.Fatalf("batch %d is %s", b.ID(), s)
 			}
 		}
 		if r.Total() != 0 || r.Bytes(tier.Host) != 0 {

@@ -101,7 +101,7 @@ func (r *Repository) Cursors(ctx context.Context, partitions []int, bytes int64)
 				_, err = image.NewRows(d, 0, share, tier.ID{Kind: tier.Host})
 			}
 			if err != nil {
-				return nil, r.errorf(", partition %d, batch %d: %w", number, b.ID, err)
+				return nil, r.errorf(", partition %d, batch %d: %w", number, b.ID(), err)
 			}
 		}
 	}
@@ -188,7 +188,7 @@ func (c *Cursor) Next(ctx context.Context) (arrow.RecordBatch, error) {
 		case errors.Is(err, batch.ErrState) && b.Info().State == batch.Released && c.rows == nil:
 			_ = c.endBatch(c.claim.Restore) // another caller has dropped it in its place
 		default:
-			return nil, r.errorf(", partition %d, batch %d: %w", c.partition, b.ID, err)
+			return nil, r.errorf(", partition %d, batch %d: %w", c.partition, b.ID(), err)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func (c *Cursor) window(ctx context.Context, h *batch.Handle, d *batch.Descripto
 		if c.rows != nil {
 			from = c.rows.Row()
 		}
-		rows, err := image.NewRows(d, from, int64(len(c.share)), space.ID)
+		rows, err := image.NewRows(d, from, int64(len(c.share)), space.ID())
 		if err != nil {
 			return nil, err
 		}

@@ -293,7 +293,7 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 	}
 	rec, err := rd.open(h)
 	if err != nil {
-		err = errors.Join(r.errorf(", batch %d: %w", e.b.ID, err), h.Close())
+		err = errors.Join(r.errorf(", batch %d: %w", e.b.ID(), err), h.Close())
 		rd.taker.claim.restore()
 		return nil, err
 	}
@@ -302,7 +302,7 @@ func (rd *reader) read() (arrow.RecordBatch, error) {
 	_ = e.b.Drop()
 	r.remove(e)
 	if err := h.Close(); err != nil && rd.late == nil {
-		rd.late = r.errorf(", batch %d: %w", e.b.ID, err)
+		rd.late = r.errorf(", batch %d: %w", e.b.ID(), err)
 	}
 	return rec, nil
 }

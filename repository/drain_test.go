@@ -31,8 +31,8 @@ func TestDrain(t *testing.T) {
 	var seen []int64
 	for h, err := range r.Drain(background, 0, tier.GPU) {
 		check(t, err)
-		if h.Space().ID.Kind != tier.GPU || m.space(tier.GPU).State().Used() != bodySize {
-			t.Errorf("the handle is in %s, the GPU holds %d bytes", h.Space().ID, m.space(tier.GPU).State().Used())
+		if h.Space().Kind() != tier.GPU || m.space(tier.GPU).State().Used() != bodySize {
+			t.Errorf("the handle is in %s, the GPU holds %d bytes", h.Space().ID(), m.space(tier.GPU).State().Used())
 		}
 		seen = append(seen, m.numberOf(h.Batch()))
 		rec, err := m.Record(background, h)

@@ -46,7 +46,7 @@ func Example() {
 			return
 		}
 		h, _ := b.Open(ctx, tier.ID{}, false)
-		fmt.Println(h.Batch().Info().Descriptor.Rows, "rows in", h.Space().ID)
+		fmt.Println(h.Batch().Info().Descriptor.Rows, "rows in", h.Space().ID())
 		_ = b.Drop() // takes effect when the handle is closed
 		_ = h.Close()
 	}

@@ -74,7 +74,7 @@ func newMover(t testing.TB, gpu, host, disk int64) *fakeMover {
 	t.Cleanup(func() {
 		for _, s := range spaces {
 			if u := s.State().Usage; u.Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID, u)
+				t.Errorf("%s ends with %+v", s.ID(), u)
 			}
 		}
 		if err := m.reservations.Close(); err != nil {
@@ -84,7 +84,7 @@ func newMover(t testing.TB, gpu, host, disk int64) *fakeMover {
 	return m
 }
 
-func (m *fakeMover) space(k tier.Kind) *tier.Space { return m.reservations.Spaces.InTier(k)[0] }
+func (m *fakeMover) space(k tier.Kind) *tier.Space { return m.reservations.Spaces().InTier(k)[0] }
 
 func (m *fakeMover) setFault(f func(op string) error) {
 	m.mu.Lock()
@@ -174,7 +174,7 @@ func (m *fakeMover) Ahead(context.Context, *batch.Batch, reservation.Strategy) e
 func (m *fakeMover) Ended() context.Context { return context.Background() }
 
 func (m *fakeMover) reaches(to reservation.Strategy, id tier.ID) bool {
-	return slices.ContainsFunc(to.Candidates(m.reservations.Spaces, nil), func(s *tier.Space) bool { return s.ID == id })
+	return slices.ContainsFunc(to.Candidates(m.reservations.Spaces(), nil), func(s *tier.Space) bool { return s.ID() == id })
 }
 
 func (m *fakeMover) Acquire(ctx context.Context, b *batch.Batch, to reservation.Strategy) (*batch.Handle, error) {

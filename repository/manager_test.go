@@ -60,10 +60,10 @@ func TestPlansDoNotCollide(t *testing.T) {
 		seq := uint64(0)
 		for b := range r.Batches(0) {
 			place := b.Info().Place
-			if seen[b.ID] || place.Plan != plan+1 || place.Seq <= seq {
-				t.Errorf("plan %d: batch %d at %+v", plan+1, b.ID, place)
+			if seen[b.ID()] || place.Plan != plan+1 || place.Seq <= seq {
+				t.Errorf("plan %d: batch %d at %+v", plan+1, b.ID(), place)
 			}
-			seen[b.ID], seq = true, place.Seq
+			seen[b.ID()], seq = true, place.Seq
 		}
 		defer func() { check(t, closeAll(background, p)) }()
 	}
@@ -238,7 +238,7 @@ func TestOrderRacesPut(t *testing.T) {
 		total += r.Total()
 		for b := range r.Batches(0) {
 			if p := b.Info().Place; p.Rank != i || p.Last != (i == 2) || p.Plan != 7 {
-				t.Errorf("%s: batch %d at %+v", r.Key(), b.ID, p)
+				t.Errorf("%s: batch %d at %+v", r.Key(), b.ID(), p)
 			}
 		}
 	}
@@ -300,7 +300,7 @@ func TestFanOut(t *testing.T) {
 		if b == nil || m.numberOf(b) != 3 {
 			t.Fatalf("%s: %v", key, b)
 		}
-		ids[b.ID] = true
+		ids[b.ID()] = true
 		check(t, b.Drop())
 	}
 	if len(ids) != 3 {
@@ -462,22 +462,22 @@ func TestRepositoryIgnoresOldNews(t *testing.T) {
 	old := b.Info()
 	transit, err := b.TryTransit()
 	check(t, err)
-	r.mu.entries[b.ID].BatchChanged(b, old)
+	r.mu.entries[b.ID()].BatchChanged(b, old)
 	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != nil || err != nil {
 		t.Errorf("took %v, %v from a batch in transit", got, err)
 	}
 	moving := b.Info()
 	check(t, transit.Abort())
-	r.mu.entries[b.ID].BatchChanged(b, moving)
+	r.mu.entries[b.ID()].BatchChanged(b, moving)
 	if got, err := r.Take(background, 0, batch.Idle, NoWait()); got != b || err != nil {
 		t.Errorf("took %v, %v after the transit", got, err)
 	}
 	check(t, r.PutBatch(0, b))
-	loose := newBatch(t, b.ID+1, m.space(tier.Host))
+	loose := newBatch(t, b.ID()+1, m.space(tier.Host))
 	old = loose.Info()
 	check(t, loose.CreateTask(background))
 	check(t, r.PutBatch(0, loose))
-	r.mu.entries[loose.ID].BatchChanged(loose, old) // from before it was put
+	r.mu.entries[loose.ID()].BatchChanged(loose, old) // from before it was put
 	if got, err := r.Take(background, 0, batch.Idle, NoWait(), Unordered()); got != b || err != nil {
 		t.Errorf("took %v, %v", got, err)
 	}
@@ -494,7 +494,7 @@ func TestRepositoryIgnoresAnotherBatch(t *testing.T) {
 	r := ensure(t, newPlan(t, m), "join")
 	first, second := newBatch(t, 1, m.space(tier.GPU)), newBatch(t, 1, m.space(tier.Host))
 	check(t, r.PutBatch(0, first))
-	left := r.mu.entries[first.ID]
+	left := r.mu.entries[first.ID()]
 	_, err := r.Take(background, 0, batch.Idle)
 	check(t, err)
 	check(t, r.PutBatch(0, second))

@@ -43,15 +43,15 @@ func TestFewOfMany(t *testing.T) {
 		for _, i := range r.Perm(n) {
 			id := batch.ID(i + 1)
 			p := slices.IndexFunc(left[:], func(of []*batch.Batch) bool {
-				return slices.ContainsFunc(of, func(b *batch.Batch) bool { return b.ID == id })
+				return slices.ContainsFunc(of, func(b *batch.Batch) bool { return b.ID() == id })
 			})
 			if p >= 0 {
 				continue
 			}
 			b, err := repo.TakeByID(background, id, batch.Idle)
 			check(t, err)
-			if b.ID != id {
-				t.Fatalf("batch %d was taken for %d", b.ID, id)
+			if b.ID() != id {
+				t.Fatalf("batch %d was taken for %d", b.ID(), id)
 			}
 			check(t, b.Drop())
 		}
@@ -65,7 +65,7 @@ func TestFewOfMany(t *testing.T) {
 		if repo.Total() != total || repo.Bytes(tier.GPU) != int64(10*total) {
 			t.Errorf("%d batches of %d bytes, want %d", repo.Total(), repo.Bytes(tier.GPU), total)
 		}
-		wantError(t, repo.PutBatch(1, newBatch(t, left[0][0].ID, m.space(tier.GPU))), ErrDuplicate)
+		wantError(t, repo.PutBatch(1, newBatch(t, left[0][0].ID(), m.space(tier.GPU))), ErrDuplicate)
 		wantError(t, repo.PutBatch(1, left[0][0]), batch.ErrStored)
 		check(t, claim.Restore())
 		for p, transit := range transits {
@@ -74,7 +74,7 @@ func TestFewOfMany(t *testing.T) {
 				b, err := repo.Take(background, p, batch.Idle)
 				check(t, err)
 				if b != want {
-					t.Errorf("partition %d gives batch %d, want %d", p, b.ID, want.ID)
+					t.Errorf("partition %d gives batch %d, want %d", p, b.ID(), want.ID())
 				}
 				check(t, repo.PutBatch(p, b)) // behind the others
 			}

@@ -120,7 +120,7 @@ func TestModel(t *testing.T) {
 				if len(*q) > 0 {
 					at := rnd.IntN(len(*q))
 					if (*q)[at].b.Info().State == batch.Idle {
-						got, err := r.TakeByID(background, (*q)[at].b.ID, batch.Idle)
+						got, err := r.TakeByID(background, (*q)[at].b.ID(), batch.Idle)
 						take(at, got, err)
 					}
 				}

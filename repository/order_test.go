@@ -253,7 +253,7 @@ func TestFailedHeadIsToldFirst(t *testing.T) {
 				b, err := r.Take(background, 0, batch.Idle, NoWait())
 				check(t, err)
 				if b != head {
-					t.Errorf("batch %d is first", b.ID)
+					t.Errorf("batch %d is first", b.ID())
 				}
 				check(t, b.Drop())
 				check(t, ways[name](background, m, r, got.add))

@@ -234,7 +234,7 @@ func (t *taker) tryOnlyLocked(p *partition) (served bool) {
 	switch {
 	case e.at == nil:
 		if t.from != nil {
-			t.err = p.r.errorf(", batch %d: %w", e.b.ID, ErrUnknown)
+			t.err = p.r.errorf(", batch %d: %w", e.b.ID(), ErrUnknown)
 		}
 		return true
 	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.Cut().State)):
@@ -337,7 +337,7 @@ func (e *entry) leaveLocked() {
 	}
 	p.queue.Remove(e.at)
 	e.at, e.claim = nil, nil
-	delete(p.r.mu.entries, e.b.ID)
+	delete(p.r.mu.entries, e.b.ID())
 }
 
 // BatchChanged implements batch.Observer: the batch calls it at each change. A free entry leaves when

@@ -268,7 +268,7 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 	}
 	if o, ok := r.m.cfg.Observer.(batch.Registrar); ok && !o.Knows(b) && b.Info().State != batch.Released {
 		return r.errorf(": the engine does not know batch %d (make it with Engine.NewBatch): %w",
-			b.ID, tier.ErrNotSupported)
+			b.ID(), tier.ErrNotSupported)
 	}
 	_, err := r.insert(partition, b, false)
 	return err
@@ -286,8 +286,8 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entr
 	}
 	r.mu.Lock()
 	p, err := r.admitLocked(partition, schema)
-	if other := r.mu.entries[b.ID]; err == nil && other != nil && other.b != b {
-		err = r.errorf(", batch %d: %w", b.ID, ErrDuplicate)
+	if other := r.mu.entries[b.ID()]; err == nil && other != nil && other.b != b {
+		err = r.errorf(", batch %d: %w", b.ID(), ErrDuplicate)
 	}
 	if err != nil {
 		r.mu.Unlock()
@@ -309,7 +309,7 @@ func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entr
 	if p.free == nil {
 		p.free = e.at
 	}
-	r.mu.entries[b.ID] = e
+	r.mu.entries[b.ID()] = e
 	if r.mu.schema == nil && schema != nil {
 		r.mu.schema = schema
 		for _, other := range r.mu.parts { // readers of other partitions may wait for it, too

@@ -129,7 +129,7 @@ func TestTakeFindsTheOldestThatCanMove(t *testing.T) {
 				}
 				switch c {
 				case 'p':
-					h, err := b.TryLock(gpu.ID)
+					h, err := b.TryLock(gpu.ID())
 					check(t, err)
 					ends = append(ends, h.Close)
 				case 'm':
@@ -258,7 +258,7 @@ func TestTakeWaits(t *testing.T) {
 		check(t, d.TryCreateTask())
 		check(t, r.PutBatch(0, d))
 		pending("not idle", third)
-		h, err := d.TryLock(gpu.ID)
+		h, err := d.TryLock(gpu.ID())
 		check(t, err)
 		pending("processing", third)
 		check(t, h.Close())

@@ -118,7 +118,7 @@ func (r *Repository) take(ctx context.Context, partition int, to batch.State, t 
 		switch to {
 		case batch.Idle:
 			if s := e.b.Info().State; s != batch.Idle {
-				err = &batch.StateError{Batch: e.b.ID, State: s, Op: "take", Status: batch.InvalidState}
+				err = &batch.StateError{Batch: e.b.ID(), State: s, Op: "take", Status: batch.InvalidState}
 			}
 		case batch.TaskCreated:
 			err = e.b.TryCreateTask()

@@ -153,7 +153,7 @@ func BenchmarkServeAmongIncoming(b *testing.B) {
 
 // serveAmong serves one of so many waiters, again and again.
 func serveAmong(b *testing.B, m *reservation.Manager, waiters int, opts *reservation.Options) {
-	all := m.Spaces.All()[0].Capacity
+	all := m.Spaces().All()[0].Capacity
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan *reservation.Reservation)
 	held := mustTry(b, m, onGPU0, all, nil)

@@ -74,7 +74,7 @@ func (c *crowd) wrong() []string {
 	var want []reservation.Demand
 	for i, s := range c.f.spaces {
 		limit, room := s.State().Limit, s.State().Available
-		d := reservation.Demand{Space: s.ID}
+		d := reservation.Demand{Space: s.ID()}
 		oldest := now // a waiter of a later epoch is not the head
 		for _, a := range waiting {
 			if need, ok := a.in(i, limit); ok {
@@ -96,7 +96,7 @@ func (c *crowd) wrong() []string {
 			}
 		}
 		if fit {
-			bad = append(bad, fmt.Sprintf("%s: the oldest of %d waiters fits into %d bytes and waits", s.ID, d.Waiters, room))
+			bad = append(bad, fmt.Sprintf("%s: the oldest of %d waiters fits into %d bytes and waits", s.ID(), d.Waiters, room))
 		}
 	}
 	if got := c.f.m.Demand(nil); !slices.Equal(got, want) {
@@ -138,7 +138,7 @@ func (c *crowd) wrongBooks() (bad []string) {
 		if u.Live != p.live.Load() || u.Retired != p.retired.Load() || u.Reserved != reserved[i] ||
 			s.State().Used() != u.Used() {
 			bad = append(bad, fmt.Sprintf("%s: %+v, %d used; want live %d, retired %d, reserved %d",
-				s.ID, u, s.State().Used(), p.live.Load(), p.retired.Load(), reserved[i]))
+				s.ID(), u, s.State().Used(), p.live.Load(), p.retired.Load(), reserved[i]))
 		}
 	}
 	return bad
@@ -198,12 +198,12 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	}
 	l.head, l.limits, l.oldest, l.maybeLast = head, limits, oldest, maybe
 	if n := sure - l.sureThen; head != nil && n > int64(c.f.allowed()) {
-		bad = append(bad, fmt.Sprintf("%s: %d passed the oldest waiter; at most %d may", s.ID, n, c.f.allowed()))
+		bad = append(bad, fmt.Sprintf("%s: %d passed the oldest waiter; at most %d may", s.ID(), n, c.f.allowed()))
 	}
 	if room < c.f.pools[i].granule || standing > 0 && fitting == 0 && !probe {
 		return bad
 	}
-	r, err := c.f.m.TryReserve(reservation.Specific(s.ID), 1, nil)
+	r, err := c.f.m.TryReserve(reservation.Specific(s.ID()), 1, nil)
 	if err == nil {
 		if err := r.Release(); err != nil {
 			bad = append(bad, err.Error())
@@ -212,11 +212,11 @@ func (c *crowd) watchLine(i int, waiting []*asked, probe bool) (bad []string) {
 	}
 	switch passed := maybe - l.maybeThen; {
 	case err == nil && fitting > 0:
-		bad = append(bad, fmt.Sprintf("%s: the door is open and %d of %d waiters fit into %d bytes", s.ID, fitting, standing, room))
+		bad = append(bad, fmt.Sprintf("%s: the door is open and %d of %d waiters fit into %d bytes", s.ID(), fitting, standing, room))
 	case err != nil && standing == 0:
-		bad = append(bad, fmt.Sprintf("%s: nobody waits and %d bytes are free: %v", s.ID, room, err))
+		bad = append(bad, fmt.Sprintf("%s: nobody waits and %d bytes are free: %v", s.ID(), room, err))
 	case err != nil && head != nil && passed < int64(c.f.allowed()):
-		bad = append(bad, fmt.Sprintf("%s: the door is shut after %d passed; %d may: %v", s.ID, passed, c.f.allowed(), err))
+		bad = append(bad, fmt.Sprintf("%s: the door is shut after %d passed; %d may: %v", s.ID(), passed, c.f.allowed(), err))
 	}
 	return bad
 }

@@ -211,7 +211,7 @@ func (f *field) observe(i int) {
 	s := f.spaces[i]
 	u, used := s.State().Usage, s.State().Used()
 	if u.Live < 0 || u.Retired < 0 || u.Reserved < 0 || used < 0 || max(u.Used(), used, u.Peak) > s.Capacity {
-		f.fail("%s: %d bytes: %+v, and %d used", s.ID, s.Capacity, u, used)
+		f.fail("%s: %d bytes: %+v, and %d used", s.ID(), s.Capacity, u, used)
 	}
 }
 
@@ -266,7 +266,7 @@ func (f *field) close() {
 	for i, p := range f.pools {
 		p.reap(1 << 30)
 		if u := f.spaces[i].State().Usage; u.Used() != 0 || f.spaces[i].State().Used() != 0 {
-			f.fail("%s is not empty at the end: %+v", f.spaces[i].ID, u)
+			f.fail("%s is not empty at the end: %+v", f.spaces[i].ID(), u)
 		}
 	}
 	if d := f.m.Demand(nil); len(d) != 0 {

@@ -181,7 +181,7 @@ func (f *field) judge(err error, slots []askedSlot, expected ...error) {
 	if errors.Is(err, reservation.ErrExceeded) {
 		for _, s := range slots {
 			if s.need <= f.leastLimit(s.space)-s.held {
-				f.fail("%d bytes beside %d always fit %s: %v", s.need, s.held, f.spaces[s.space].ID, err)
+				f.fail("%d bytes beside %d always fit %s: %v", s.need, s.held, f.spaces[s.space].ID(), err)
 			}
 		}
 		return
@@ -209,7 +209,7 @@ func (w *crowdWorker) try(bytes int64) {
 func (w *crowdWorker) add(r *reservation.Reservation, policy reservation.LimitPolicy, c choice, least, most int64) {
 	e := &entry{r: r, space: w.f.index(r.Space()), policy: policy, promised: r.Bytes()}
 	if !slices.Contains(c.spaces, e.space) {
-		w.f.fail("%v gave bytes of %s", c.strategy, r.Space().ID)
+		w.f.fail("%v gave bytes of %s", c.strategy, r.Space().ID())
 	}
 	if most > least {
 		w.all.overdrawn(e.space) // what it got beyond the least may have passed a waiter, too

@@ -186,7 +186,7 @@ func (m *Manager) isStuck(one *stuckRequest, lines map[*line]*holders, runs map[
 		at := lines[c.line]
 		owners, ownerless, occupied := 0, int64(0), int64(0)
 		for _, l := range m.lines {
-			if l != c.line && (at.rest == 0 || l.space.ID.Kind <= c.line.space.ID.Kind) {
+			if l != c.line && (at.rest == 0 || l.space.Kind() <= c.line.space.Kind()) {
 				continue
 			}
 			h := lines[l]
@@ -268,7 +268,7 @@ func (m *Manager) endFull(full []stuckRequest, lines map[*line]*holders) {
 	var spaces []string
 	for _, l := range slices.Backward(m.lines) { // slower spaces first
 		if slices.Contains(in, l) {
-			spaces = append(spaces, l.space.ID.String())
+			spaces = append(spaces, l.space.ID().String())
 		}
 	}
 	text := strings.Join(spaces, ", ")
@@ -305,8 +305,8 @@ func (m *Manager) endDeadlock(stuck []stuckRequest, lines map[*line]*holders) {
 	c := &victim.candidates[0]
 	l := c.line
 	e := &DeadlockError{
-		Space: l.space.ID, Available: l.space.State().Available, Owner: victim.owner.Name(),
-		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint, Holdings: m.holders(l.space.ID),
+		Space: l.space.ID(), Available: l.space.State().Available, Owner: victim.owner.Name(),
+		Held: held[victim.owner], Waiters: len(stuck), Hint: l.space.Hint, Holdings: m.holders(l.space.ID()),
 	}
 	if victim.grows != nil && victim.owner == nil {
 		e.Held = victim.grows.Bytes()

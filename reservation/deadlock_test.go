@@ -319,8 +319,8 @@ func TestDeadlockNeedsAllCandidates(t *testing.T) {
 		}
 		release(t, rc)
 		got := either.served(t)
-		if got.Space().ID != host {
-			t.Errorf("it was put in %s", got.Space().ID)
+		if got.Space().ID() != host {
+			t.Errorf("it was put in %s", got.Space().ID())
 		}
 		release(t, ra, got)
 		release(t, cb.served(t), rb)

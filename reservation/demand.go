@@ -38,7 +38,7 @@ func (m *Manager) Demand(dst []Demand) []Demand {
 // line that they wait in.
 func (l *line) demandLocked(first bool) Demand {
 	now := l.space.State()
-	d := Demand{Space: l.space.ID}
+	d := Demand{Space: l.space.ID()}
 	var headroom int64
 	for _, c := range l.queue.Waiters {
 		if first && c != c.request.firstLocked() {
@@ -58,7 +58,7 @@ func (l *line) demandLocked(first bool) Demand {
 // Requested returns how many bytes requests that wait for a space lack.
 func (m *Manager) Requested(id tier.ID) (bytes int64) {
 	for _, d := range m.Demand(nil) {
-		if sp, _ := m.Spaces.ByID(id); d.Space == id {
+		if sp, _ := m.spaces.ByID(id); d.Space == id {
 			bytes = max(0, d.Bytes-sp.State().Available)
 		}
 	}
@@ -69,7 +69,7 @@ func (m *Manager) Requested(id tier.ID) (bytes int64) {
 // Soon these bytes are in batches at rest. Then Arriving may count them for a moment longer.
 func (m *Manager) Arriving(id tier.ID) int64 {
 	for _, l := range m.lines {
-		if l.space.ID == id {
+		if l.space.ID() == id {
 			return l.arriving.Load()
 		}
 	}
@@ -97,7 +97,7 @@ func (m *Manager) Wake(id tier.ID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.lines {
-		if l.space.ID == id {
+		if l.space.ID() == id {
 			l.wakeLocked(true)
 		}
 	}
@@ -138,7 +138,7 @@ func (m *Manager) makeRoom(ctx context.Context, w *request) (again, isHead bool)
 			continue
 		}
 		var e Eviction
-		m.panics.Do("Config.Evict", func() { e = m.config.Evict(ctx, l.space.ID, lack) })
+		m.panics.Do("Config.Evict", func() { e = m.config.Evict(ctx, l.space.ID(), lack) })
 		m.mu.Lock()
 		l.eviction, l.dry = e, e.Moved == 0 && !e.Again && !e.Coming
 		m.mu.Unlock()

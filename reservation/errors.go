@@ -183,7 +183,7 @@ func (l *line) exceeded(bytes int64) error {
 		return err
 	}
 	return &ExceededError{
-		Space:     l.space.ID,
+		Space:     l.space.ID(),
 		Requested: bytes,
 		Available: l.space.State().Available,
 		Limit:     l.space.State().Room,
@@ -234,7 +234,7 @@ func (c *candidate) refusal(cause error) *tier.NoSpaceError {
 		cause = errHeadroom
 	}
 	return &tier.NoSpaceError{
-		Space:     sp.ID,
+		Space:     sp.ID(),
 		Requested: c.need,
 		Available: now.Available,
 		Hint:      sp.Hint,

@@ -47,7 +47,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(r.Bytes(), "promised in", r.Space().ID, "and", r.Unused(), "unused")
+	fmt.Println(r.Bytes(), "promised in", r.Space().ID(), "and", r.Unused(), "unused")
 
 	r.Release() // the unused rest returns now,
 	fmt.Println(r.Space().State().Used(), "used")
@@ -120,7 +120,7 @@ func ExampleStrategy() {
 			log.Fatal(err)
 		}
 		defer r.Release()
-		fmt.Println(r.Space().ID)
+		fmt.Println(r.Space().ID())
 	}
 	// Output:
 	// gpu:0

@@ -12,7 +12,7 @@ func (m *Manager) Runnable() (out []string) {
 	for _, l := range m.lines {
 		if c := l.nextLocked(); c != nil {
 			out = append(out, fmt.Sprintf("%s: a waiter for %d of %d bytes (head %t, %d candidates, limit %d)",
-				l.space.ID, c.need, l.space.State().Available, l.queue.Head() == c, len(c.request.candidates),
+				l.space.ID(), c.need, l.space.State().Available, l.queue.Head() == c, len(c.request.candidates),
 				l.space.State().Limit))
 		}
 		waiting := 0
@@ -22,7 +22,7 @@ func (m *Manager) Runnable() (out []string) {
 			}
 		}
 		if waiting != len(l.queue.Waiters) {
-			out = append(out, fmt.Sprintf("%s: %d wait, %d in line", l.space.ID, waiting, len(l.queue.Waiters)))
+			out = append(out, fmt.Sprintf("%s: %d wait, %d in line", l.space.ID(), waiting, len(l.queue.Waiters)))
 		}
 	}
 	return out

@@ -172,7 +172,7 @@ func TestServedElsewhereMakesWay(t *testing.T) {
 		release(t, heldB)
 		r := either.served(t)
 		if r.Space() != b {
-			t.Errorf("it was put in %s", r.Space().ID)
+			t.Errorf("it was put in %s", r.Space().ID())
 		}
 		release(t, small.served(t), r, heldA)
 	})

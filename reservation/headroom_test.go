@@ -82,7 +82,7 @@ func TestEarly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := withHeadroom(t, c.headroom)
-			s, _ := m.Spaces.ByID(tier.ID{Kind: tier.GPU})
+			s, _ := m.Spaces().ByID(tier.ID{Kind: tier.GPU})
 			if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6}); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,7 @@ func TestHeadroomOfReserveUpTo(t *testing.T) {
 // TestHeadroomIsReconsideredAtOnce: while a waiter looks for room, its headroom changes.
 func TestHeadroomIsReconsideredAtOnce(t *testing.T) {
 	m := withHeadroom(t, 30)
-	s, _ := m.Spaces.ByID(gpu0)
+	s, _ := m.Spaces().ByID(gpu0)
 	held := mustTry(t, m, onGPU0, 100, nil)
 	c := start(func() (*reservation.Reservation, error) {
 		return m.ReserveUpTo(context.Background(), onGPU0, 10, 50, &reservation.Options{Purpose: reservation.Incoming})
@@ -340,7 +340,7 @@ func TestHeadroomAndAGrowingQuota(t *testing.T) {
 	m := managerOf(t, reservation.Config{
 		Spaces: []*tier.Space{s, host}, Headroom: func(tier.ID, int64) int64 { return 50 },
 	})
-	onHost := reservation.Specific(host.ID)
+	onHost := reservation.Specific(host.ID())
 	used, full := mustTry(t, m, onGPU0, 30, nil), mustTry(t, m, onHost, 100, nil)
 	if err := q.Charge(60); err != nil { // of the other GPU
 		t.Fatal(err)

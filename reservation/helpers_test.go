@@ -116,7 +116,7 @@ func wantUsage(t testing.TB, s *tier.Space, live, retired, reserved int64) {
 	u := s.State().Usage
 	if u.Live != live || u.Retired != retired || u.Reserved != reserved {
 		t.Errorf("%s has %d live, %d retired, %d reserved; want %d, %d, %d",
-			s.ID, u.Live, u.Retired, u.Reserved, live, retired, reserved)
+			s.ID(), u.Live, u.Retired, u.Reserved, live, retired, reserved)
 	}
 }
 

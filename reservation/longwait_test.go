@@ -109,7 +109,7 @@ func TestHoldersAreLookedUpOnce(t *testing.T) {
 			Holders: func(id tier.ID) (tier.Holdings, bool) {
 				calls++
 				time.Sleep(time.Millisecond) // so that the others come
-				sp, ok := m.Spaces.ByID(id)
+				sp, ok := m.Spaces().ByID(id)
 				all := sp.Holdings(nil)
 				all.Batches = []tier.Holder{{What: "batch", Plan: "q", Operator: "join", Count: 2, Bytes: 100}}
 				return all, ok

@@ -65,20 +65,20 @@ func TestLostSpacesArePassedBy(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s, %d bytes: %v", c.s, n, err)
 			}
-			if at := r.Space().ID; at != c.at {
+			if at := r.Space().ID(); at != c.at {
 				t.Errorf("%s, %d bytes: in %s", c.s, n, at)
 			}
 			release(t, r)
 		}
 		r, err := m.ReserveUpTo(t.Context(), c.s, 0, 10, nil)
-		if err != nil || r.Space().ID != c.at || r.Bytes() != 10 {
+		if err != nil || r.Space().ID() != c.at || r.Bytes() != 10 {
 			t.Errorf("%s, up to 10 bytes: %d bytes, %v", c.s, r.Bytes(), err)
 		}
 		release(t, r)
 	}
 	full := mustTry(t, m, reservation.Specific(gpu1), 100, nil)
 	none, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), 0, 10, nil)
-	if err != nil || none.Space().ID != gpu1 || none.Bytes() != 0 {
+	if err != nil || none.Space().ID() != gpu1 || none.Bytes() != 0 {
 		t.Errorf("what there is where there is nothing: %v", err)
 	}
 	release(t, full, none)
@@ -142,11 +142,11 @@ func TestWaitersOfALostSpace(t *testing.T) {
 		}
 		release(t, c)
 		r := any.served(t)
-		if at := r.Space().ID; at != gpu1 {
+		if at := r.Space().ID(); at != gpu1 {
 			t.Errorf("who wanted any GPU is in %s", at)
 		}
 		s := down.served(t) // 30 bytes beside it
-		if at := s.Space().ID; at != gpu1 {
+		if at := s.Space().ID(); at != gpu1 {
 			t.Errorf("who wanted a GPU or host memory is in %s", at)
 		}
 		last := startReserve(t.Context(), m, reservation.AnyInTier(tier.GPU), 50)

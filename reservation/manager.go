@@ -87,7 +87,7 @@ type Config struct {
 // Manager promises bytes of a fixed set of spaces. It is safe for concurrent use. The package
 // documentation describes its fairness and its locks.
 type Manager struct {
-	Spaces *Spaces // all that it promises bytes of; does not change
+	spaces *Spaces
 	lines  []*line // one for each of spaces.all, in the same order
 	config Config
 
@@ -144,18 +144,21 @@ func NewManager(cfg Config) (*Manager, error) {
 	}
 	cfg.Bypass = max(0, cmp.Or(cfg.Bypass, defaultBypass))
 	cfg.StallTimeout = cmp.Or(cfg.StallTimeout, StallTimeout)
-	m := &Manager{Spaces: spaces, config: cfg}
+	m := &Manager{spaces: spaces, config: cfg}
 	m.mu.blocked = make(map[string]Blocked)
 	m.panics.Logger = cfg.Logger
-	slowest := spaces.all[len(spaces.all)-1].ID.Kind
+	slowest := spaces.all[len(spaces.all)-1].Kind()
 	for _, sp := range spaces.all {
-		l := &line{manager: m, space: sp, lowest: sp.ID.Kind == slowest, room: sp.State().Room, dry: cfg.Evict == nil}
+		l := &line{manager: m, space: sp, lowest: sp.Kind() == slowest, room: sp.State().Room, dry: cfg.Evict == nil}
 		l.queue.Bypass = cfg.Bypass
 		m.lines = append(m.lines, l)
 		m.mu.cancels = append(m.mu.cancels, sp.Subscribe(l.changed))
 	}
 	return m, nil
 }
+
+// Spaces returns the manager's spaces.
+func (m *Manager) Spaces() *Spaces { return m.spaces }
 
 // Reserve promises bytes in the first of the strategy's candidates that stays below its trigger (the
 // slowest tier needs only room), or else in the first that has room, and waits for any of them if none
@@ -255,12 +258,12 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o *Option
 	var some [8]*tier.Space
 	var spaces []*tier.Space
 	if own, ok := s.(*order); ok { // whose Candidates lets the compiler keep some on the stack
-		spaces = own.Candidates(m.Spaces, some[:0])
+		spaces = own.Candidates(m.spaces, some[:0])
 	} else {
-		spaces = s.Candidates(m.Spaces, nil)
+		spaces = s.Candidates(m.spaces, nil)
 	}
 	for _, sp := range spaces {
-		i := slices.Index(m.Spaces.all, sp)
+		i := slices.Index(m.spaces.all, sp)
 		if i < 0 {
 			return nil, fmt.Errorf("reservation: %s: %w: it names a space that the manager lacks", s, ErrNoCandidate)
 		}
@@ -275,13 +278,13 @@ func (m *Manager) candidates(dst []candidate, s Strategy, bytes int64, o *Option
 				release()
 			}
 			if n < 0 {
-				return nil, fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID)
+				return nil, fmt.Errorf("reservation: %s: cannot reserve %d bytes in %s", s, n, sp.ID())
 			}
 		}
 		purpose := o.Purpose
 		switch {
-		case o.From == 0 || o.From == sp.ID.Kind:
-		case o.From < sp.ID.Kind:
+		case o.From == 0 || o.From == sp.Kind():
+		case o.From < sp.Kind():
 			purpose = Incoming
 		default:
 			purpose = Consuming
@@ -364,7 +367,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			}
 		}()
 		if bytes < 0 {
-			return false, fmt.Errorf("reservation: cannot reserve %d bytes in %s", bytes, space.ID)
+			return false, fmt.Errorf("reservation: cannot reserve %d bytes in %s", bytes, space.ID())
 		}
 		if need := charge(space, bytes); need != c.need && space.Lost() == nil {
 			m.mu.Lock()
@@ -381,7 +384,7 @@ func (m *Manager) takeIn(w *request, c *candidate) (ok bool, err error) {
 			keeps = false // consumers have had their time
 		}
 		if keeps && m.config.Headroom != nil && c.need < neverFits {
-			m.panics.Do("Config.Headroom", func() { headroom = max(0, m.config.Headroom(space.ID, c.need)) })
+			m.panics.Do("Config.Headroom", func() { headroom = max(0, m.config.Headroom(space.ID(), c.need)) })
 		}
 		if early { // it also leaves free what is above the stop mark
 			now := space.State()
@@ -502,7 +505,7 @@ func (l *line) changed(aboveTrigger bool) {
 	m.refillLocked(l)
 	l.wakeLocked(false)
 	for _, faster := range m.lines {
-		if faster.space.ID.Kind < l.space.ID.Kind { // its batches may have room now
+		if faster.space.Kind() < l.space.Kind() { // its batches may have room now
 			faster.wakeLocked(true)
 		}
 	}

@@ -107,7 +107,7 @@ func TestTryReserveWithoutRoom(t *testing.T) {
 	}
 	r := mustTry(t, m, reservation.AnyInTierPreferring(tier.GPU, 0), 50, nil) // the other has that
 	if r.Space() != spaces["gpu:1"] {
-		t.Errorf("it was put in %s", r.Space().ID)
+		t.Errorf("it was put in %s", r.Space().ID())
 	}
 	release(t, r)
 }
@@ -217,7 +217,7 @@ func TestReserveUpToChoosesASpace(t *testing.T) {
 	}{{20, 500, "gpu:1", 500}, {0, 500, "gpu:1", 500}, {0, 0, "gpu:1", 0}} {
 		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 0), c.least, c.most, nil)
 		if err != nil || r.Space() != spaces[c.in] || r.Bytes() != c.want {
-			t.Fatalf("from %d to %d: %d bytes in %s: %v", c.least, c.most, r.Bytes(), r.Space().ID, err)
+			t.Fatalf("from %d to %d: %d bytes in %s: %v", c.least, c.most, r.Bytes(), r.Space().ID(), err)
 		}
 		release(t, r)
 	}
@@ -225,7 +225,7 @@ func TestReserveUpToChoosesASpace(t *testing.T) {
 	for _, most := range []int64{500, 30} {
 		r, err := m.ReserveUpTo(t.Context(), reservation.AnyInTierPreferring(tier.GPU, 1), 0, most, nil)
 		if err != nil || r.Space() != spaces["gpu:0"] || r.Bytes() != min(most, 50) {
-			t.Fatalf("beside a full space: %d bytes in %s: %v", r.Bytes(), r.Space().ID, err)
+			t.Fatalf("beside a full space: %d bytes in %s: %v", r.Bytes(), r.Space().ID(), err)
 		}
 		release(t, r)
 	}

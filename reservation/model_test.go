@@ -260,7 +260,7 @@ func TestManyGoroutinesAgainstBooks(t *testing.T) {
 func manyGoroutines(t *testing.T, seed uint64) {
 	const goroutines, steps = 12, 400
 	m, byName := machine(t)
-	spaces := m.Spaces.All()
+	spaces := m.Spaces().All()
 	policies := []reservation.LimitPolicy{reservation.Fail(), reservation.Ignore(), reservation.Increase(1.25)}
 	var bags bags
 	var wg sync.WaitGroup
@@ -274,7 +274,7 @@ func manyGoroutines(t *testing.T, seed uint64) {
 				time.Sleep(time.Duration(w.rng.IntN(5)) * 100 * time.Microsecond)
 				for _, s := range spaces {
 					if used := s.State().Used(); used < 0 || used > s.Capacity {
-						t.Errorf("%s: %d of %d bytes are used", s.ID, used, s.Capacity)
+						t.Errorf("%s: %d of %d bytes are used", s.ID(), used, s.Capacity)
 					}
 				}
 			}

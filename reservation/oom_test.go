@@ -42,7 +42,7 @@ func TestOutOfMemoryHookHelps(t *testing.T) {
 				if r.Space() != s || requested != 50 || r.Unused() != 20 ||
 					r.Bytes() != 60 || s.State().Available != 0 {
 					t.Errorf("it was told of %d bytes in %s: %d unused of %d, %d available",
-						requested, r.Space().ID, r.Unused(), r.Bytes(), s.State().Available)
+						requested, r.Space().ID(), r.Unused(), r.Bytes(), s.State().Available)
 				}
 				if !errors.Is(err, reservation.ErrExceeded) || test.cause != nil && !errors.Is(err, test.cause) {
 					t.Errorf("the error is %v", err)

@@ -41,8 +41,8 @@ func volumes(t testing.TB) (*reservation.Manager, []*pacedPool) {
 }
 
 func order(m *reservation.Manager, s reservation.Strategy) (ordinals []int) {
-	for _, sp := range s.Candidates(m.Spaces, nil) {
-		ordinals = append(ordinals, sp.ID.Ordinal)
+	for _, sp := range s.Candidates(m.Spaces(), nil) {
+		ordinals = append(ordinals, sp.ID().Ordinal)
 	}
 	return ordinals
 }
@@ -84,7 +84,7 @@ func TestPromisesAreSpread(t *testing.T) {
 	for range 60 {
 		r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10, nil)
 		defer release(t, r)
-		held[r.Space().ID.Ordinal]++
+		held[r.Space().ID().Ordinal]++
 	}
 	if held != [3]int{10, 20, 30} {
 		t.Errorf("of 60 reservations the volumes have %v", held)
@@ -97,7 +97,7 @@ func TestPaceYieldsToRoom(t *testing.T) {
 	pools[0].pace.Lead, pools[1].pace.Lead, pools[2].pace.Lead = 0, 1e18, 2e18
 	all := mustTry(t, m, reservation.Specific(tier.ID{Kind: tier.Disk}), 1000, nil)
 	r := mustTry(t, m, reservation.AnyInTier(tier.Disk), 10, nil)
-	if got := r.Space().ID.Ordinal; got != 1 {
+	if got := r.Space().ID().Ordinal; got != 1 {
 		t.Errorf("it was put in disk:%d", got)
 	}
 	release(t, r, all)
@@ -111,8 +111,8 @@ func TestPacedReserveDoesNotAllocate(t *testing.T) {
 	dst := make([]*tier.Space, 0, 16)
 	any, down := reservation.AnyInTier(tier.Disk), reservation.ToDowngrade(gpu0, tier.Disk)
 	if n := testing.AllocsPerRun(100, func() {
-		any.Candidates(m.Spaces, dst[:0])
-		down.Candidates(m.Spaces, dst[:0])
+		any.Candidates(m.Spaces(), dst[:0])
+		down.Candidates(m.Spaces(), dst[:0])
 	}); n != 0 {
 		t.Errorf("Candidates allocates %v times", n)
 	}

@@ -113,7 +113,7 @@ func managerOf(t testing.TB, cfg reservation.Config) *reservation.Manager {
 		}
 		for _, s := range cfg.Spaces {
 			if u := s.State().Usage; u.Used() != 0 {
-				t.Errorf("%s is not empty at the end: %+v", s.ID, u)
+				t.Errorf("%s is not empty at the end: %+v", s.ID(), u)
 			}
 		}
 	})

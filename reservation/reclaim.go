@@ -68,7 +68,7 @@ func (m *Manager) nextReclaimerLocked(w *request, l *line, atRest bool) (next *r
 	near := false // next is in l's space
 	for _, r := range m.mu.reclaim {
 		own, n := r.Reservation, r.Reservation.Bytes()
-		here, below := own.line == l, atRest && own.line.space.ID.Kind > l.space.ID.Kind
+		here, below := own.line == l, atRest && own.line.space.Kind() > l.space.Kind()
 		if own == w.grows || n == 0 || !here && !below || slices.Contains(w.passed, r) {
 			continue
 		}

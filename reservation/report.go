@@ -66,7 +66,7 @@ func (m *Manager) holders(id tier.ID) (h tier.Holdings) {
 	if m.config.Holders != nil {
 		m.panics.Do("Config.Holders", func() { h, ok = m.config.Holders(id) })
 	}
-	if sp, known := m.Spaces.ByID(id); !ok && known {
+	if sp, known := m.spaces.ByID(id); !ok && known {
 		h = sp.Holdings(nil)
 	}
 	return h
@@ -85,7 +85,7 @@ func (m *Manager) giveUp(ctx context.Context, w *request) error {
 	}
 	defer m.looking.Store(false)
 	space := w.candidates[0].line.space
-	h := m.holders(space.ID)
+	h := m.holders(space.ID())
 	return fmt.Errorf("%w; in %s %s (%s)%s", err, h.Space, &h, lever(h, space.Hint), notGiven(passed))
 }
 

@@ -114,7 +114,7 @@ func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
 	if clear := r.manager.config.Clear; clear != nil && inPieces(first) && !r.noClearing.Load() {
 		lockrank.AssertNone("batches are evicted for contiguous room")
 		var b *tier.Buffer
-		clear(space.ID, func() bool {
+		clear(space.ID(), func() bool {
 			if first != nil { // also if it is called once more than it should be
 				b, first = r.tryAlloc(size, cuts)
 			}
@@ -138,7 +138,7 @@ func (r *Reservation) Alloc(size int64, cuts ...int64) (*tier.Buffer, error) {
 	}
 	if b, err = r.tryAlloc(size, cuts); err != nil {
 		return nil, fmt.Errorf("%s: out of memory for %d bytes, also after its hook asked for another try: %w; "+
-			"before that: %w", space.ID, requested, err, first)
+			"before that: %w", space.ID(), requested, err, first)
 	}
 	return b, nil
 }
@@ -172,7 +172,7 @@ func (r *Reservation) StopClearing() {
 func (r *Reservation) tryAlloc(size int64, cuts []int64) (*tier.Buffer, error) {
 	space := r.line.space
 	if size < 0 {
-		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", space.ID, size)
+		return nil, fmt.Errorf("reservation: %s: cannot allocate %d bytes", space.ID(), size)
 	}
 	n := charge(space, size)
 	if n == neverFits {
@@ -259,7 +259,7 @@ func (r *Reservation) draw(n int64) (grown int64, err error) {
 			hint = "reserve more from the start, or free some of it"
 		}
 		return 0, &ExceededError{
-			Space: space.ID, Requested: n, Available: v.Unused, Limit: v.Promised, Hint: hint, Cause: cause,
+			Space: space.ID(), Requested: n, Available: v.Unused, Limit: v.Promised, Hint: hint, Cause: cause,
 		}
 	}
 }
@@ -272,7 +272,7 @@ func (r *Reservation) Shrink(n int64) error {
 	}
 	space := r.line.space
 	if n < 0 {
-		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID, n)
+		return fmt.Errorf("reservation: %s: cannot shrink by %d bytes", space.ID(), n)
 	}
 	promised := r.Bytes()
 	switch out := r.promise.Resize(-n); {
@@ -280,7 +280,7 @@ func (r *Reservation) Shrink(n int64) error {
 		return errReleased("shrink")
 	case out.Short > 0:
 		return &ExceededError{
-			Space: space.ID, Requested: n, Available: n - out.Short, Limit: promised,
+			Space: space.ID(), Requested: n, Available: n - out.Short, Limit: promised,
 			Hint: "only what is in no buffer can be given back",
 		}
 	}

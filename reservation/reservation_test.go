@@ -20,7 +20,7 @@ func TestAllocAndFree(t *testing.T) {
 	wantReservation(t, r, 60, 0)
 	wantUsage(t, s, 60, 0, 0)
 	if a.Space() != s || a.Size() != 25 || r.Space() != s {
-		t.Errorf("a buffer of %d bytes in %s", a.Size(), a.Space().ID)
+		t.Errorf("a buffer of %d bytes in %s", a.Size(), a.Space().ID())
 	}
 	release(t, a)
 	wantReservation(t, r, 60, 25) // the promise is restored

@@ -29,13 +29,13 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 	}
 	s := &Spaces{all: slices.Clone(spaces), distance: make(map[[2]tier.ID][2]int)}
 	slices.SortFunc(s.all, func(a, b *tier.Space) int {
-		return cmp.Or(cmp.Compare(a.ID.Kind, b.ID.Kind), cmp.Compare(a.ID.Ordinal, b.ID.Ordinal))
+		return cmp.Or(cmp.Compare(a.Kind(), b.Kind()), cmp.Compare(a.ID().Ordinal, b.ID().Ordinal))
 	})
 	for i, sp := range s.all {
-		if i > 0 && s.all[i-1].ID == sp.ID {
-			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID)
+		if i > 0 && s.all[i-1].ID() == sp.ID() {
+			return nil, fmt.Errorf("reservation: there are two spaces %s", sp.ID())
 		}
-		s.kinds[sp.ID.Kind] = append(s.kinds[sp.ID.Kind], sp)
+		s.kinds[sp.Kind()] = append(s.kinds[sp.Kind()], sp)
 	}
 	for _, a := range s.all {
 		for _, b := range s.all {
@@ -46,10 +46,10 @@ func newSpaces(spaces []*tier.Space, nodes func(a, b int) int, paired func(a, b 
 			case a.Node == b.Node && a.Node >= 0: // an unknown node is far from all
 				d[0] = 0
 			}
-			if paired != nil && paired(a.ID, b.ID) {
+			if paired != nil && paired(a.ID(), b.ID()) {
 				d[1] = 0
 			}
-			s.distance[[2]tier.ID{a.ID, b.ID}] = d
+			s.distance[[2]tier.ID{a.ID(), b.ID()}] = d
 		}
 	}
 	return s, nil
@@ -69,7 +69,7 @@ func (s *Spaces) InTier(k tier.Kind) []*tier.Space {
 // ByID returns the space named id, if there is one.
 func (s *Spaces) ByID(id tier.ID) (*tier.Space, bool) {
 	for _, sp := range s.all {
-		if sp.ID == id {
+		if sp.ID() == id {
 			return sp, true
 		}
 	}

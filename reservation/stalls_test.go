@@ -45,7 +45,7 @@ func TestReclaimForAHeadAfterALowerLimit(t *testing.T) {
 		first.waiting(t)
 		second := startReserve(t.Context(), m, onGPU0, 60)
 		second.waiting(t)
-		gpu, _ := m.Spaces.ByID(gpu0)
+		gpu, _ := m.Spaces().ByID(gpu0)
 		if err := gpu.SetLimit(80); err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestQuotaIsCreditedAfterALostRace(t *testing.T) {
 		return true
 	}}
 	m := underQuotas(t, q)
-	gpu, _ := m.Spaces.ByID(gpu0)
+	gpu, _ := m.Spaces().ByID(gpu0)
 	during = func() {
 		if err := gpu.SetLimit(50); err != nil {
 			t.Error(err)
@@ -273,7 +273,7 @@ func TestNoSpinWhileCleanImagesAreFreed(t *testing.T) {
 		}
 		m := managerOf(t, reservation.Config{Spaces: spaces})
 		clean := func(i int, n int64) {
-			r := mustTry(t, m, reservation.Specific(spaces[i].ID), n, nil)
+			r := mustTry(t, m, reservation.Specific(spaces[i].ID()), n, nil)
 			b := mustAlloc(t, r, n)
 			release(t, r)
 			pools[i].hold = true
@@ -443,7 +443,7 @@ func TestDeadlockOverTheRoomForBatches(t *testing.T) {
 func TestDeadlockBesideOccupiedMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := twoSpaces(t)
-		s, _ := m.Spaces.ByID(host)
+		s, _ := m.Spaces().ByID(host)
 		before, err := s.Occupy(100)
 		if err != nil {
 			t.Fatal(err)

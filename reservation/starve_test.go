@@ -261,7 +261,7 @@ func TestHeadOfTwoLines(t *testing.T) {
 		release(t, heldB)
 		r := either.served(t)
 		if r.Space() != b {
-			t.Errorf("it was put in %s", r.Space().ID)
+			t.Errorf("it was put in %s", r.Space().ID())
 		}
 		next.waiting(t)
 		if n := pass(onGPU0); n != bypass {

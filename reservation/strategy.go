@@ -94,7 +94,7 @@ func (o *order) Candidates(spaces *Spaces, dst []*tier.Space) []*tier.Space {
 		}
 		slices.SortStableFunc(dst[start:], func(a, b *tier.Space) int {
 			if o.way != "" {
-				toA, toB := spaces.distance[[2]tier.ID{o.space, a.ID}], spaces.distance[[2]tier.ID{o.space, b.ID}]
+				toA, toB := spaces.distance[[2]tier.ID{o.space, a.ID()}], spaces.distance[[2]tier.ID{o.space, b.ID()}]
 				if c := slices.Compare(toA[:], toB[:]); c != 0 {
 					return c
 				}

@@ -81,8 +81,8 @@ func TestStrategies(t *testing.T) {
 				defer release(t, r)
 			}
 			var got []string
-			for _, s := range test.strategy.Candidates(m.Spaces, nil) {
-				got = append(got, s.ID.String())
+			for _, s := range test.strategy.Candidates(m.Spaces(), nil) {
+				got = append(got, s.ID().String())
 			}
 			if want := strings.Fields(test.want); !slices.Equal(got, want) {
 				t.Errorf("candidates are %v; want %v", got, want)
@@ -101,7 +101,7 @@ func TestStrategies(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer release(t, r)
-			if got := r.Space().ID.String(); got != strings.Fields(test.want)[0] {
+			if got := r.Space().ID().String(); got != strings.Fields(test.want)[0] {
 				t.Errorf("it was put in %s", got)
 			}
 		})
@@ -114,7 +114,7 @@ func TestDistanceIsTheConfigs(t *testing.T) {
 	}
 	m := managerOf(t, reservation.Config{Spaces: spaces, Distance: func(a, b int) int { return max(a-b, b-a) }})
 	var got []int
-	for _, s := range reservation.ToDowngrade(gpu0, tier.Host).Candidates(m.Spaces, nil) {
+	for _, s := range reservation.ToDowngrade(gpu0, tier.Host).Candidates(m.Spaces(), nil) {
 		got = append(got, s.Node)
 	}
 	if want := []int{2, 1, 0}; !slices.Equal(got, want) {
@@ -136,13 +136,13 @@ func TestPairedComesFirst(t *testing.T) {
 	r := mustTry(t, m, reservation.Specific(id("host:1")), 50, nil)
 	defer release(t, r)
 	for from, want := range map[string]string{"gpu:0": "host:0", "gpu:1": "host:1", "gpu:2": "host:2"} {
-		if got := reservation.ToDowngrade(id(from), tier.Host).Candidates(m.Spaces, nil); got[0].ID != id(want) || len(got) != 3 {
-			t.Errorf("from %s first to %s, want %s", from, got[0].ID, want)
+		if got := reservation.ToDowngrade(id(from), tier.Host).Candidates(m.Spaces(), nil); got[0].ID() != id(want) || len(got) != 3 {
+			t.Errorf("from %s first to %s, want %s", from, got[0].ID(), want)
 		}
 	}
 	for from, want := range map[string]string{"host:0": "gpu:0", "host:1": "gpu:1", "host:2": "gpu:0"} { // gpu:2 is farther
-		if got := reservation.ToUpgrade(id(from), tier.GPU).Candidates(m.Spaces, nil); got[0].ID != id(want) {
-			t.Errorf("from %s first to %s, want %s", from, got[0].ID, want)
+		if got := reservation.ToUpgrade(id(from), tier.GPU).Candidates(m.Spaces(), nil); got[0].ID() != id(want) {
+			t.Errorf("from %s first to %s, want %s", from, got[0].ID(), want)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func TestFirstBelowItsTrigger(t *testing.T) {
 		r := mustTry(t, m, first, c.bytes, nil)
 		defer release(t, r)
 		if r.Space() != c.want {
-			t.Errorf("%d bytes were put in %s, want %s", c.bytes, r.Space().ID, c.want.ID)
+			t.Errorf("%d bytes were put in %s, want %s", c.bytes, r.Space().ID(), c.want.ID())
 		}
 	}
 }
@@ -179,7 +179,7 @@ func TestStrategiesDoNotAllocate(t *testing.T) {
 		reservation.AnyInTier(tier.Disk), reservation.AnyInTierPreferring(tier.Disk, 1), reservation.Specific(gpu0),
 		reservation.AnyInTiers(tier.GPU, tier.Host), reservation.ToDowngrade(gpu0, tier.Disk), reservation.ToUpgrade(host, tier.GPU),
 	} {
-		if n := testing.AllocsPerRun(100, func() { s.Candidates(m.Spaces, dst[:0]) }); n != 0 {
+		if n := testing.AllocsPerRun(100, func() { s.Candidates(m.Spaces(), dst[:0]) }); n != 0 {
 			t.Errorf("%s allocates %v times", s, n)
 		}
 	}
@@ -197,7 +197,7 @@ func TestCustomStrategy(t *testing.T) {
 	m, spaces := machine(t)
 	r := mustTry(t, m, custom{spaces["host:1"], spaces["host:1"], spaces["gpu:0"]}, 10, nil)
 	if r.Space() != spaces["host:1"] {
-		t.Errorf("it was put in %s", r.Space().ID)
+		t.Errorf("it was put in %s", r.Space().ID())
 	}
 	release(t, r)
 	for name, s := range map[string]custom{
@@ -215,24 +215,24 @@ func TestCustomStrategy(t *testing.T) {
 func TestSpaces(t *testing.T) {
 	m, spaces := machine(t)
 	var all []string
-	for _, s := range m.Spaces.All() {
-		all = append(all, s.ID.String())
-		if got, ok := m.Spaces.ByID(s.ID); !ok || got != s {
-			t.Errorf("%s is not found by its id", s.ID)
+	for _, s := range m.Spaces().All() {
+		all = append(all, s.ID().String())
+		if got, ok := m.Spaces().ByID(s.ID()); !ok || got != s {
+			t.Errorf("%s is not found by its id", s.ID())
 		}
 	}
 	if want := strings.Fields("gpu:0 gpu:1 host:0 host:1 disk:0 disk:1 disk:4"); !slices.Equal(all, want) {
 		t.Errorf("all spaces are %v; want %v", all, want)
 	}
-	if got := m.Spaces.InTier(tier.Host); len(got) != 2 || got[0] != spaces["host:0"] || got[1] != spaces["host:1"] {
+	if got := m.Spaces().InTier(tier.Host); len(got) != 2 || got[0] != spaces["host:0"] || got[1] != spaces["host:1"] {
 		t.Errorf("host spaces are %v", got)
 	}
 	for _, id := range []tier.ID{{}, {Kind: 9}, {Kind: tier.GPU, Ordinal: -1}, {Kind: tier.GPU, Ordinal: 2}, {Kind: tier.Disk, Ordinal: 3}} {
-		if s, ok := m.Spaces.ByID(id); ok {
-			t.Errorf("%v is %s", id, s.ID)
+		if s, ok := m.Spaces().ByID(id); ok {
+			t.Errorf("%v is %s", id, s.ID())
 		}
 	}
-	if got := m.Spaces.InTier(9); len(got) != 0 {
+	if got := m.Spaces().InTier(9); len(got) != 0 {
 		t.Errorf("an invalid kind has spaces %v", got)
 	}
 }
@@ -257,7 +257,7 @@ func TestSizedRequest(t *testing.T) {
 	onGPU := reservation.AnyInTier(tier.GPU)
 	sized := func(first, second int64) *reservation.Options {
 		return &reservation.Options{Sized: func(s *tier.Space) (int64, func()) {
-			return map[tier.ID]int64{gpu0: first, gpu1: second}[s.ID], nil
+			return map[tier.ID]int64{gpu0: first, gpu1: second}[s.ID()], nil
 		}}
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestSizedRequest(t *testing.T) {
 		} {
 			r := mustTry(t, m, onGPU, 7, sized(test.first, test.second))
 			if r.Bytes() != test.charged || r.Space() != spaces[test.in] {
-				t.Errorf("%+v: %d bytes in %s", test, r.Bytes(), r.Space().ID)
+				t.Errorf("%+v: %d bytes in %s", test, r.Bytes(), r.Space().ID())
 			}
 			wantUsage(t, spaces[test.in], 0, 0, test.charged)
 			release(t, r)
@@ -289,7 +289,7 @@ func TestSizedRequest(t *testing.T) {
 		}
 		r := waits.served(t)
 		if r.Bytes() != 300 || r.Space() != spaces["gpu:1"] {
-			t.Errorf("%d bytes in %s", r.Bytes(), r.Space().ID)
+			t.Errorf("%d bytes in %s", r.Bytes(), r.Space().ID())
 		}
 		release(t, r, held, other)
 
@@ -389,7 +389,7 @@ func TestSizedRequestLeavesALine(t *testing.T) {
 		need.Store(400)
 		ahead := start(func() (*reservation.Reservation, error) {
 			return m.Reserve(t.Context(), reservation.AnyInTier(tier.GPU), 0, &reservation.Options{Sized: func(s *tier.Space) (int64, func()) {
-				if s.ID == gpu1 {
+				if s.ID() == gpu1 {
 					return 500, nil
 				}
 				return need.Load(), nil

@@ -33,7 +33,7 @@ type stream struct {
 
 // NewStreams returns Streams of a GPU space of the manager.
 func NewStreams(m *Manager, id tier.ID) (*Streams, error) {
-	space, ok := m.Spaces.ByID(id)
+	space, ok := m.Spaces().ByID(id)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("reservation: streams of %s: %w", id, ErrNoCandidate)
@@ -58,13 +58,13 @@ func (s *Streams) Attach(on tier.Stream, r *Reservation) error {
 		return fmt.Errorf("reservation: attach: %w", tier.ErrReleased)
 	case r.Space() != s.space:
 		return fmt.Errorf("reservation: a reservation in %s cannot be attached to a stream of %s",
-			r.Space().ID, s.space.ID)
+			r.Space().ID(), s.space.ID())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.streamLocked(on)
 	if st.attached != nil {
-		return fmt.Errorf("reservation: a stream of %s has a reservation already", s.space.ID)
+		return fmt.Errorf("reservation: a stream of %s has a reservation already", s.space.ID())
 	}
 	st.attached = r
 	return nil
@@ -108,7 +108,7 @@ func (s *Streams) Alloc(on tier.Stream, size int64) (*tier.Buffer, error) {
 	if r == nil {
 		// The reservation ends at once, so that the bytes are the space's when the buffer is freed.
 		var err error
-		if r, err = s.manager.TryReserve(Specific(s.space.ID), size, nil); err != nil {
+		if r, err = s.manager.TryReserve(Specific(s.space.ID()), size, nil); err != nil {
 			return nil, err
 		}
 		defer func() { _ = r.Release() }() // nobody else can have released it

@@ -99,7 +99,7 @@ func (w *request) wakeUp() {
 }
 
 func (w *request) String() string {
-	s := fmt.Sprintf("waiting for %d bytes in %s", w.candidates[0].need, w.candidates[0].line.space.ID)
+	s := fmt.Sprintf("waiting for %d bytes in %s", w.candidates[0].need, w.candidates[0].line.space.ID())
 	if n := len(w.candidates) - 1; n > 0 {
 		s += fmt.Sprintf(" or %d others", n)
 	}
@@ -167,7 +167,7 @@ func (m *Manager) wait(ctx context.Context, w *request) (err error) {
 		return err
 	}
 	if exec.IsEnabled() {
-		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID.String()).End()
+		defer exec.StartRegion(ctx, "spillway wait for "+w.candidates[0].line.space.ID().String()).End()
 	}
 	begun = true
 	m.emit(ctx, w, events.WaitBegun, 0, nil)
@@ -267,7 +267,7 @@ func (r *Reservation) grow(ctx context.Context, wait bool, n int64) error {
 	}
 	m, space := r.manager, r.line.space
 	if n < 0 {
-		return fmt.Errorf("reservation: %s: cannot grow by %d bytes", space.ID, n)
+		return fmt.Errorf("reservation: %s: cannot grow by %d bytes", space.ID(), n)
 	}
 	if ctx.Err() != nil {
 		return ended(ctx, "not grown")
@@ -324,7 +324,7 @@ func (m *Manager) emit(ctx context.Context, w *request, kind events.Kind, took t
 	}
 	c := &w.candidates[0]
 	e := events.Event{
-		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: c.line.space.ID, Bytes: c.need,
+		Kind: kind, At: time.Now(), Context: ctx, Origin: events.From(ctx), To: c.line.space.ID(), Bytes: c.need,
 		Took: took, Err: err,
 	}
 	if name := w.owner.Name(); w.owner != nil && name != e.Task {

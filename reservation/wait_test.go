@@ -148,7 +148,7 @@ func TestLoweredLimitRefusesWaiters(t *testing.T) {
 		}
 		r := either.served(t)
 		if r.Space() != spaces["gpu:0"] {
-			t.Errorf("it was put in %s", r.Space().ID)
+			t.Errorf("it was put in %s", r.Space().ID())
 		}
 		later.waiting(t)
 		release(t, r, a, b)
@@ -172,7 +172,7 @@ func TestWaitIsForAnyCandidate(t *testing.T) {
 			release(t, held[free])
 			r := c.served(t)
 			if want := []*tier.Space{spaces["gpu:0"], spaces["gpu:1"]}[free]; r.Space() != want {
-				t.Errorf("it was put in %s", r.Space().ID)
+				t.Errorf("it was put in %s", r.Space().ID())
 			}
 			if got := m.Demand(nil); len(got) != 0 {
 				t.Errorf("demand is %+v", got)

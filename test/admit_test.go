@@ -144,7 +144,7 @@ func TestTasksOnMoreThanTheGPU(t *testing.T) {
 						seen, input = nil, 0
 						for i, h := range handles {
 							if h.Batch() != c.Batches()[i] || h.Space() != g.Reservation().Space() {
-								return fmt.Errorf("handle %d holds batch %d in %s", i, h.Batch().ID, h.Space().ID)
+								return fmt.Errorf("handle %d holds batch %d in %s", i, h.Batch().ID(), h.Space().ID())
 							}
 							input += h.Batch().Info().Bytes
 						}
@@ -204,7 +204,7 @@ func TestTasksOnMoreThanTheGPU(t *testing.T) {
 // are, to the byte; bringing them up takes no more.
 func TestTaskInputsAlreadyThere(t *testing.T) {
 	eng, repo := openTasks(t, 4<<20, 4<<20, 4, 1000)
-	gpu := eng.Reservations().Spaces.InTier(tier.GPU)[0]
+	gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
 	batches := mustClaimAll(t, repo)
 	for i, b := range batches.Batches() {
 		k := []tier.Kind{tier.GPU, tier.Host, tier.Disk, tier.GPU}[i]
@@ -339,7 +339,7 @@ func TestTaskThatCannotFit(t *testing.T) {
 // because the monitor hears of what it waits for.
 func TestAdmissionMakesRoom(t *testing.T) {
 	eng, repo := openTasks(t, 1<<20, 4<<20, 30, 1000)
-	gpu := eng.Reservations().Spaces.InTier(tier.GPU)[0]
+	gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
 	if gpu.State().Used() < gpu.Capacity/2 {
 		t.Fatalf("%d bytes are used", gpu.State().Used())
 	}
@@ -394,7 +394,7 @@ func TestLargeTaskBesideAFullGPU(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := running.Reservation().Space().ID; s == id {
+		if s := running.Reservation().Space().ID(); s == id {
 			t.Fatalf("it runs in %s", s)
 		}
 		go func() {
@@ -506,7 +506,7 @@ func TestTaskWhoseInputLeaves(t *testing.T) {
 			left <- errors.Join(err, tr.Abort())
 			return
 		}
-		move, err := eng.Registry().Lookup(convert.Form{Type: tr.Payload().Type(), Kind: tr.Payload().Space().ID.Kind}, convert.ImageIn(tier.Host))
+		move, err := eng.Registry().Lookup(convert.Form{Type: tr.Payload().Type(), Kind: tr.Payload().Space().Kind()}, convert.ImageIn(tier.Host))
 		var p batch.Payload
 		if err == nil {
 			p, err = move(t.Context(), tr.Payload(), r)

@@ -464,7 +464,7 @@ func TestAdoptedBytesAreTheBatchs(t *testing.T) {
 	t.Parallel()
 	persistNeedsLinux(t)
 	eng := persistentEngine(t, crashed(t, 3))
-	space := eng.Reservations().Spaces.InTier(tier.Disk)[0]
+	space := eng.Reservations().Spaces().InTier(tier.Disk)[0]
 	if room, held := space.State().Room, onDisk(eng); held == 0 || room != space.State().Limit-held {
 		t.Errorf("of %d bytes there is room for %d beside %d that are kept", space.State().Limit, room, held)
 	}

@@ -54,7 +54,7 @@ func openSlowSpill(t *testing.T, marks tier.Marks) *slowSpill {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.eng, s.host = eng, eng.Reservations().Spaces.InTier(tier.Host)[0]
+	s.eng, s.host = eng, eng.Reservations().Spaces().InTier(tier.Host)[0]
 	plan, err := eng.Plan("merge")
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func (s *slowSpill) untilMoving(b *batch.Batch) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			s.t.Fatalf("batch %d is %s", b.ID, b.Info().State)
+			s.t.Fatalf("batch %d is %s", b.ID(), b.Info().State)
 		}
 	}
 }

@@ -90,10 +90,10 @@ func TestBatchEvents(t *testing.T) {
 		"batch used gpu:0 0",
 		"batch dropped gpu:0 0",
 	}
-	if got := lines[uint64(b.ID)]; !slices.Equal(got, want) {
+	if got := lines[uint64(b.ID())]; !slices.Equal(got, want) {
 		t.Errorf("got\n%q, want\n%q", got, want)
 	}
-	delete(lines, uint64(b.ID))
+	delete(lines, uint64(b.ID()))
 	for id, got := range lines {
 		if want := []string{
 			"batch put gpu:0 0",
@@ -121,7 +121,7 @@ func TestNoBatchWasPut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := batch.New(batch.Options{ID: b.ID, Payload: payload, Observer: eng.Observer()}); err == nil {
+	if _, err := batch.New(batch.Options{ID: b.ID(), Payload: payload, Observer: eng.Observer()}); err == nil {
 		t.Error("a second batch of an id was made")
 	}
 	if err := payload.Release(); err != nil {

@@ -68,7 +68,7 @@ func closeEngine(t *testing.T, eng *spillway.Engine) {
 
 func gpuOf(t *testing.T, eng *spillway.Engine) *tier.Space {
 	t.Helper()
-	s, ok := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.GPU})
+	s, ok := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
 	if !ok {
 		t.Fatal("there is no gpu:0")
 	}
@@ -470,8 +470,8 @@ func TestLimitsBudget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if p.Space().ID.Kind != tier.Host {
-				t.Errorf("what finds no room in the budget is in %s", p.Space().ID)
+			if p.Space().Kind() != tier.Host {
+				t.Errorf("what finds no room in the budget is in %s", p.Space().ID())
 			}
 			release(t, p, held)
 			again, err := other.Reservations().TryReserve(c.at, most, nil)

@@ -140,14 +140,14 @@ func TestPanicsAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID), gpu.State().Room/4096*4096, nil)
+	all, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	<-pressed
 	ctx, cancel := context.WithCancel(t.Context())
 	waits.Store(&cancel)
-	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID), 4096); !errors.Is(err, context.Canceled) {
+	if _, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), 4096); !errors.Is(err, context.Canceled) {
 		t.Errorf("a wait that its own subscriber ends: %v", err)
 	}
 	if err := errors.Join(eng.Quota().SetLimit(4096), all.Release()); err != nil {
@@ -169,9 +169,9 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range eng.Spaces() {
-		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID.String()) })
+		cancel := s.Subscribe(func(bool) { panic("told by " + s.ID().String()) })
 		free := s.State().Room - s.State().Used()
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID), free/tier.Page*tier.Page, nil)
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), free/tier.Page*tier.Page, nil)
 		if err == nil {
 			err = r.Release()
 		}
@@ -179,8 +179,8 @@ func TestPanickingListenersAreInTheConfiguredLog(t *testing.T) {
 			t.Error(err)
 		}
 		cancel()
-		if !strings.Contains(log.String(), "told by "+s.ID.String()) {
-			t.Errorf("%s does not write to the log", s.ID)
+		if !strings.Contains(log.String(), "told by "+s.ID().String()) {
+			t.Errorf("%s does not write to the log", s.ID())
 		}
 	}
 	closeClean(t, eng)
@@ -212,8 +212,8 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 			}
 			first = false
 			<-opened
-			full, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.GPU})
-			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID), full.State().Room/4096*4096)
+			full, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
+			r, err := eng.Reserve(context.Background(), reservation.Specific(full.ID()), full.State().Room/4096*4096)
 			ended <- errors.Join(err, r.Release())
 		}
 	})
@@ -221,7 +221,7 @@ func TestCloseWhileAnEventWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID), gpu.State().Room/4096*4096, nil) // over the trigger
+	r, err := eng.Reservations().TryReserve(reservation.Specific(gpu.ID()), gpu.State().Room/4096*4096, nil) // over the trigger
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestExplainAsksNoPayload(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.armed.Store(true)
-	if x := eng.Explain(b); x.Foreign || x.Space != buf.Space().ID || len(x.Ways) == 0 {
+	if x := eng.Explain(b); x.Foreign || x.Space != buf.Space().ID() || len(x.Ways) == 0 {
 		t.Errorf("%+v", x)
 	}
 	p.armed.Store(false)

@@ -166,7 +166,7 @@ func TestCancelledMoveEnds(t *testing.T) {
 // spaceUse describes what all spaces hold, once devices are done with what was freed.
 func spaceUse(eng *spillway.Engine) (all string) {
 	for _, s := range eng.Stats().Spaces {
-		space, _ := eng.Reservations().Spaces.ByID(s.ID)
+		space, _ := eng.Reservations().Spaces().ByID(s.ID)
 		settled(space)
 		u := space.State().Usage
 		all += fmt.Sprintf("%s %d live, %d retired, %d reserved; ", s.ID, u.Live, u.Retired, u.Reserved)

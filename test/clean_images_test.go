@@ -30,7 +30,7 @@ func TestOtherBytesWhileACopyIsMade(t *testing.T) {
 		eng, repo, host := openWritingAhead(t, mib, func(c *spillway.Config) {
 			c.Events = on(events.CopyMade, func(e spillway.Event) {
 				once.Do(func() {
-					if !e.Ahead || e.Batch != uint64(b.ID) {
+					if !e.Ahead || e.Batch != uint64(b.ID()) {
 						t.Errorf("the first copy is %s", e)
 					}
 					if err := commit(); err != nil {
@@ -43,7 +43,7 @@ func TestOtherBytesWhileACopyIsMade(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, _ = repo.Peek(0)
-		other, err := eng.Mover().Ingest(t.Context(), after, reservation.Specific(host.ID))
+		other, err := eng.Mover().Ingest(t.Context(), after, reservation.Specific(host.ID()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,12 +134,12 @@ func TestOldestCopyGoesFirst(t *testing.T) {
 	for _, n := range []int{3, 0, 6, 1, 4, 7, 2, 5} {
 		b, _ := repo.Peek(n)
 		moveAlong(t, eng, b, firstHost)
-		want = append(want, b.ID)
+		want = append(want, b.ID())
 	}
 	disk := eng.Spaces()[2]
 	var taken []*tier.Buffer
 	take := func() { // a page, so that it fits wherever one is free
-		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID), tier.Page)
+		r, err := eng.Reserve(t.Context(), reservation.Specific(disk.ID()), tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}

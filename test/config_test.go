@@ -84,7 +84,7 @@ func TestHints(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, k := range []tier.Kind{tier.GPU, tier.Host, tier.Disk} {
-			_, err := eng.Reservations().TryReserve(reservation.Specific(spaceAt(eng, k, 0).ID), 1<<40, nil)
+			_, err := eng.Reservations().TryReserve(reservation.Specific(spaceAt(eng, k, 0).ID()), 1<<40, nil)
 			var e *reservation.ExceededError
 			if !errors.As(err, &e) || e.Hint != want[i] {
 				t.Errorf("%v; want the hint %q", err, want[i])

@@ -168,7 +168,7 @@ func TestOpenConfigures(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeClean(t, eng)
-			gpus := eng.Reservations().Spaces.InTier(tier.GPU)
+			gpus := eng.Reservations().Spaces().InTier(tier.GPU)
 			want := max(1, c.devices)
 			if c.cfg.MaxGPUs == 1 {
 				want = 1
@@ -186,10 +186,10 @@ func TestOpenConfigures(t *testing.T) {
 			for i, g := range made.GPUs {
 				s, id := gpus[i], deviceAt(eng, i).Info().UUID
 				if s.Node != *g.Node || g.Memory.Bytes > 0 && s.Capacity != g.Memory.Bytes || g.ID != "" && g.ID != id {
-					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID, id, s.Node, s.Capacity, g)
+					t.Errorf("%s is %s, on node %d with %d bytes; want %+v", s.ID(), id, s.Node, s.Capacity, g)
 				}
 			}
-			hosts := eng.Reservations().Spaces.InTier(tier.Host)
+			hosts := eng.Reservations().Spaces().InTier(tier.Host)
 			for i, h := range made.Hosts {
 				if len(hosts) != len(made.Hosts) || hosts[i].Node != h.Node || hosts[i].Capacity != h.Memory.Bytes {
 					t.Errorf("host:%d of %d is not %+v", i, len(hosts), h)

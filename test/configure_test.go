@@ -517,7 +517,7 @@ func configuredEngine(t *testing.T, top *topology.Topology, perGPU bool) {
 			t.Errorf("%v is left, %v", left, err)
 		}
 	}()
-	spaces := eng.Reservations().Spaces
+	spaces := eng.Reservations().Spaces()
 	if g, h, d := len(
 		spaces.InTier(tier.GPU),
 	), len(
@@ -530,19 +530,19 @@ func configuredEngine(t *testing.T, top *topology.Topology, perGPU bool) {
 	}
 	for i, s := range spaces.InTier(tier.GPU) {
 		if s.Node != *cfg.GPUs[i].Node {
-			t.Errorf("%s is on node %d, want %d", s.ID, s.Node, *cfg.GPUs[i].Node)
+			t.Errorf("%s is on node %d, want %d", s.ID(), s.Node, *cfg.GPUs[i].Node)
 		}
-		first := reservation.ToDowngrade(s.ID, tier.Host).Candidates(spaces, nil)[0]
-		if perGPU && first.ID.Ordinal != i {
-			t.Errorf("%s moves down to %s first", s.ID, first.ID)
+		first := reservation.ToDowngrade(s.ID(), tier.Host).Candidates(spaces, nil)[0]
+		if perGPU && first.ID().Ordinal != i {
+			t.Errorf("%s moves down to %s first", s.ID(), first.ID())
 		}
 		if near := top.MemoryNode(s.Node); near != topology.Unknown && first.Node != near {
-			t.Errorf("%s moves down to node %d, though %d is near", s.ID, first.Node, near)
+			t.Errorf("%s moves down to node %d, though %d is near", s.ID(), first.Node, near)
 		}
 	}
 	for i, s := range spaces.InTier(tier.Host) {
 		if s.Node != cfg.Hosts[i].Node || s.Capacity != cfg.Hosts[i].Memory.Bytes {
-			t.Errorf("%s is on node %d with %d bytes, want %+v", s.ID, s.Node, s.Capacity, cfg.Hosts[i])
+			t.Errorf("%s is on node %d with %d bytes, want %+v", s.ID(), s.Node, s.Capacity, cfg.Hosts[i])
 		}
 	}
 	node := topology.Unknown
@@ -550,7 +550,7 @@ func configuredEngine(t *testing.T, top *topology.Topology, perGPU bool) {
 		node = *n
 	}
 	if s := spaces.InTier(tier.Disk)[0]; s.Node != node {
-		t.Errorf("%s is on node %d, want %d", s.ID, s.Node, node)
+		t.Errorf("%s is on node %d, want %d", s.ID(), s.Node, node)
 	}
 	roundTrip(t, eng)
 }

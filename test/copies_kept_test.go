@@ -129,13 +129,13 @@ func TestCopiesWithDictionariesWhereTheDiskHasRoom(t *testing.T) {
 		t.Fatal("no dictionaries")
 	}
 	gpu := eng.Spaces()[0]
-	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID), gpu.State().Room) // work that goes on
+	r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room) // work that goes on
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID), mib); err == nil {
+	if w, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), mib); err == nil {
 		t.Error(w.Release(), "it need not wait")
 	}
 	disk := eng.Spaces()[2]
@@ -256,7 +256,7 @@ func closeBoth(t *testing.T, repo *repository.Repository, eng *spillway.Engine) 
 func TestPutOnALateFullDiskGivesCopiesBack(t *testing.T) {
 	eng, repo, files := onFaultyDisk(t)
 	putWithCopies(t, eng, repo, 4, wordList(1, 10))
-	s, _ := eng.Reservations().Spaces.ByID(firstDisk)
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()
 	if err := repo.Put(t.Context(), 9, numberedRecord(9, 10_000, wordList(1, 10)), in(tier.Disk)); err != nil {
 		t.Errorf("refused while copies have %d bytes: %v", s.State().Cached, err)
@@ -284,7 +284,7 @@ func TestLateFullDiskKeepsOtherCopies(t *testing.T) {
 func TestLateFullDiskWhoseCopiesOthersFree(t *testing.T) {
 	eng, repo, files := onFaultyDisk(t)
 	putWithCopies(t, eng, repo, 1, wordList(1, 10))
-	s, _ := eng.Reservations().Spaces.ByID(firstDisk)
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
 	drop := faultfs.Do(func(string, string) { s.DropAllClean() })
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: drop, Times: 1})()
 	defer files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Fail(syscall.ENOSPC), Times: 1})()

@@ -150,7 +150,7 @@ func TestDictionariesOfCopiesMakeRoom(t *testing.T) {
 		}
 	}
 	disk := eng.Spaces()[2]
-	n := eng.Mover().DictionaryBytes(disk.ID)
+	n := eng.Mover().DictionaryBytes(disk.ID())
 	if len(up) != 20 || n == 0 {
 		t.Errorf("%d batches are up, and the disk keeps %d bytes of dictionaries: the test is too easy", len(up), n)
 	}
@@ -341,7 +341,7 @@ func TestCopiesOnAFailingDiskAreNotUsed(t *testing.T) {
 			for _, b := range all {
 				h, err := eng.Mover().Acquire(t.Context(), b, reservation.AnyInTier(tier.Host))
 				if err != nil {
-					t.Errorf("batch %d in %s is lost: %v", b.ID, b.Info().Space, err)
+					t.Errorf("batch %d in %s is lost: %v", b.ID(), b.Info().Space, err)
 				} else if err := h.Close(); err != nil {
 					t.Error(err)
 				}
@@ -419,7 +419,7 @@ func TestMoveWhileACopyIsRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Disk})
+	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
 	if n := s.State().Cached; n == 0 || n+b.Info().Bytes < s.Capacity {
 		t.Fatalf("a batch and a copy fit: %+v, %d", s.State().Usage, b.Info().Bytes)
 	}

@@ -90,7 +90,7 @@ func TestBackendOfAGPUSpace(t *testing.T) {
 				}
 			}()
 			seen := make(map[string]bool)
-			for _, s := range eng.Reservations().Spaces.InTier(tier.GPU) {
+			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
 				info := s.Pool.(*devpool.Memory).Device().Info()
 				if info.Backend == "cuda" && seen[info.PCI] {
 					t.Errorf("two spaces have the GPU at %s", info.PCI)
@@ -188,9 +188,9 @@ func TestHostMemoryThatCannotBePinned(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer eng.Close()
-	space, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Host})
+	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Host})
 	told := slices.ContainsFunc(eng.Warnings(), func(w diag.Warning) bool {
-		return w.Space == space.ID.String() && strings.Contains(w.What, "bytes are locked")
+		return w.Space == space.ID().String() && strings.Contains(w.What, "bytes are locked")
 	})
 	if s := space.Pool.(*host.Arena).Stats(); s.Locked != s.Capacity && !told {
 		t.Errorf("%d of %d bytes are locked, which nobody is told: %v", s.Locked, s.Capacity, eng.Warnings())

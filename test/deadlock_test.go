@@ -30,7 +30,7 @@ func twoOnGPU(ctx context.Context, t *testing.T) (*spillway.Engine, [2]*batch.Ba
 			t.Fatalf("%d bytes lie in %s: the test shows nothing", s.Bytes, s.Space)
 		}
 	}
-	space, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.GPU})
+	space, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.GPU})
 	if free := space.State().Available; free > space.State().Limit*2/5 {
 		t.Fatalf("%d of %d bytes are free: the test shows nothing", free, space.State().Limit)
 	}
@@ -42,7 +42,7 @@ func TestOwnersWaitForTheMonitor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
 	eng, _, space := twoOnGPU(ctx, t)
-	on := reservation.Specific(space.ID)
+	on := reservation.Specific(space.ID())
 	a, err := eng.Reservations().Reserve(ctx, on, space.State().Available,
 		&reservation.Options{Owner: reservation.NewOwner("a")})
 	if err != nil {
@@ -66,7 +66,7 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang takes so long
 	defer cancel()
 	eng, batches, space := twoOnGPU(ctx, t)
-	on := reservation.Specific(space.ID)
+	on := reservation.Specific(space.ID())
 	begin, told := make(chan struct{}, len(batches)), make(chan *reservation.DeadlockError, 100)
 	both := make(chan struct{})
 	work := func(name string, b *batch.Batch) error {
@@ -109,7 +109,7 @@ func TestDeadlockThroughTheEngine(t *testing.T) {
 		t.Fatal("nobody was told: the test shows nothing")
 	}
 	for range len(told) {
-		if e := <-told; e.Space != space.ID || e.Requested < space.State().Limit/2 || e.Hint == "" {
+		if e := <-told; e.Space != space.ID() || e.Requested < space.State().Limit/2 || e.Hint == "" {
 			t.Errorf("it was told %+v", e)
 		}
 	}

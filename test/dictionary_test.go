@@ -151,7 +151,7 @@ func TestSharedDictionaryFillsTheGPU(t *testing.T) {
 	if least := gpu.State().Stop - 2<<20; gpu.State().Used() < least {
 		t.Errorf("%d bytes of the GPU are in use, want %d or more of %d", gpu.State().Used(), least, gpu.Capacity)
 	}
-	if n := eng.Mover().DictionaryBytes(gpu.ID); n > 31<<20 {
+	if n := eng.Mover().DictionaryBytes(gpu.ID()); n > 31<<20 {
 		t.Errorf("%d bytes of dictionaries are in the GPU", n)
 	}
 }

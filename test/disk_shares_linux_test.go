@@ -92,7 +92,7 @@ func TestDisksOfOneFileSystemShareIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, name := range names {
-				s, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Disk, Ordinal: i})
+				s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk, Ordinal: i})
 				if got := s.Capacity; got != c.want[name] {
 					t.Errorf("%s has %d bytes, want %d", name, got, c.want[name])
 				}

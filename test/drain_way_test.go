@@ -24,7 +24,7 @@ type counted struct {
 const countedForm batch.PayloadType = "counted"
 
 func (c counted) Type() batch.PayloadType {
-	if c.Space().ID.Kind == tier.GPU {
+	if c.Space().Kind() == tier.GPU {
 		return batch.PlainImage
 	}
 	return countedForm

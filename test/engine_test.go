@@ -281,7 +281,7 @@ func TestPutBesideStaging(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Host})
+	host, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Host})
 	rows := 0
 	for rows = 1000; ; rows += 500 {
 		rec := numberedRecord(1, rows, wordList(1, 10))

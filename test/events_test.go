@@ -259,11 +259,11 @@ func TestDiskEvents(t *testing.T) {
 		}
 		if e.Kind == events.Corrupt {
 			var c *convert.CorruptError
-			if !errors.As(e.Err, &c) || c.Batch != b.ID || c.Volume == "" {
+			if !errors.As(e.Err, &c) || c.Batch != b.ID() || c.Volume == "" {
 				t.Errorf("the error is %v", e.Err)
 			}
 			of := events.Origin{Plan: "settings", Operator: "scan"}
-			noted(t, e, spillway.Event{Kind: e.Kind, Origin: of, Batch: uint64(b.ID), To: e.To, Err: convert.ErrCorrupt})
+			noted(t, e, spillway.Event{Kind: e.Kind, Origin: of, Batch: uint64(b.ID()), To: e.To, Err: convert.ErrCorrupt})
 		}
 		kinds = append(kinds, e.Kind)
 	}
@@ -289,18 +289,18 @@ func TestTaskEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	gpu := gpuOf(t, eng)
-	held, err := eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID), 200_000, &reservation.Options{Owner: reservation.NewOwner("hoarder")})
+	held, err := eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID()), 200_000, &reservation.Options{Owner: reservation.NewOwner("hoarder")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	fails := fmt.Errorf("the task's own: %w", &tier.NoSpaceError{Space: gpu.ID, Requested: 8192})
+	fails := fmt.Errorf("the task's own: %w", &tier.NoSpaceError{Space: gpu.ID(), Requested: 8192})
 	err = eng.RunTask(t.Context(), spillway.Task{Operator: "hash", Output: 4096}, func(context.Context, *spillway.Grant, []*spillway.Handle) error { return fails })
 	for _, part := range []string{"gpu:0", "hoarder", "batches of plan \"query\", operator build:0", "give the task less input, or the space more memory"} {
 		if err == nil || !errors.Is(err, tier.ErrNoSpace) || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "\n") {
 			t.Fatalf("the error lacks %q: %v", part, err)
 		}
 	}
-	all, ok := eng.Holders(gpu.ID)
+	all, ok := eng.Holders(gpu.ID())
 	var batches, reserved int64
 	for _, h := range all.Batches {
 		if h.Plan == "query" && h.Operator == "build" && h.What == "batch" {
@@ -411,7 +411,7 @@ func TestExplanationOfWays(t *testing.T) {
 
 // waitingPut puts a batch on a disk that is full until the wait has begun.
 func waitingPut(ctx context.Context, t *testing.T, eng *spillway.Engine, r *heard, repo *spillway.Repository) error {
-	disk, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Disk})
+	disk, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
 	free := full(t, disk, eng)
 	before := len(r.of(events.WaitBegun))
 	go func() {

@@ -36,7 +36,7 @@ func (s shown) accounts() error {
 	eng := s.eng
 	for _, space := range eng.Spaces() {
 		now := space.State()
-		fmt.Println(space.ID, "live", now.Live, "retired", now.Retired, "reserved", now.Reserved, "cached", now.Cached)
+		fmt.Println(space.ID(), "live", now.Live, "retired", now.Retired, "reserved", now.Reserved, "cached", now.Cached)
 		fmt.Println("available", now.Available, "of", now.Limit, "pressure", now.Pressure)
 	}
 	return nil
@@ -74,7 +74,7 @@ func (s shown) now() error {
 		return err
 	}
 	defer r.Release()
-	fmt.Println(r.Bytes(), "bytes in", r.Space().ID)
+	fmt.Println(r.Bytes(), "bytes in", r.Space().ID())
 	return nil
 }
 

@@ -50,7 +50,7 @@ func openOver(t *testing.T, g spillway.GPUConfig) (*spillway.Engine, *tier.Space
 	if err != nil {
 		t.Fatal(err)
 	}
-	return eng, eng.Reservations().Spaces.InTier(tier.GPU)[0]
+	return eng, eng.Reservations().Spaces().InTier(tier.GPU)[0]
 }
 
 // onGPU makes n batches of 1 MiB in the GPU space.
@@ -99,7 +99,7 @@ func TestForeignBytes(t *testing.T) {
 			t.Errorf("the pressure is %d: want it from %d to below %d", p, gpu.State().Stop, gpu.State().Trigger)
 		}
 		for _, s := range eng.Stats().Spaces {
-			if want := int64(16 * mib); s.ID == gpu.ID && s.External != want {
+			if want := int64(16 * mib); s.ID == gpu.ID() && s.External != want {
 				t.Errorf("the statistics have %d external bytes", s.External)
 			}
 		}
@@ -246,7 +246,7 @@ func TestForeignBytesOfAPanickingDevice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		gpu := eng.Reservations().Spaces.InTier(tier.GPU)[0]
+		gpu := eng.Reservations().Spaces().InTier(tier.GPU)[0]
 		dev.SetExternal(8 * mib)
 		sampled()
 		on.Store(true)

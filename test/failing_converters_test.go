@@ -110,7 +110,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 		t.Error(err)
 	}
 	for i, b := range all[30:] {
-		if at := b.Info().Space; at != host.ID {
+		if at := b.Info().Space; at != host.ID() {
 			t.Errorf("batch %d is in %s", 30+i, at)
 		}
 	}
@@ -125,7 +125,7 @@ func TestBatchesThatCannotBeConverted(t *testing.T) {
 	}
 	_, err = eng.Reserve(ctx, reservation.AnyInTier(tier.Host), host.State().Available+size)
 	var full *tier.NoSpaceError
-	if !errors.As(err, &full) || full.Space != host.ID {
+	if !errors.As(err, &full) || full.Space != host.ID() {
 		t.Errorf("with nothing left that can be moved: %v", err)
 	} else if text := err.Error(); !strings.Contains(text, fmt.Sprintf("2 batches of %d bytes cannot be converted", 2*size)) || !strings.Contains(text, "no converter from of-the-program") {
 		t.Errorf("the error does not say why: %v", err)

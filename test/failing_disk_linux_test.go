@@ -371,7 +371,7 @@ func TestCapacityOfADisk(t *testing.T) {
 	cfg := spillConfig(dir, fullFS{disk.OS(), &free}, top)
 	cfg.Disks[0].Capacity = spillway.Amount{}
 	s := openSpill(t, cfg)
-	if sp, _ := s.eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Disk}); sp.Capacity != 5<<20 {
+	if sp, _ := s.eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk}); sp.Capacity != 5<<20 {
 		t.Errorf("without a capacity the disk has %d bytes of %d that are free", sp.Capacity, free)
 	}
 	s.putAndMove(t.Context())

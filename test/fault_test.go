@@ -199,10 +199,10 @@ func (l *life) books() {
 	}
 	for _, b := range l.batches {
 		held[b.Info().Space] += b.Info().Bytes
-		b.EachClean(func(p batch.Payload) { copied[p.Space().ID] += p.Bytes() })
+		b.EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 	}
 	for id, want := range held {
-		s, _ := l.eng.Reservations().Spaces.ByID(id)
+		s, _ := l.eng.Reservations().Spaces().ByID(id)
 		settled(s)
 		if u := s.State().Usage; u.Live != want || u.Used() != want || u.Cached != copied[id] {
 			l.t.Errorf("%s holds %+v, want %d live, %d in copies, and no more", id, u, want, copied[id])

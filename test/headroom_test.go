@@ -146,7 +146,7 @@ func TestOutputWhileHoldingInput(t *testing.T) {
 		h.Close()
 		if err != nil {
 			for _, s := range eng.Spaces() {
-				t.Logf("%v: %d available", s.ID, s.State().Available)
+				t.Logf("%v: %d available", s.ID(), s.State().Available)
 			}
 			t.Errorf("the output of batch %d, after %v: %v", n, time.Since(begin), err)
 			break

@@ -96,7 +96,7 @@ func TestHoldAndWaitOnHandles(t *testing.T) {
 					return
 				}
 				if told.Add(1) == 1 &&
-					(e.Held < first.Info().Bytes || len(e.Holdings.Holders) == 0 || e.Holdings.Holders[0].Plan != "p" || e.Space != gpu.ID) {
+					(e.Held < first.Info().Bytes || len(e.Holdings.Holders) == 0 || e.Holdings.Holders[0].Plan != "p" || e.Space != gpu.ID()) {
 					t.Errorf("worker %d was told %+v", i, *e)
 				}
 				if err := e.Wait(ctx); err != nil {

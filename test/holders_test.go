@@ -31,7 +31,7 @@ func account(t *testing.T, eng *spillway.Engine, id tier.ID) tier.Holdings {
 		for _, h := range slices.Concat(all.Holders, all.Batches) {
 			sum += h.Bytes
 		}
-		s, _ := eng.Reservations().Spaces.ByID(id)
+		s, _ := eng.Reservations().Spaces().ByID(id)
 		if all.Others == 0 && sum == all.Used && s.State().Used() == sum {
 			return all
 		}
@@ -64,7 +64,7 @@ func TestHoldersOfReservations(t *testing.T) {
 	var bufs [2]*tier.Buffer
 	for i, o := range []*reservation.Owner{nil, reservation.NewOwner("me")} {
 		var err error
-		all[i], err = eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID), promised, &reservation.Options{Owner: o})
+		all[i], err = eng.Reservations().Reserve(t.Context(), reservation.Specific(gpu.ID()), promised, &reservation.Options{Owner: o})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestHoldersOfReservations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	held := account(t, eng, gpu.ID)
+	held := account(t, eng, gpu.ID())
 	for _, owner := range []string{"", "me"} {
 		if r := holder(held.Holders, "reservation", owner); r.Bytes != promised {
 			t.Errorf("of owner %q: %+v", owner, r)
@@ -86,7 +86,7 @@ func TestHoldersOfReservations(t *testing.T) {
 		}
 	}
 	release(t, all[0], all[1])
-	held = account(t, eng, gpu.ID)
+	held = account(t, eng, gpu.ID())
 	if b := holder(held.Holders, "buffer", ""); b.Bytes != 2*drawn || len(held.Holders) != 1 ||
 		!strings.Contains(held.String(), "buffers: 81920 bytes") {
 		t.Errorf("buffers whose reservations are released: %s", held)
@@ -96,7 +96,7 @@ func TestHoldersOfReservations(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if held = account(t, eng, gpu.ID); len(held.Holders) != 0 || held.Used != held.Engine ||
+	if held = account(t, eng, gpu.ID()); len(held.Holders) != 0 || held.Used != held.Engine ||
 		!strings.HasSuffix(held.String(), "nothing is held") {
 		t.Errorf("at the end: %s", held)
 	}
@@ -111,14 +111,14 @@ func TestHoldersOfSharedMemory(t *testing.T) {
 	b, _ := repo.Peek(0)
 	gpu := gpuOf(t, eng)
 	for _, owner := range []string{"a", "b"} {
-		h, err := b.Open(reservation.NewOwner(owner).Context(t.Context()), gpu.ID, false)
+		h, err := b.Open(reservation.NewOwner(owner).Context(t.Context()), gpu.ID(), false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		h.SetOwner(reservation.NewOwner(owner))
 		defer h.Close()
 	}
-	held := account(t, eng, gpu.ID)
+	held := account(t, eng, gpu.ID())
 	first, second := holder(held.Holders, "handle", "a"), holder(held.Holders, "handle", "b")
 	if first.Bytes == 0 || first.Count != 1 || second.Bytes != 0 || second.Count != 1 ||
 		len(held.Batches) != 1 || held.Batches[0].Count != 1 {
@@ -161,7 +161,7 @@ func TestHoldersOfAProgramsOwnForm(t *testing.T) {
 	if err := repo.PutBatch(1, b); err != nil {
 		t.Fatal(err)
 	}
-	id := bufs[0].Space().ID
+	id := bufs[0].Space().ID()
 	held := account(t, eng, id)
 	if got := holder(held.Holders, "buffer", ""); got.Bytes != charge || len(held.Batches) != 1 ||
 		held.Batches[0].Bytes != 2*charge {
@@ -220,7 +220,7 @@ func TestHoldersOfDictionariesOfCopies(t *testing.T) {
 			t.Errorf("with copies alone: %s", held)
 		}
 	}
-	space, _ := eng.Reservations().Spaces.ByID(disk)
+	space, _ := eng.Reservations().Spaces().ByID(disk)
 	space.DropAllClean()
 	if held := account(t, eng, disk); held.Used != 0 || len(held.Holders) != 0 {
 		t.Errorf("without copies: %s", held)
@@ -238,7 +238,7 @@ func TestHoldersWhileDataMoves(t *testing.T) {
 		img, err := imageOf(ctx, src, r)
 		if err == nil {
 			written = img.Bytes()
-			held, _ = eng.Holders(img.Space().ID)
+			held, _ = eng.Holders(img.Space().ID())
 		}
 		return img, err
 	}
@@ -300,7 +300,7 @@ func TestHoldersAddUp(t *testing.T) {
 	}
 	n := 0
 	for _, s := range eng.Spaces() {
-		all := account(t, eng, s.ID)
+		all := account(t, eng, s.ID())
 		n += len(all.Batches)
 	}
 	if n == 0 {

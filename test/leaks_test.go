@@ -76,9 +76,9 @@ func testCloseWithOpenTransits(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, s := range eng.Reservations().Spaces.All() {
+	for _, s := range eng.Reservations().Spaces().All() {
 		if s.State().Used() != 0 {
-			t.Errorf("%d bytes are left in %s", s.State().Used(), s.ID)
+			t.Errorf("%d bytes are left in %s", s.State().Used(), s.ID())
 		}
 	}
 }
@@ -146,9 +146,9 @@ func TestCloseNamesHolders(t *testing.T) {
 	if err := errors.Join(drained.Close(), inPlace.Close()); err != nil {
 		t.Error(err)
 	}
-	for _, s := range eng.Reservations().Spaces.All() {
+	for _, s := range eng.Reservations().Spaces().All() {
 		if holds := s.Books.Holds(); len(holds) != 0 || s.State().Used() != 0 {
-			t.Errorf("%s ends with %d bytes and %v", s.ID, s.State().Used(), holds)
+			t.Errorf("%s ends with %d bytes and %v", s.ID(), s.State().Used(), holds)
 		}
 	}
 }

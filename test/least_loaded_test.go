@@ -112,7 +112,7 @@ func TestLeastLoadedGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []int
-			for _, s := range eng.Reservations().Spaces.InTier(tier.GPU) {
+			for _, s := range eng.Reservations().Spaces().InTier(tier.GPU) {
 				info := s.Pool.(*devpool.Memory).Device().Info()
 				got = append(
 					got,
@@ -140,7 +140,7 @@ func physicalOf(t *testing.T, cfg spillway.Config) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, total, _ := eng.Reservations().Spaces.InTier(tier.GPU)[0].Pool.(*devpool.Memory).Device().MemInfo()
+	_, total, _ := eng.Reservations().Spaces().InTier(tier.GPU)[0].Pool.(*devpool.Memory).Device().MemInfo()
 	if err := eng.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestLeastLoadedSpace(t *testing.T) { synctest.Test(t, testLeastLoadedSpace)
 func testLeastLoadedSpace(t *testing.T) {
 	r := openRefuser(t, 2, 1, 0)
 	synctest.Wait() // the engine has asked the devices what others hold there
-	gpus := r.Reservations().Spaces.InTier(tier.GPU)
+	gpus := r.Reservations().Spaces().InTier(tier.GPU)
 	words := wordList(1, 10)
 	put := func() tier.ID {
 		t.Helper()
@@ -175,24 +175,24 @@ func testLeastLoadedSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer release(t, g)
-		return g.Reservation().Space().ID
+		return g.Reservation().Space().ID()
 	}
 	for i, want := range []int{0, 1} { // the other one has the batch
-		if at := put(); at != gpus[want].ID {
+		if at := put(); at != gpus[want].ID() {
 			t.Errorf("put %d went to %s", i, at)
 		}
 	}
 	gpus[0].SetExternal(1 << 20)
 	for i := range 3 {
-		if at := put(); at != gpus[1].ID {
+		if at := put(); at != gpus[1].ID() {
 			t.Errorf("put %d beside external bytes went to %s", i, at)
 		}
 	}
-	if at := admitted(); at != gpus[1].ID {
+	if at := admitted(); at != gpus[1].ID() {
 		t.Errorf("a task went to %s", at)
 	}
 	gpus[0].SetExternal(0)
-	if at := admitted(); at != gpus[0].ID {
+	if at := admitted(); at != gpus[0].ID() {
 		t.Errorf("a task went to %s", at)
 	}
 }

@@ -41,7 +41,7 @@ func TestQuietLog(t *testing.T) {
 	}
 	// The GPU stays above its trigger until the monitor has seen that. Waiters may evict before it does.
 	gpu := s.eng.Spaces()[0]
-	full, err := s.eng.Reserve(t.Context(), spillway.Specific(gpu.ID), gpu.State().Room-tier.Page)
+	full, err := s.eng.Reserve(t.Context(), spillway.Specific(gpu.ID()), gpu.State().Room-tier.Page)
 	if err != nil {
 		t.Fatal(err)
 	}

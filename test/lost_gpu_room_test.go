@@ -33,11 +33,11 @@ func (l *losable) waiting(t *testing.T) waiting {
 // take reserves bytes of the only space of a tier; all that are free if n is 0.
 func (w waiting) take(k tier.Kind, n int64) *reservation.Reservation {
 	w.t.Helper()
-	s := w.eng.Reservations().Spaces.InTier(k)[0]
+	s := w.eng.Reservations().Spaces().InTier(k)[0]
 	if n == 0 {
 		n = s.State().Available / tier.Page * tier.Page
 	}
-	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID), n)
+	r, err := w.eng.Reserve(w.ctx, reservation.Specific(s.ID()), n)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestRoomBesideALostGPU(t *testing.T) {
 	b := w.put(0, numberedRecord(1, 1000, words), in(tier.Host))
 	defer b.Subscribe()() // it stays
 	w.gpus[0].Lose(errFellOff)
-	free := w.eng.Reservations().Spaces.InTier(tier.Host)[0].State().Available
+	free := w.eng.Reservations().Spaces().InTier(tier.Host)[0].State().Available
 	host := w.take(tier.Host, (free-200<<10)/tier.Page*tier.Page)
 	record := numberedRecord(2, 1000, words)
 	put := make(chan error, 1)
@@ -187,7 +187,7 @@ func TestRoomBesideALostGPU(t *testing.T) {
 func TestAdoptingFromALostGPU(t *testing.T) {
 	l := openLosable(t, 1, 1<<20)
 	l.gpus[0].Lose(errFellOff)
-	space := l.eng.Reservations().Spaces.InTier(tier.GPU)[0]
+	space := l.eng.Reservations().Spaces().InTier(tier.GPU)[0]
 	schema := arrow.NewSchema([]arrow.Field{{Name: "s", Type: arrow.BinaryTypes.String}}, nil)
 	column := &convert.DeviceArray{Length: 10, Buffers: []convert.DeviceRange{{}, {Addr: 4096, Length: 44}, {Addr: 8192, Length: convert.Unknown}}}
 	_, err := l.eng.Mover().AdoptTable(t.Context(), convert.DeviceTable{

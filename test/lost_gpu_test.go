@@ -151,7 +151,7 @@ func (l *losable) same(b *batch.Batch, want arrow.RecordBatch) {
 		got.Release()
 	}
 	if err != nil {
-		l.t.Errorf("batch %d in %s: %v", b.ID, b.Info().Space, err)
+		l.t.Errorf("batch %d in %s: %v", b.ID(), b.Info().Space, err)
 	}
 }
 
@@ -300,8 +300,8 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	waits := make(chan struct{}, 16)
 	l.begun.Store(&waits)
 	take := func(k tier.Kind, part int64) *reservation.Reservation {
-		s := l.eng.Reservations().Spaces.InTier(k)[0]
-		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID), s.State().Available/part/tier.Page*tier.Page)
+		s := l.eng.Reservations().Spaces().InTier(k)[0]
+		r, err := l.eng.Reserve(ctx, reservation.Specific(s.ID()), s.State().Available/part/tier.Page*tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +359,7 @@ func TestWaitersOfALostGPU(t *testing.T) {
 	if err := host.Release(); err != nil {
 		t.Error(err)
 	}
-	if s := <-passed; s.err != nil || s.r.Space().ID.Kind != tier.Host {
+	if s := <-passed; s.err != nil || s.r.Space().Kind() != tier.Host {
 		t.Errorf("who may have host memory: %v", s.err)
 	} else if err := s.r.Release(); err != nil {
 		t.Error(err)
@@ -410,7 +410,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 				err = convert.Equal(record(i), got)
 				got.Release()
 			}
-			if at := h.Space().ID; err != nil || at != otherGPU {
+			if at := h.Space().ID(); err != nil || at != otherGPU {
 				t.Errorf("what partition %d has comes to %s, %v", i, at, err)
 			}
 			if err := h.Close(); err != nil {
@@ -426,7 +426,7 @@ func TestOneOfTwoGPUsIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if at := g.Reservation().Space().ID; at != otherGPU {
+	if at := g.Reservation().Space().ID(); at != otherGPU {
 		t.Errorf("a task runs in %s", at)
 	}
 	if err := g.Release(); err != nil {

@@ -36,8 +36,8 @@ func TestTasksOfALostGPU(t *testing.T) {
 			l.gpus[0].Lose(errFellOff)
 			ran := 0
 			run := func(g *spillway.Grant) error {
-				if ran++; g.Reservation().Space().ID != otherGPU {
-					t.Errorf("a task runs in %s", g.Reservation().Space().ID)
+				if ran++; g.Reservation().Space().ID() != otherGPU {
+					t.Errorf("a task runs in %s", g.Reservation().Space().ID())
 				}
 				return nil
 			}

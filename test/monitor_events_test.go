@@ -69,14 +69,14 @@ func TestPressureEvents(t *testing.T) {
 		for range 2 {
 			for _, s := range eng.Spaces() {
 				free := full(t, s, eng)
-				rose := spillway.Event{Kind: events.PressureRose, To: s.ID, Bytes: s.State().Pressure}
-				if s.ID.Kind == tier.Disk {
+				rose := spillway.Event{Kind: events.PressureRose, To: s.ID(), Bytes: s.State().Pressure}
+				if s.Kind() == tier.Disk {
 					rose.Text = "there is no slower tier"
 				}
 				await(time.Minute)
 				free()
 				await(time.Second)
-				fell := spillway.Event{Kind: events.PressureFell, To: s.ID, Bytes: s.State().Pressure}
+				fell := spillway.Event{Kind: events.PressureFell, To: s.ID(), Bytes: s.State().Pressure}
 				want = append(want, rose, fell)
 			}
 		}
@@ -140,21 +140,21 @@ func TestStuckEvents(t *testing.T) {
 				gpu.State().Used(), gpu.State().Limit, resting)
 			want = append(want,
 				spillway.Event{
-					Kind: events.Stuck, To: gpu.ID, Bytes: gpu.State().Used() - gpu.State().Trigger + 1,
+					Kind: events.Stuck, To: gpu.ID(), Bytes: gpu.State().Used() - gpu.State().Trigger + 1,
 					Reason: convert.ReasonTrigger, Text: "0 wait, " + rest,
 				},
 				spillway.Event{
-					Kind: events.Stuck, To: host.ID, Bytes: host.State().Used() - host.State().Trigger + 1,
+					Kind: events.Stuck, To: host.ID(), Bytes: host.State().Used() - host.State().Trigger + 1,
 					Reason: convert.ReasonTrigger,
 					Text: fmt.Sprintf("0 wait, %d bytes are used of %d, 0 of them in batches at rest, disk:0 has 0",
 						host.State().Used(), host.State().Limit),
 				},
-				spillway.Event{Kind: events.Stuck, To: gpu.ID, Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
+				spillway.Event{Kind: events.Stuck, To: gpu.ID(), Bytes: need, Reason: convert.ReasonDemand, Text: "1 wait, " + rest})
 			await(time.Minute)
 			ctx, cancel := context.WithCancel(t.Context())
 			waited := make(chan error)
 			go func() {
-				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID), need)
+				_, err := eng.Reserve(ctx, reservation.Specific(gpu.ID()), need)
 				waited <- err
 			}()
 			await(time.Minute)
@@ -252,11 +252,11 @@ func TestUnmovableEvents(t *testing.T) {
 			for k, e := range all {
 				var own *batch.UnmovableError
 				var none *convert.NoConverterError
-				if !errors.As(e.Err, &own) || own.Batch != bad[k].ID || !errors.As(e.Err, &none) {
-					t.Errorf("batch %d: %v", bad[k].ID, e.Err)
+				if !errors.As(e.Err, &own) || own.Batch != bad[k].ID() || !errors.As(e.Err, &none) {
+					t.Errorf("batch %d: %v", bad[k].ID(), e.Err)
 				}
 				noted(t, e, spillway.Event{
-					Kind: events.Unmovable, Origin: events.Origin{Plan: "of a program", Operator: "op"}, Batch: uint64(bad[k].ID), From: host.ID, To: tier.ID{Kind: tier.Disk},
+					Kind: events.Unmovable, Origin: events.Origin{Plan: "of a program", Operator: "op"}, Batch: uint64(bad[k].ID()), From: host.ID(), To: tier.ID{Kind: tier.Disk},
 					Bytes: bad[k].Info().Bytes, Text: string(ownForm{}.Type()), Err: batch.ErrUnmovable,
 				})
 			}

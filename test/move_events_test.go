@@ -214,7 +214,7 @@ func stormTask(ctx context.Context, run *randomRun, rng *rand.Rand) error {
 // moveLog is the kinds of a batch's events of moves, with where each went and whether it failed.
 func moveLog(r *heard, b *batch.Batch) (log []string) {
 	for _, e := range r.of(events.MoveBegun, events.MoveEnded) {
-		if e.Batch != uint64(b.ID) {
+		if e.Batch != uint64(b.ID()) {
 			continue
 		}
 		line := fmt.Sprintf("%s to %s", e.Kind, e.To)
@@ -384,15 +384,15 @@ func TestMoveEventsComeInTransit(t *testing.T) {
 				t.Fatal(err)
 			}
 			b, _ := repo.Peek(i)
-			batches[uint64(b.ID)] = b
+			batches[uint64(b.ID())] = b
 		}
-		host := eng.Reservations().Spaces.InTier(tier.Host)[0]
+		host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 		if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		b, _ := repo.Peek(0)
-		moveAlong(t, eng, b, eng.Reservations().Spaces.InTier(tier.GPU)[0].ID)
+		moveAlong(t, eng, b, eng.Reservations().Spaces().InTier(tier.GPU)[0].ID())
 		if n := len(r.of(events.MoveEnded)); n != all+1 {
 			t.Errorf("%d moves ended, want %d", n, all+1)
 		}

@@ -59,8 +59,8 @@ func TestLoadingMovesNothing(t *testing.T) {
 	}
 	for _, s := range eng.Spaces() {
 		now := s.State()
-		if s.ID.Kind != tier.Disk && (now.Pressure >= now.Trigger || now.Used() < now.Trigger-mib) {
-			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID, s.State().Used(), s.State().Trigger)
+		if s.Kind() != tier.Disk && (now.Pressure >= now.Trigger || now.Used() < now.Trigger-mib) {
+			t.Errorf("%s has %d bytes: want just below the trigger, %d", s.ID(), s.State().Used(), s.State().Trigger)
 		}
 	}
 	if err := repo.Close(t.Context()); err != nil {
@@ -77,7 +77,7 @@ func TestNothingMovesAfterASpike(t *testing.T) {
 		eng := openMarked(t, 64*mib)
 		gpu := eng.Spaces()[0]
 		all := onGPU(t, eng, 45) // above the stop mark, 38.4
-		r, err := eng.Reserve(t.Context(), spillway.Specific(gpu.ID), 8*mib)
+		r, err := eng.Reserve(t.Context(), spillway.Specific(gpu.ID()), 8*mib)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestNothingMovesAfterASpike(t *testing.T) {
 			t.Errorf("the spike moved %d bytes", was)
 		}
 		for range 50 {
-			h, err := eng.Mover().Acquire(t.Context(), all[0], spillway.Specific(gpu.ID))
+			h, err := eng.Mover().Acquire(t.Context(), all[0], spillway.Specific(gpu.ID()))
 			if err != nil {
 				t.Fatal(err)
 			}

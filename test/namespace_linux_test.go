@@ -148,7 +148,7 @@ func spillToTooLittle(dir string) error {
 	if err != nil {
 		return err
 	}
-	s, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: tier.Disk})
+	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: tier.Disk})
 	if n := s.Capacity; n < 7<<19 || n > 4<<20 {
 		err = fmt.Errorf("of 8 MiB the disk has %d bytes", n)
 	}

@@ -74,7 +74,7 @@ func TestDrainGoesToTheNearestGPU(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got[h.Space().ID]++
+				got[h.Space().ID()]++
 				if b, more := repo.Peek(0); more && len(c.opts) == 0 {
 					for b.Info().Space.Kind != tier.GPU { // until it is prefetched
 						runtime.Gosched()
@@ -167,12 +167,12 @@ func TestTaskRunsWhereItIsTold(t *testing.T) {
 			runs := 0
 			err = eng.RunTask(t.Context(), task, func(ctx context.Context, g *spillway.Grant, in []*spillway.Handle) error {
 				runs++
-				if at := g.Reservation().Space().ID; at != c.want {
+				if at := g.Reservation().Space().ID(); at != c.want {
 					t.Errorf("the task runs in %s, want %s", at, c.want)
 				}
 				rows := int64(0)
 				for _, h := range in {
-					if at := h.Space().ID; at != c.want {
+					if at := h.Space().ID(); at != c.want {
 						t.Errorf("an input is in %s, want %s", at, c.want)
 					}
 					rec, err := eng.Mover().Record(ctx, h)

@@ -47,13 +47,13 @@ func TestOwnerWaitsForSlowMoves(t *testing.T) {
 		eng, host := openOnHost(t, spillway.DiskConfig{Dir: t.TempDir(), Capacity: spillway.Bytes(16 << 20), FS: files})
 		files.Add(faultfs.Rule{Ops: []string{"write"}, Effect: faultfs.Slow(time.Minute)})
 		ctx := reservation.NewOwner("the test").Context(t.Context())
-		held, err := eng.Reserve(ctx, reservation.Specific(host.ID), tier.Page)
+		held, err := eng.Reserve(ctx, reservation.Specific(host.ID()), tier.Page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		all := fillUp(t, eng, tier.Host)
 		start := time.Now()
-		more, err := eng.Reserve(ctx, reservation.Specific(host.ID), 1<<20)
+		more, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20)
 		if err != nil || time.Since(start) < time.Minute {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
@@ -84,13 +84,13 @@ func TestWaitBesideWhatTheEngineKeeps(t *testing.T) {
 		if err := scanOf(t, eng).Put(t.Context(), 0, numberedRecord(0, 100, commonWords()), in(tier.Host)); err != nil {
 			t.Error(err)
 		}
-		if eng.Mover().DictionaryBytes(host.ID) == 0 {
+		if eng.Mover().DictionaryBytes(host.ID()) == 0 {
 			t.Error("the record has no dictionary of its own: the test shows nothing")
 		}
 		all := append(fillUp(t, eng, tier.Disk), fillUp(t, eng, tier.Host)...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		if _, err := eng.Reserve(ctx, reservation.Specific(host.ID), 1<<20); !errors.Is(err, tier.ErrNoSpace) {
+		if _, err := eng.Reserve(ctx, reservation.Specific(host.ID()), 1<<20); !errors.Is(err, tier.ErrNoSpace) {
 			t.Errorf("a wait in vain: %v", err)
 		}
 		dropAll(t, all)
@@ -108,10 +108,10 @@ func TestIDsIncrease(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.ID <= last {
-			t.Errorf("batch %d comes after %d", b.ID, last)
+		if b.ID() <= last {
+			t.Errorf("batch %d comes after %d", b.ID(), last)
 		}
-		last = b.ID
+		last = b.ID()
 		dropAll(t, []*batch.Batch{b})
 	}
 	for _, name := range []string{"one", "two"} {

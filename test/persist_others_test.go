@@ -226,7 +226,7 @@ func TestPlaceThatChangesAsACopyIsTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, _ := eng.Reservations().Spaces.ByID(firstDisk)
+	s, _ := eng.Reservations().Spaces().ByID(firstDisk)
 	if err := s.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.0005}); err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestRecordStaysWithItsCopy(t *testing.T) {
 		t.Errorf("%d persist; copies are in %v", n, b.Copies())
 	}
 	for _, gone := range []tier.ID{firstDisk, secondDisk} {
-		s, _ := eng.Reservations().Spaces.ByID(gone)
+		s, _ := eng.Reservations().Spaces().ByID(gone)
 		s.DropAllClean()
 		b.Subscribe()()
 		if n := persistIn(t, dirs...); n != len(b.Copies()) {

@@ -529,7 +529,7 @@ func TestPersistedBatchesStayUntilAdopted(t *testing.T) {
 	}
 	moved := slices.IndexFunc(kept, func(k spillway.Persisted) bool { return k.Plan == "another" })
 	if moved < 0 || kept[moved].Operator != "sort" || kept[moved].Port != 4 || kept[moved].Partition != 9 ||
-		kept[moved].ID != b.ID {
+		kept[moved].ID != b.ID() {
 		t.Errorf("kept: %+v", kept)
 	}
 	closePersistent(t, eng)

@@ -156,13 +156,13 @@ func TestHeadroomIsNoLoss(t *testing.T) {
 	eng := openSmallTiers(t, 100*time.Millisecond)
 	repo := scanOf(t, eng)
 	putUntilFull(t, repo, func() int { return 1000 })
-	i := slices.IndexFunc(eng.Spaces(), func(s *tier.Space) bool { return s.ID.Kind == tier.Host })
+	i := slices.IndexFunc(eng.Spaces(), func(s *tier.Space) bool { return s.Kind() == tier.Host })
 	host := eng.Spaces()[i]
 	free := host.State().Available / 4096 * 4096
 	if free < 40_000 {
 		t.Fatalf("%d bytes are free in host: too few for one batch", free)
 	}
-	r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID), free, nil)
+	r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), free, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,8 +71,8 @@ func TestBatchesOfAProgramPersist(t *testing.T) {
 					}
 				}
 			}
-			if hidden := make.observer != nil && name[0] == 'h'; put.ID == made.ID && !hidden {
-				t.Errorf("both have id %d", put.ID)
+			if hidden := make.observer != nil && name[0] == 'h'; put.ID() == made.ID() && !hidden {
+				t.Errorf("both have id %d", put.ID())
 			}
 			wantPersisted(t, dir, 3, 6)
 			if err := put.Drop(); err != nil {
@@ -187,8 +187,8 @@ func TestNewBatchTakesOnlyTheEnginesPayloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.ID == c.ID {
-		t.Errorf("a batch and its clone have id %d", b.ID)
+	if b.ID() == c.ID() {
+		t.Errorf("a batch and its clone have id %d", b.ID())
 	}
 	if err := errors.Join(b.Drop(), c.Drop()); err != nil {
 		t.Error(err)

@@ -307,7 +307,7 @@ func TestQuotaLoweredWhileRunning(t *testing.T) {
 	drainAll(ctx, t, run, tier.GPU)
 	closeEngine(t, run.eng)
 	if len(exceeded) != 1 || exceeded[0].Limit != 1<<20 || exceeded[0].Bytes > before || exceeded[0].Bytes <= 1<<20 ||
-		exceeded[0].To != gpu.ID || exceeded[0].Text != "the test" {
+		exceeded[0].To != gpu.ID() || exceeded[0].Text != "the test" {
 		t.Errorf("events: %v", exceeded)
 	}
 	if n := strings.Count(log.String(), "more GPU memory is in use than its quota allows"); n != 1 {

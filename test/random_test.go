@@ -197,7 +197,7 @@ func (r *randomRun) checkConserved(ctx context.Context, t *testing.T, held map[t
 		for p := range randomPartitions {
 			for b := range r.repo.Batches(p) {
 				want[b.Info().Space] += b.Info().Bytes
-				b.EachClean(func(p batch.Payload) { copied[p.Space().ID] += p.Bytes() })
+				b.EachClean(func(p batch.Payload) { copied[p.Space().ID()] += p.Bytes() })
 			}
 		}
 		for _, s := range r.eng.Stats().Spaces {
@@ -414,8 +414,8 @@ func (r *randomRun) clone(ctx context.Context, rng *rand.Rand, partition int) er
 	if err != nil {
 		return err
 	}
-	if c.ID == b.ID {
-		err = fmt.Errorf("the clone of batch %d has its id", b.ID)
+	if c.ID() == b.ID() {
+		err = fmt.Errorf("the clone of batch %d has its id", b.ID())
 	}
 	return errors.Join(err, c.Discard(context.WithoutCancel(ctx)))
 }

@@ -152,14 +152,14 @@ func TestNothingIsReadAheadWhereRoomIsNeeded(t *testing.T) {
 			}
 		}
 		ahead("there is room", true)
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID), host.State().Stop-host.State().Used())
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Stop-host.State().Used())
 		if err != nil {
 			t.Fatal(err)
 		}
 		ahead("above the stop mark", false)
 		done := make(chan error)
 		go func() {
-			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID), host.State().Room-2*tier.Page)
+			w, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Room-2*tier.Page)
 			done <- errors.Join(err, w.Release())
 		}()
 		synctest.Wait()

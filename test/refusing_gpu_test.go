@@ -139,8 +139,8 @@ func TestGPUThatRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h.Space().ID != gpu1 {
-			t.Errorf("it was acquired in %s", h.Space().ID)
+		if h.Space().ID() != gpu1 {
+			t.Errorf("it was acquired in %s", h.Space().ID())
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -152,7 +152,7 @@ func TestGPUThatRefuses(t *testing.T) {
 		gpu := gpuOf(t, r.Engine)
 		err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), in(tier.GPU))
 		var full *tier.NoSpaceError
-		if !errors.As(err, &full) || full.Space != gpu.ID || full.Available < full.Requested || full.Available > gpu.State().Room {
+		if !errors.As(err, &full) || full.Space != gpu.ID() || full.Available < full.Requested || full.Available > gpu.State().Room {
 			t.Fatalf("%v", err)
 		}
 		if !strings.Contains(err.Error(), "refuses what the space has promised; it has 0 bytes") {
@@ -162,7 +162,7 @@ func TestGPUThatRefuses(t *testing.T) {
 	t.Run("the other is full for now", func(t *testing.T) {
 		r := openRefuser(t, 1, 1, convert.CodecNone)
 		r.refuse(0)
-		host0, _ := r.Reservations().Spaces.ByID(host)
+		host0, _ := r.Reservations().Spaces().ByID(host)
 		most := host0.State().Available / tier.Page * tier.Page
 		all, err := r.Reserve(t.Context(), reservation.AnyInTier(tier.Host), most)
 		if err != nil {
@@ -231,7 +231,7 @@ func TestFullVolumeBesideAnother(t *testing.T) {
 func besideAFullVolume(t *testing.T, op string, codec convert.Codec, words arrow.Array) {
 	r := openRefuser(t, 1, 2, codec)
 	r.files[0].Add(faultfs.Rule{Ops: []string{op}, Effect: faultfs.Fail(syscall.ENOSPC)})
-	first := r.Reservations().Spaces.InTier(tier.Disk)[0]
+	first := r.Reservations().Spaces().InTier(tier.Disk)[0]
 	for n := range int64(20) {
 		if err := r.repo.Put(t.Context(), 0, numberedRecord(n, 2000, words), in(tier.Disk)); err != nil {
 			t.Fatalf("put %d: %v", n, err)
@@ -244,9 +244,9 @@ func besideAFullVolume(t *testing.T, op string, codec convert.Codec, words arrow
 	if r.files[0].Hits() == 0 {
 		t.Error("the full volume was not tried")
 	}
-	err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), repository.WithPlacement(reservation.Specific(first.ID)))
+	err := r.repo.Put(t.Context(), 0, numberedRecord(0, 2000, words), repository.WithPlacement(reservation.Specific(first.ID())))
 	var full *tier.NoSpaceError
-	if !errors.As(err, &full) || full.Space != first.ID || !errors.Is(err, syscall.ENOSPC) {
+	if !errors.As(err, &full) || full.Space != first.ID() || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("%v", err)
 	}
 }

@@ -105,7 +105,7 @@ func TestPromisedRoomInPieces(t *testing.T) {
 		}
 		left := 0
 		for b := range p.repo.Batches(0) {
-			if b.Info().Space == p.gpu.ID {
+			if b.Info().Space == p.gpu.ID() {
 				left++
 			}
 		}
@@ -119,10 +119,10 @@ func TestPromisedRoomInPieces(t *testing.T) {
 		p := openPieces(t)
 		var held []*spillway.Handle
 		for b := range p.repo.Batches(0) {
-			if b.Info().Space != p.gpu.ID {
+			if b.Info().Space != p.gpu.ID() {
 				continue
 			}
-			h, err := p.Mover().Acquire(t.Context(), b, reservation.Specific(p.gpu.ID))
+			h, err := p.Mover().Acquire(t.Context(), b, reservation.Specific(p.gpu.ID()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -230,7 +230,7 @@ func TestScratchInPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	host := eng.Reservations().Spaces.InTier(tier.Host)[0]
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	rec := numberedRecord(0, 5000, wordList(1, 10))
 	n := 0
 	for size := int64(0); host.State().Used()+2*size < host.State().Trigger; n++ {
@@ -243,7 +243,7 @@ func TestScratchInPieces(t *testing.T) {
 	if err := repos[1].Close(t.Context()); err != nil { // half of the memory is free, but in pieces
 		t.Fatal(err)
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID), 2<<20)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 2<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestScratchInPieces(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if b.Info().Space != host.ID {
+		if b.Info().Space != host.ID() {
 			moved++
 		}
 	}
@@ -289,9 +289,9 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	host := eng.Reservations().Spaces.InTier(tier.Host)[0]
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	take := func(n int64) *tier.Buffer {
-		r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID), n, &reservation.Options{NoClearing: true})
+		r, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), n, &reservation.Options{NoClearing: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +310,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 	err = reg.Register(asIsIn(tier.Host), convert.ImageIn(tier.Disk), func(ctx context.Context, src batch.Payload, r *reservation.Reservation) (batch.Payload, error) {
 		calls.Add(1)
 		between := src.(*asIsSmall)
-		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID), between.desc.Body, &reservation.Options{NoClearing: true})
+		room, err := eng.Reservations().TryReserve(reservation.Specific(host.ID()), between.desc.Body, &reservation.Options{NoClearing: true})
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +347,7 @@ func TestComposedMoveClearsNothing(t *testing.T) {
 			release(t, g)
 		}
 	}
-	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID), 7*size)
+	r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), 7*size)
 	if err != nil {
 		t.Fatal(err)
 	}

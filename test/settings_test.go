@@ -56,7 +56,7 @@ func plainConfig(t *testing.T) spillway.Config {
 
 // spaceAt returns a space, or nil if there is none.
 func spaceAt(eng *spillway.Engine, k tier.Kind, i int) *tier.Space {
-	s, _ := eng.Reservations().Spaces.ByID(tier.ID{Kind: k, Ordinal: i})
+	s, _ := eng.Reservations().Spaces().ByID(tier.ID{Kind: k, Ordinal: i})
 	return s
 }
 
@@ -81,7 +81,7 @@ func capacity(k tier.Kind, i int, want int64) func(*spillway.Engine) bool {
 func first(want int) func(*spillway.Engine) bool {
 	return func(eng *spillway.Engine) bool {
 		down := reservation.ToDowngrade(tier.ID{Kind: tier.GPU}, tier.Host)
-		return down.Candidates(eng.Reservations().Spaces, nil)[0].ID.Ordinal == want
+		return down.Candidates(eng.Reservations().Spaces(), nil)[0].ID().Ordinal == want
 	}
 }
 
@@ -108,7 +108,7 @@ func full(t *testing.T, s *tier.Space, eng *spillway.Engine) (free func()) {
 	t.Helper()
 	for { // the monitor may take room between the two calls
 		n := s.State().Available / tier.Page * tier.Page
-		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID), n, nil)
+		r, err := eng.Reservations().TryReserve(reservation.Specific(s.ID()), n, nil)
 		if err == nil {
 			return func() { release(t, r) }
 		}
@@ -411,13 +411,13 @@ var settings = []setting{
 		c.StallTimeout = 2 * time.Second
 		return func(eng *spillway.Engine) bool {
 			gpu := spaceAt(eng, tier.GPU, 0)
-			h, err := eng.Mover().Acquire(t.Context(), putOn(t, eng, tier.GPU, 2000), reservation.Specific(gpu.ID))
+			h, err := eng.Mover().Acquire(t.Context(), putOn(t, eng, tier.GPU, 2000), reservation.Specific(gpu.ID()))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer h.Close()
 			start := time.Now()
-			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID), gpu.State().Room/tier.Page*tier.Page)
+			_, err = eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), gpu.State().Room/tier.Page*tier.Page)
 			return errors.Is(err, reservation.ErrDeadlock) && time.Since(start) < 4*time.Second
 		}
 	}},

@@ -91,7 +91,7 @@ func BenchmarkRelief(b *testing.B) {
 			defer rec.Release()
 			gpu := eng.Spaces()[0]
 			monitor := func([]*batch.Batch) error {
-				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID), gpu.State().Room)
+				r, err := eng.Reserve(b.Context(), spillway.Specific(gpu.ID()), gpu.State().Room)
 				if err != nil {
 					return err
 				}
@@ -120,7 +120,7 @@ func BenchmarkRelief(b *testing.B) {
 						b.Fatal(err)
 					}
 					for range total / size {
-						if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(spillway.Specific(gpu.ID))); err != nil {
+						if err := repo.Put(b.Context(), 0, rec, repository.WithPlacement(spillway.Specific(gpu.ID()))); err != nil {
 							b.Fatal(err)
 						}
 					}

@@ -86,7 +86,7 @@ func (l *life) spillSmall(fault *faultfs.Rule, some bool) {
 	host := l.eng.Spaces()[0]
 	for i := range 200 {
 		rec := numberedRecord(int64(i), 50+100*(i%5), wordList(1, 5))
-		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(spillway.Specific(host.ID))); err != nil {
+		if err := repo.Put(t.Context(), i, rec, repository.WithPlacement(spillway.Specific(host.ID()))); err != nil {
 			t.Fatal(err)
 		}
 		b, ok := repo.Peek(i)
@@ -105,7 +105,7 @@ func (l *life) spillSmall(fault *faultfs.Rule, some bool) {
 		ctx, cancel = context.WithTimeout(ctx, time.Second)
 		defer cancel()
 	}
-	r, err := l.eng.Reserve(ctx, spillway.Specific(host.ID), host.State().Room)
+	r, err := l.eng.Reserve(ctx, spillway.Specific(host.ID()), host.State().Room)
 	if some != (err != nil) || err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("all of host memory is given with %v", err)
 	}

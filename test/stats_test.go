@@ -113,7 +113,7 @@ func TestPeakOfAPhase(t *testing.T) {
 	gpu := gpuOf(t, eng)
 	reserve := func(n int64) {
 		t.Helper()
-		r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID), n)
+		r, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), n)
 		if err == nil {
 			err = r.Release()
 		}

@@ -112,7 +112,7 @@ func (s *striped) close() {
 
 func (s *striped) stats(i int) disk.Stats {
 	s.t.Helper()
-	space, ok := s.eng.Reservations().Spaces.ByID(diskAt(i))
+	space, ok := s.eng.Reservations().Spaces().ByID(diskAt(i))
 	if !ok {
 		s.t.Fatalf("there is no disk:%d", i)
 	}
@@ -177,7 +177,7 @@ func (s *striped) move(n, movers int, to reservation.Strategy) []int64 {
 		wg.Go(func() {
 			for b := range work {
 				if err := s.eng.Mover().Move(s.t.Context(), b, to); err != nil {
-					s.t.Errorf("moving batch %d: %v", b.ID, err)
+					s.t.Errorf("moving batch %d: %v", b.ID(), err)
 				}
 			}
 		})
@@ -269,7 +269,7 @@ func TestStripedFullVolume(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := openStriped(t, spillway.Config{}, 24, 24)
-		space, _ := s.eng.Reservations().Spaces.ByID(diskAt(0))
+		space, _ := s.eng.Reservations().Spaces().ByID(diskAt(0))
 		full, err := s.eng.Reservations().TryReserve(reservation.Specific(diskAt(0)), space.State().Available, nil)
 		if err != nil {
 			t.Fatal(err)

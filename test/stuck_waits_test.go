@@ -32,7 +32,7 @@ func TestWaitWhileAnotherOwnerRuns(t *testing.T) {
 		}
 		b, _ := repo.Peek(0)
 		gpu := gpuOf(t, eng)
-		onGPU := reservation.Specific(gpu.ID)
+		onGPU := reservation.Specific(gpu.ID())
 		waits, runs := reservation.NewOwner("waits"), reservation.NewOwner("runs")
 		own, err := eng.Reservations().Reserve(t.Context(), onGPU, b.Info().Bytes, &reservation.Options{Owner: waits})
 		if err != nil {

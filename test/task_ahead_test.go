@@ -197,7 +197,7 @@ func TestTasksReadAheadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		eng, repo, _ := onSlowDisk(t, 32*mib, 3, oneByOne(16*mib))
 		gpu := gpuOf(t, eng)
-		taken, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID), 11*mib) // above the stop mark
+		taken, err := eng.Reserve(t.Context(), reservation.Specific(gpu.ID()), 11*mib) // above the stop mark
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -39,7 +39,7 @@ func TestTaskInHostMemoryWithoutGPUs(t *testing.T) {
 		err := eng.RunTask(t.Context(), task, func(_ context.Context, g *spillway.Grant, in []*spillway.Handle) error {
 			runs++
 			for _, h := range in {
-				if at := h.Space().ID; at.Kind != tier.Host || at != g.Reservation().Space().ID {
+				if at := h.Space().ID(); at.Kind != tier.Host || at != g.Reservation().Space().ID() {
 					t.Errorf("an input is in %s", at)
 				}
 			}

@@ -82,7 +82,7 @@ func victimsOfMany(t *testing.T, rng *rand.Rand) {
 		add()
 	}
 	slices.SortFunc(left, func(a, b put) int {
-		return cmp.Or(cmp.Compare(b.plan, a.plan), cmp.Compare(b.b.ID, a.b.ID))
+		return cmp.Or(cmp.Compare(b.plan, a.plan), cmp.Compare(b.b.ID(), a.b.ID()))
 	})
 	if err := host.SetMarks(tier.Marks{Limit: 1, Trigger: 0.001, Stop: 0.00001}); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func victimsOfMany(t *testing.T, rng *rand.Rand) {
 	time.Sleep(time.Minute)
 	moved := told.of(events.MoveBegun)
 	for i, e := range moved {
-		if i >= len(left) || batch.ID(e.Batch) != left[i].b.ID {
+		if i >= len(left) || batch.ID(e.Batch) != left[i].b.ID() {
 			t.Fatalf("move %d is of batch %d of %d that are left, not as the policy says", i, e.Batch, len(left))
 		}
 	}

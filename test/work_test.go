@@ -164,7 +164,7 @@ func TestWorkIsNotReclaimedForItself(t *testing.T) {
 			},
 		})
 		other := newWork(t, plan, spillway.WorkOptions{Operator: "probe", Min: shareOf(host, 0.5)})
-		if held, _ := eng.Holders(host.ID); !strings.Contains(held.String(), `owner "work of q/probe"`) {
+		if held, _ := eng.Holders(host.ID()); !strings.Contains(held.String(), `owner "work of q/probe"`) {
 			t.Errorf("the holders do not name a Work: %s", held)
 		}
 		if err := w.Grow(t.Context(), shareOf(host, 1)+2*mib); !errors.Is(err, spillway.ErrDeadlock) {

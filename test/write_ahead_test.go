@@ -33,7 +33,7 @@ func aheadOf(eng *spillway.Engine) (sum convert.EdgeStats) {
 // fillHost puts batches of about 100 KiB into host memory until so many bytes are used.
 func fillHost(t testing.TB, eng *spillway.Engine, repo *repository.Repository, bytes int64) {
 	t.Helper()
-	host := eng.Reservations().Spaces.InTier(tier.Host)[0]
+	host := eng.Reservations().Spaces().InTier(tier.Host)[0]
 	words := wordList(1, 10)
 	for i := int64(0); host.State().Pressure < bytes; i++ {
 		if err := repo.Put(t.Context(), 0, numberedRecord(i, 2500, words), in(tier.Host)); err != nil {
@@ -92,7 +92,7 @@ func TestWrittenInIdleTime(t *testing.T) {
 		if n := eng.Stats().Monitor.Looks - looks; n > 101 {
 			t.Errorf("the monitor looked %d times in 100 s", n)
 		}
-		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID),
+		r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()),
 			host.State().Trigger+above/2-host.State().Used())
 		if err != nil {
 			t.Fatal(err)
@@ -123,7 +123,7 @@ func TestNothingIsWrittenWhile(t *testing.T) {
 		}
 		got := make(chan error)
 		go func() {
-			r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID), host.State().Available+mib/2)
+			r, err := eng.Reserve(t.Context(), reservation.Specific(host.ID()), host.State().Available+mib/2)
 			if err == nil {
 				err = r.Release()
 			}

@@ -42,7 +42,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%s: %+v\n", space.ID, space.State().Usage)
+	fmt.Printf("%s: %+v\n", space.ID(), space.State().Usage)
 	piece := buf.Memory().(tier.HostMemory).Extents()[0]
 	copy(piece, text)
 	fmt.Printf("%s\n", piece)
@@ -50,7 +50,7 @@ func Example() {
 	if err := buf.Release(); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%s: %+v\n", space.ID, space.State().Usage)
+	fmt.Printf("%s: %+v\n", space.ID(), space.State().Usage)
 	_, err = space.Promise(1 << 20)
 	fmt.Println(err)
 	// Output:

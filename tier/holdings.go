@@ -51,7 +51,7 @@ func placed(plan, operator string, port int, partition, owner string) (s string)
 // Describe returns what is known about a hold in the space, for people, except its stack. It must be
 // called with no lock held.
 func (s *Space) Describe(v *books.HoldView) Holding {
-	h := Holding{Space: s.ID, Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner)}
+	h := Holding{Space: s.ID(), Kind: v.Kind, Bytes: v.Bytes, Owner: nameOf(v.Owner)}
 	eachShared(v.Memory, func(b *Buffer) { h.Bytes += b.charge })
 	if about, ok := v.About.(interface{ Describe(*Holding) }); ok {
 		about.Describe(&h)
@@ -91,12 +91,12 @@ func (s *Space) Leaks() (leaks []Leak) {
 	rest := u.Live + u.Reserved
 	add := func(l Leak) {
 		if rest -= l.Bytes; l.Bytes > 0 {
-			l.Space = s.ID
+			l.Space = s.ID()
 			leaks = append(leaks, l)
 		}
 	}
 	for _, p := range s.Books.Promises() {
-		h := Holding{Space: s.ID, Kind: "reservation", Bytes: p.Promised, Owner: nameOf(p.Owner)}
+		h := Holding{Space: s.ID(), Kind: "reservation", Bytes: p.Promised, Owner: nameOf(p.Owner)}
 		add(Leak{Bytes: p.Promised, Promise: true, Holders: []Holding{h}, Stack: p.Stack.String()})
 	}
 	kept := make(map[any]*Leak)       // by memory
@@ -217,7 +217,7 @@ func (a Holdings) String() string {
 func (s *Space) Holdings(batches func(func(by Holder, memory any, bytes int64))) Holdings {
 	u := s.State()
 	a := Holdings{
-		Space: s.ID, Used: u.Used(), Available: u.Available, Limit: u.Limit, Reserved: u.Reserved,
+		Space: s.ID(), Used: u.Used(), Available: u.Available, Limit: u.Limit, Reserved: u.Reserved,
 		Retired: u.Retired, Engine: u.Held - u.Unsure, External: u.External, Cached: u.Cached,
 	}
 	rest := a.Used - a.Engine - a.Retired

@@ -32,7 +32,7 @@ func holdings(t testing.TB, s *tier.Space, batches func(add func(tier.Holder, an
 	for _, h := range slices.Concat(all.Holders, all.Batches) {
 		sum += h.Bytes
 	}
-	if sum != all.Used || all.Used != s.State().Used() || all.Limit != s.State().Limit || all.Space != s.ID {
+	if sum != all.Used || all.Used != s.State().Used() || all.Limit != s.State().Limit || all.Space != s.ID() {
 		t.Errorf("the parts are %d bytes of %d: %+v", sum, s.State().Used(), all)
 	}
 	return all
@@ -88,7 +88,7 @@ func TestHoldersOfPromises(t *testing.T) {
 	leaks := s.Leaks()
 	var bytes []int64
 	for _, l := range leaks {
-		if bytes = append(bytes, l.Bytes); l.Promise != (l.Bytes != 512) || l.Space != s.ID ||
+		if bytes = append(bytes, l.Bytes); l.Promise != (l.Bytes != 512) || l.Space != s.ID() ||
 			strings.Contains(l.Stack, "owned") != (invariantsBuild && l.Promise) {
 			t.Errorf("%+v", l)
 		}

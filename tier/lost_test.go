@@ -48,7 +48,7 @@ func TestSpaceIsLost(t *testing.T) {
 		t.Helper()
 		var lost *tier.LostError
 		if !errors.As(err, &lost) || !errors.Is(err, tier.ErrLost) || !errors.Is(err, errGone) ||
-			errors.Is(err, tier.ErrNoSpace) || lost.Space != s.ID || lost.Bytes != 3000 {
+			errors.Is(err, tier.ErrNoSpace) || lost.Space != s.ID() || lost.Bytes != 3000 {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

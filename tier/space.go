@@ -91,6 +91,12 @@ func (s *Space) Close() error {
 	return s.Pool.Close()
 }
 
+// ID returns the space's name.
+func (s *Space) ID() ID { return s.SpaceConfig.ID }
+
+// Kind returns the space's tier.
+func (s *Space) Kind() Kind { return s.SpaceConfig.ID.Kind }
+
 // Charge returns what a buffer of size bytes takes out of the space.
 func (s *Space) Charge(size int64) int64 { return s.Pool.Charge(size) }
 
@@ -149,6 +155,9 @@ func (s *Space) State() State {
 	return x
 }
 
+// Room returns State.Room.
+func (s *Space) Room() int64 { return s.State().Room }
+
 // Hold marks n of the used bytes as the engine's own, such as staging chunks.
 func (s *Space) Hold(n int64) { s.held.Add(n) }
 
@@ -176,7 +185,7 @@ type paced interface {
 // bytes; above a lower trigger the monitor begins to evict. The marks of a lost space stay, and the
 // error is a LostError.
 func (s *Space) SetMarks(f Marks) error {
-	marks, err := f.of(s.ID, s.Capacity)
+	marks, err := f.of(s.ID(), s.Capacity)
 	if err != nil {
 		return err
 	}
@@ -189,7 +198,7 @@ func (s *Space) SetMarks(f Marks) error {
 func (s *Space) SetLimit(n int64) error {
 	if n <= 0 || n > s.Capacity {
 		return fmt.Errorf("tier: %s: limit %d must be above 0 and at most the capacity, %d",
-			s.ID, n, s.Capacity)
+			s.ID(), n, s.Capacity)
 	}
 	return s.setMarks(books.Marks{Limit: n})
 }
@@ -217,7 +226,7 @@ func (s *Space) Lost() error {
 // lose is called by the pool when the device is lost.
 func (s *Space) lose(why error) {
 	// The error is set first, so that a request which the limit refuses finds the reason.
-	if s.lost.CompareAndSwap(nil, &LostError{Space: s.ID, Bytes: s.Books.Now().Used(), Cause: why}) {
+	if s.lost.CompareAndSwap(nil, &LostError{Space: s.ID(), Bytes: s.Books.Now().Used(), Cause: why}) {
 		close(s.whenLost)
 		s.Books.SetMarks(books.Marks{})
 		s.fit()
@@ -320,7 +329,7 @@ func (s *Space) Occupy(n int64) (*books.Promise, error) {
 // way. spare is that of books.Reserve.
 func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if n < 0 {
-		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.ID, n)
+		return nil, fmt.Errorf("tier: %s: cannot reserve %d bytes", s.ID(), n)
 	}
 	var err error
 	quota := s.Quota
@@ -344,7 +353,7 @@ func (s *Space) promise(n, spare int64, owner any) (*books.Promise, error) {
 	if quota != nil && err == nil {
 		quota.Credit(n)
 	}
-	full := &NoSpaceError{Space: s.ID, Requested: n, Available: s.State().Available, Hint: s.Hint, Cause: err}
+	full := &NoSpaceError{Space: s.ID(), Requested: n, Available: s.State().Available, Hint: s.Hint, Cause: err}
 	return nil, cmp.Or[error](s.Lost(), full)
 }
 

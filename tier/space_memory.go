@@ -20,7 +20,7 @@ import (
 func (s *Space) Draw(p *books.Promise, size int64, cuts []int64) (*Buffer, error) {
 	switch {
 	case size < 0:
-		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.ID, size)
+		return nil, fmt.Errorf("tier: %s: cannot allocate %d bytes", s.ID(), size)
 	case size == 0:
 		return nil, nil
 	}
@@ -65,7 +65,7 @@ func (s *Space) DrawNew(size int64, cuts ...int64) (*Buffer, error) {
 func (s *Space) Adopt(p *books.Promise, mem Memory) *Buffer {
 	charge := s.Charge(mem.Size())
 	if out := p.Draw(charge, 0, false); out != (books.Outcome{}) {
-		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.ID, charge, out))
+		panic(fmt.Sprintf("tier: %s: adopting %d bytes: %+v", s.ID(), charge, out))
 	}
 	return s.newBuffer(mem, charge, p)
 }
@@ -80,10 +80,10 @@ func (s *Space) alloc(size int64, cuts []int64) (mem Memory, err error) {
 	}
 	mem, err = s.Pool.Alloc(size, cuts)
 	if err == nil && mem == nil {
-		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.ID, size)
+		err = fmt.Errorf("tier: %s: the pool gave no memory for %d bytes, and no error", s.ID(), size)
 	}
 	if full, ok := errors.AsType[*NoSpaceError](err); ok && !full.Space.Valid() {
-		full.Space = s.ID
+		full.Space = s.ID()
 		if full.Cause == nil && full.Largest == 0 { // not because of pieces or another limit
 			full.Cause = fmt.Errorf("%s memory refuses what the space has promised; it has %d bytes",
 				s.Backend, full.Available)

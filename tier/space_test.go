@@ -174,7 +174,7 @@ func TestNewSpaceRefuses(t *testing.T) {
 func TestSpaceTellsWhatItIs(t *testing.T) {
 	p := &fakePool{}
 	s := newSpace(t, 1000, p)
-	got := fmt.Sprintln(s.ID, s.ID.Kind, s.Node, s.Backend,
+	got := fmt.Sprintln(s.ID(), s.Kind(), s.Node, s.Backend,
 		s.Capacity, s.State().Limit, s.State().Trigger, s.State().Stop, s.State().Available, s.Charge(65))
 	if want := "host:2 host 1 fake 1000 900 800 500 900 128\n"; got != want {
 		t.Errorf("got %swant %s", got, want)
@@ -255,7 +255,7 @@ func TestSpaceRefuses(t *testing.T) {
 	if !errors.As(err, &full) || !errors.Is(err, tier.ErrNoSpace) {
 		t.Fatalf("a promise over the limit: %v", err)
 	}
-	want := tier.NoSpaceError{Space: s.ID, Requested: 301, Available: 300, Hint: "raise HostMemory"}
+	want := tier.NoSpaceError{Space: s.ID(), Requested: 301, Available: 300, Hint: "raise HostMemory"}
 	if *full != want {
 		t.Errorf("got %+v, want %+v", *full, want)
 	}
@@ -298,7 +298,7 @@ func TestSpaceDrawFails(t *testing.T) {
 				t.Errorf("Draw gave %v, %v", b, err)
 			}
 			var full *tier.NoSpaceError
-			if errors.As(err, &full) && (full.Space != s.ID || full.Hint != "raise HostMemory") {
+			if errors.As(err, &full) && (full.Space != s.ID() || full.Hint != "raise HostMemory") {
 				t.Errorf("the error names space %v and hint %q", full.Space, full.Hint)
 			}
 			usage(t, s, "after a failed draw", 0, 0, 200)
@@ -584,7 +584,7 @@ func TestSubscribersMayDoAnything(t *testing.T) {
 func TestSpaceLeaks(t *testing.T) {
 	s := newSpace(t, 10000, &fakePool{})
 	a, b, c := draw(t, s, 100), draw(t, s, 1000), draw(t, s, 10)
-	if l := s.Leaks(); len(l) != 1 || l[0].Bytes != 1024+128+64 || l[0].Space != s.ID || l[0].Promise {
+	if l := s.Leaks(); len(l) != 1 || l[0].Bytes != 1024+128+64 || l[0].Space != s.ID() || l[0].Promise {
 		t.Errorf("leaks: %+v; want %d bytes", l, 1024+128+64)
 	}
 	ok(t, s.Close())

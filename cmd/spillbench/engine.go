@@ -60,13 +60,13 @@ func (e *engineFlags) open(ctx context.Context) (*machine, error) {
 	m.faults.Arm()
 	m.env = report.EngineEnv(top, m.engine)
 	for _, s := range m.engine.Spaces() {
-		switch s.ID.Kind {
+		switch s.Kind() {
 		case tier.GPU:
 			m.config.GPUMemoryBytes += s.Capacity
 		case tier.Host:
 			m.config.HostMemoryBytes += s.Capacity
 		case tier.Disk:
-			m.config.Disks[s.ID.Ordinal].CapacityBytes = s.Capacity
+			m.config.Disks[s.ID().Ordinal].CapacityBytes = s.Capacity
 		}
 	}
 	for _, w := range m.engine.Warnings() {

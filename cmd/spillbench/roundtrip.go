@@ -36,14 +36,14 @@ type edge struct {
 }
 
 func (e edge) String() string {
-	return fmt.Sprintf("%s (%s) to %s (%s)", e.from.ID, e.fromType, e.to.ID, e.toType)
+	return fmt.Sprintf("%s (%s) to %s (%s)", e.from.ID(), e.fromType, e.to.ID(), e.toType)
 }
 
 // edgesOf returns every pair of spaces for which the registry has a converter between images.
 // unknown names the other registered pairs: those of a program's own payloads.
 func edgesOf(eng *spillway.Engine) (edges []edge, unknown []string) {
 	images := []batch.PayloadType{batch.PlainImage, batch.CompressedImage, batch.ScatteredImage}
-	spaces := eng.Reservations().Spaces
+	spaces := eng.Reservations().Spaces()
 	for _, e := range eng.Registry().Edges() {
 		if !slices.Contains(images, e.From.Type) || !slices.Contains(images, e.To.Type) {
 			unknown = append(unknown, fmt.Sprintf("%s to %s", e.From, e.To))
@@ -155,7 +155,7 @@ func (w *walker) fits(rec arrow.RecordBatch) error {
 			need += s.Charge(d.Desc.Body) // shared by both
 		}
 		if need > have {
-			return &reservation.ExceededError{Space: s.ID, Requested: need, Available: have, Limit: s.State().Limit,
+			return &reservation.ExceededError{Space: s.ID(), Requested: need, Available: have, Limit: s.State().Limit,
 				Hint: "verifying needs room for a batch twice"}
 		}
 	}
@@ -195,7 +195,7 @@ func (w *walker) edge(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch
 func (w *walker) bring(ctx context.Context, b *batch.Batch, to *tier.Space, as batch.PayloadType) error {
 	mover := w.eng.Mover()
 	mover.DropCopies()
-	return mover.MoveAs(ctx, b, reservation.Specific(to.ID), as)
+	return mover.MoveAs(ctx, b, reservation.Specific(to.ID()), as)
 }
 
 // differs is the error of compare for a difference.
@@ -203,7 +203,7 @@ type differs struct{ error }
 
 // compare opens the batch in the space that has it, and compares it with rec.
 func (w *walker) compare(ctx context.Context, b *batch.Batch, rec arrow.RecordBatch, at *tier.Space) (err error) {
-	h, err := w.eng.Mover().Acquire(ctx, b, reservation.Specific(at.ID))
+	h, err := w.eng.Mover().Acquire(ctx, b, reservation.Specific(at.ID()))
 	if err != nil {
 		return err
 	}

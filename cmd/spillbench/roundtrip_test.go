@@ -106,7 +106,7 @@ func TestVerifyThereAndBack(t *testing.T) {
 	edges, _ := edgesOf(eng)
 	i := slices.IndexFunc(edges, func(e edge) bool {
 		return e.fromType == batch.PlainImage && e.toType == batch.PlainImage &&
-			e.from.ID.Kind == tier.GPU && e.to.ID.Kind == tier.Host
+			e.from.Kind() == tier.GPU && e.to.Kind() == tier.Host
 	})
 	if _, err := verifyBatches(t.Context(), eng, edges[i:i+1], "numbers", numbers(1)); err != nil {
 		t.Fatal(err)

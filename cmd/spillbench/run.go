@@ -149,9 +149,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	var held []report.Held
 	cfg.Failed = func() {
 		for _, s := range m.engine.Spaces() {
-			if h, ok := m.engine.Holders(s.ID); ok {
+			if h, ok := m.engine.Holders(s.ID()); ok {
 				held = append(held, report.Held{
-					Space: s.ID.String(), Used: h.Used, Available: h.Available, Text: h.String(),
+					Space: s.ID().String(), Used: h.Used, Available: h.Available, Text: h.String(),
 				})
 			}
 		}

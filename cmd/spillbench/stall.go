@@ -63,7 +63,7 @@ func (s *stall) watch(after time.Duration, spaces []*tier.Space, report func(roo
 		reported = true
 		var room []string
 		for _, space := range spaces {
-			room = append(room, fmt.Sprintf("%s has %s left", space.ID, size.Approx(space.State().Available)))
+			room = append(room, fmt.Sprintf("%s has %s left", space.ID(), size.Approx(space.State().Available)))
 		}
 		slices.Sort(room)
 		report(strings.Join(room, ", "))

@@ -78,7 +78,7 @@ func deviceOf(space *tier.Space, cfg Config) (d device, err error) {
 	// Host spaces and disks have no device, so their batches cannot be shared here.
 	pool, ok := space.Pool.(interface{ Device() tier.Device })
 	if !ok {
-		return d, unsupported(nil, "the memory of %s has no device", space.ID)
+		return d, unsupported(nil, "the memory of %s has no device", space.ID())
 	}
 	d = device{Device: pool.Device(), kind: cfg.Type, id: cfg.ID, mapped: direct{}}
 	d.sharer, _ = tier.As[sharer](d.Device)

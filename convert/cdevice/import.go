@@ -45,7 +45,7 @@ func Import(
 	// The memory of one process is one device for CPU, whatever the number.
 	if array.DeviceType != dev.kind || dev.kind != CPU && array.DeviceID != dev.id {
 		return nil, &DeviceError{
-			Space: space.ID, Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
+			Space: space.ID(), Type: array.DeviceType, ID: array.DeviceID, WantType: dev.kind, WantID: dev.id,
 		}
 	}
 	// First the types, then the structs along them, and then the event: what is refused does not

@@ -98,7 +98,7 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 				t.Errorf("leaked: %+v", l)
 			}
 			if s.State().Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID, s.State().Usage)
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 		if n := callbacks().open(); n != 0 {

@@ -30,7 +30,7 @@ func main() {
 	}
 	for h, err := range repo.Drain(ctx, 0, spillway.GPU) { // fetches to the GPU and pins there
 		check(err)
-		fmt.Println(h.Batch().Info().Rows, "rows in", h.Space().ID)
+		fmt.Println(h.Batch().Info().Rows, "rows in", h.Space().ID())
 		check(h.Close()) // drops the batch: Drain consumes
 	}
 	check(eng.Close()) // reports leaks

@@ -49,6 +49,6 @@ func draw(t testing.TB, s *tier.Space, size int64) *tier.Buffer {
 func mustBeEmpty(t testing.TB, s *tier.Space) {
 	t.Helper()
 	if u := s.State().Usage; u.Used() != 0 {
-		t.Errorf("%s is not empty: %+v", s.ID, u)
+		t.Errorf("%s is not empty: %+v", s.ID(), u)
 	}
 }

@@ -160,11 +160,11 @@ func New(p Parts) *Image {
 		panic(bug + "is in several buffers")
 	case p.Type == PlainImage && size < d.Body:
 		panic(bug + "has a buffer shorter than its body")
-	case p.Type == CompressedImage && p.Space.ID.Kind.IsDevice():
+	case p.Type == CompressedImage && p.Space.Kind().IsDevice():
 		panic(bug + "is compressed on a device")
 	case p.Type == CompressedImage && int64(len(p.Runs)) != (d.Body+RunSize-1)/RunSize:
 		panic(bug + "does not have a run for each part of its body")
-	case p.Type == ScatteredImage && !p.Space.ID.Kind.IsDevice():
+	case p.Type == ScatteredImage && !p.Space.Kind().IsDevice():
 		panic(bug + "is scattered outside a GPU")
 	case p.Type == ScatteredImage && len(p.Ranges) != len(d.Buffers):
 		panic(bug + "does not have a range for each of its buffers")

@@ -16,7 +16,7 @@ func TestImageReleasesOnce(t *testing.T) {
 			host := newSpace(t, "host:0")
 			p := NewImage(&Descriptor{Body: body}, draw(t, host, body), host)
 			if p.Leased() != 0 || p.Space() != host || p.Type() != PlainImage {
-				t.Errorf("%d leases in %s as %s", p.Leased(), p.Space().ID, p.Type())
+				t.Errorf("%d leases in %s as %s", p.Leased(), p.Space().ID(), p.Type())
 			}
 			if err := p.Release(); err != nil {
 				t.Fatal(err)

@@ -26,7 +26,7 @@ func TestTable(t *testing.T) {
 	p := New(scattered(t, gpu))
 	if p.Type() != ScatteredImage || p.Space() != gpu || p.Bytes() != 2*tier.Page || p.Descriptor().Rows != 8 ||
 		len(p.Parts.Ranges) != 3 {
-		t.Errorf("%s in %s of %d bytes", p.Type(), p.Space().ID, p.Bytes())
+		t.Errorf("%s in %s of %d bytes", p.Type(), p.Space().ID(), p.Bytes())
 	}
 	end, ok := p.TryLease()
 	if !ok {

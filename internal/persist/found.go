@@ -404,7 +404,7 @@ func (f *Found) Adopt(
 		return nil, errors.Join(err, f.end(b, false))
 	}
 	adopted, err := newBatch(p, &Record{
-		image: p, space: b.Space.ID, volume: b.volume(), key: b.Key, place: b.Entry.Place,
+		image: p, space: b.Space.ID(), volume: b.volume(), key: b.Key, place: b.Entry.Place,
 	})
 	ended := f.end(b, true)
 	if err != nil {

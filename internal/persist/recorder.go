@@ -90,7 +90,7 @@ func NewRecorder(logger *slog.Logger) *Recorder {
 
 // Add makes batches in a space persist. Its pool must be a volume with Config.Persist. Add must be
 // called before there are batches, because spaces is read without a lock afterwards.
-func (r *Recorder) Add(space *tier.Space) { r.spaces[space.ID] = space }
+func (r *Recorder) Add(space *tier.Space) { r.spaces[space.ID()] = space }
 
 // Records reports whether batches in a space persist.
 func (r *Recorder) Records(space tier.ID) bool { return r.spaces[space] != nil }
@@ -134,7 +134,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch) {
 		switch {
 		case next.image != nil:
 			next.volume = volumeOf(next.image)
-			end, next.key, err = r.record(b.ID, &next, &old)
+			end, next.key, err = r.record(b.ID(), &next, &old)
 		case next.space.Valid():
 			err = tier.ErrNotSupported
 		}
@@ -177,7 +177,7 @@ func (r *Recorder) BatchChanged(b *batch.Batch) {
 		// A warning once for each failure: ErrClosed is the end of the engine, and the second batch
 		// of a schema that cannot be written would only repeat the first warning.
 		if err != nil && !taken && !errors.Is(err, tier.ErrClosed) && !errors.Is(err, errKnownSchema) {
-			r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(b.ID),
+			r.logger.Warn("spillway: a batch on disk would be lost with this process", "batch", uint64(b.ID()),
 				"space", next.space.String(), "error", err)
 		}
 	}
@@ -204,8 +204,8 @@ func (r *Recorder) begin(b *batch.Batch) (old, next Record, version uint64, chan
 			break
 		}
 		b.EachClean(func(p batch.Payload) {
-			if i, ok := p.(*batch.Image); ok && r.Records(i.Space().ID) {
-				image, space = i, i.Space().ID
+			if i, ok := p.(*batch.Image); ok && r.Records(i.Space().ID()) {
+				image, space = i, i.Space().ID()
 			}
 		})
 		// Else a transit that began in between may have taken a clean image to make it current

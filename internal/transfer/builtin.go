@@ -61,9 +61,9 @@ func (b *Builtin) Open() error {
 func (b *Builtin) TypeIn(src batch.Payload, to *tier.Space) payload.Type {
 	from, ok := src.(*payload.Image)
 	switch {
-	case !ok || !to.ID.Kind.IsStorage() || from.Parts.Type == payload.PlainImage && from.Space().ID.Kind.IsStorage():
+	case !ok || !to.Kind().IsStorage() || from.Parts.Type == payload.PlainImage && from.Space().Kind().IsStorage():
 		return payload.PlainImage
-	case from.Parts.Type == payload.CompressedImage || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID, false):
+	case from.Parts.Type == payload.CompressedImage || b.Choose.Packs(b.Codec, from.Descriptor().Body, to.ID(), false):
 		return payload.CompressedImage
 	}
 	return payload.PlainImage
@@ -150,7 +150,7 @@ func (d *bytesTo) alloc(parts *payload.Parts, r *reservation.Reservation) error 
 	// in place there.
 	buf, err := r.Alloc(body, cuts...)
 	var full *tier.NoSpaceError
-	if errors.As(err, &full) && full.Largest > 0 && r.Space().ID.Kind.IsStorage() {
+	if errors.As(err, &full) && full.Largest > 0 && r.Space().Kind().IsStorage() {
 		buf, err = r.Alloc(body, pages.Cuts()...)
 	}
 	if err != nil || buf == nil {
@@ -383,7 +383,7 @@ func (b *Builtin) Digest(ctx context.Context, img *batch.Image) (d tier.Digest, 
 // takes a permit.
 func (b *Builtin) Verify(ctx context.Context, p batch.Payload) error {
 	img, ok := p.(*batch.Image)
-	if !ok || !img.Space().ID.Kind.IsStorage() {
+	if !ok || !img.Space().Kind().IsStorage() {
 		return fmt.Errorf("convert: verifying %s: %w", p.Type(), tier.ErrNotSupported)
 	}
 	return b.OnDisk(ctx, DiskUnderWay, false, func(ctx context.Context) error {

@@ -180,7 +180,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	// Then the memory of the lanes: near to the device, because the copies to it are the fast ones.
 	w := &lanes{b: b, node: -1, blocks: coded}
 	for _, s := range [...]*tier.Space{src.space, dst.space} {
-		if s != nil && (w.node < 0 || s.ID.Kind.IsDevice()) {
+		if s != nil && (w.node < 0 || s.Kind().IsDevice()) {
 			w.node = s.Node
 		}
 	}
@@ -216,7 +216,7 @@ func (b *Builtin) copy(ctx context.Context, dst *bytesTo, src *bytesFrom) error 
 	alone := false
 	if toFile {
 		var due bool
-		c.disk, due = b.Choose.Disk(dst.space.ID)
+		c.disk, due = b.Choose.Disk(dst.space.ID())
 		alone = due && b.Codec == codec.Auto && src.runs == nil && src.size >= payload.FrameSize
 		c.sample = alone && layout == nil // that of a layout is sampled when it is compressed
 	}
@@ -291,10 +291,10 @@ func (c *copying) movePiece(ctx context.Context, l *lane, i int) error {
 	}
 	// The disk is the target if that is one, or else the source.
 	space, writes := c.dst.space, true
-	if space == nil || !space.ID.Kind.IsStorage() {
+	if space == nil || !space.Kind().IsStorage() {
 		space, writes = cmp.Or(c.src.space, space), false
 	}
-	return c.b.Choose.Timed(c.b.Codec, space.ID, with, writes, n, loop)
+	return c.b.Choose.Timed(c.b.Codec, space.ID(), with, writes, n, loop)
 }
 
 // plain moves n bytes at off as they are. It copies them as rarely as possible: it works where Go

@@ -448,7 +448,7 @@ func (s *Dictionaries) publishLocked(c *DictCopy, buf *tier.Buffer, desc *batch.
 	if s.Mu.bytes == nil {
 		s.Mu.bytes = make(map[tier.ID]int64)
 	}
-	s.Mu.bytes[c.space.ID] += buf.Charge()
+	s.Mu.bytes[c.space.ID()] += buf.Charge()
 	return nil
 }
 
@@ -483,12 +483,12 @@ func (c *DictCopy) Release() error {
 	var whole *assembled
 	if last {
 		c.Dict.Copies = slices.DeleteFunc(c.Dict.Copies, func(o *DictCopy) bool { return o == c })
-		s.Mu.bytes[c.space.ID] -= c.buf.Charge()
+		s.Mu.bytes[c.space.ID()] -= c.buf.Charge()
 		opened, c.opened = c.opened, nil
 		// The array that was assembled of this copy's chain is of use to no one else.
 		if root := c.root(); root.whole != nil && root.whole.dict == c.Dict {
 			whole, root.whole = root.whole, nil
-			s.Mu.bytes[c.space.ID] -= whole.charge()
+			s.Mu.bytes[c.space.ID()] -= whole.charge()
 		}
 	}
 	s.forgetLocked(c.Dict)

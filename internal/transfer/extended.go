@@ -256,7 +256,7 @@ func (c *DictCopy) inPlace() (*batch.Descriptor, [][]byte, func(), error) {
 	s.Mu.Lock()
 	if root.whole == nil || root.whole.desc.Rows < whole.desc.Rows {
 		old, root.whole = root.whole, whole
-		s.Mu.bytes[c.space.ID] += whole.charge() - old.charge()
+		s.Mu.bytes[c.space.ID()] += whole.charge() - old.charge()
 	}
 	s.Mu.Unlock()
 	if err := errors.Join(old.release(), from.Release()); err != nil {

@@ -59,7 +59,7 @@ type scratch struct {
 // before the first transfer.
 func (s *scratch) Bind(m *reservation.Manager) {
 	total := int64(0)
-	for _, h := range m.Spaces.InTier(tier.Host) {
+	for _, h := range m.Spaces().InTier(tier.Host) {
 		total += h.State().Limit
 	}
 	n := min(total/ScratchShare/BlockSize, int64(max(maxBlocks, 2*runtime.GOMAXPROCS(0))))
@@ -195,7 +195,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 		// The right to a block is taken; now find memory for it.
 		var near *tier.Space
 		if s.from != nil {
-			for _, h := range s.from.Spaces.InTier(tier.Host) {
+			for _, h := range s.from.Spaces().InTier(tier.Host) {
 				if near == nil || near.Node != w.node && h.Node == w.node {
 					near = h
 				}
@@ -206,7 +206,7 @@ func (w *lanes) borrow(ctx context.Context, wait bool) (*lane, error) {
 			// TryReserve does not wait. With NoClearing the allocation moves no batches out of the
 			// way.
 			o := reservation.Options{NoClearing: true}
-			r, err := s.from.TryReserve(reservation.Specific(near.ID), BlockSize, &o)
+			r, err := s.from.TryReserve(reservation.Specific(near.ID()), BlockSize, &o)
 			if err == nil {
 				buf, err := r.Alloc(BlockSize)
 				if err = errors.Join(err, r.Release()); err == nil {

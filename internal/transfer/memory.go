@@ -139,14 +139,14 @@ func (s *stream) run(ctx context.Context, f func() error) error {
 // may never be free. Waiting for a stream ends with ctx.
 func (b *Builtin) onStreams(ctx context.Context, devices []*deviceMemory, f func() error) error {
 	slices.SortFunc(devices, func(m, o *deviceMemory) int {
-		return cmp.Compare(m.space.ID.Ordinal, o.space.ID.Ordinal)
+		return cmp.Compare(m.space.ID().Ordinal, o.space.ID().Ordinal)
 	})
 	for i, m := range devices {
 		if i > 0 && m.space == devices[i-1].space {
 			m.stream = devices[i-1].stream
 			continue
 		}
-		pool, err := b.Streams(m.space.ID)
+		pool, err := b.Streams(m.space.ID())
 		if err != nil {
 			return err
 		}

@@ -147,7 +147,7 @@ func (b *Builtin) OnDisk(ctx context.Context, pinned int64, writes bool, f func(
 func (b *Builtin) Permitted(
 	ctx context.Context, dst, src *tier.Space, bytes int64, f func(context.Context) error,
 ) error {
-	is := func(s *tier.Space) bool { return s != nil && s.ID.Kind.IsStorage() }
+	is := func(s *tier.Space) bool { return s != nil && s.Kind().IsStorage() }
 	guarded := func(ctx context.Context) error { return safely(func() error { return f(ctx) }) }
 	if bytes == 0 || !is(dst) && !is(src) {
 		return guarded(ctx)

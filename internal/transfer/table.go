@@ -48,7 +48,7 @@ func (b *Builtin) fromScattered(ctx context.Context, t *payload.Parts) (*bytesFr
 // Take, one call at a time. The memory of a table that is not adopted yet is unknown to the device,
 // so it is borrowed meanwhile. Peek returns when all bytes were taken, or with an error.
 func (b *Builtin) Peek(ctx context.Context, space *tier.Space, reads []image.Peek) error {
-	pool, err := b.Streams(space.ID)
+	pool, err := b.Streams(space.ID())
 	if len(reads) == 0 || err != nil {
 		return err
 	}

@@ -201,7 +201,7 @@ func (r *Recorder) Watch(spaces func() []*tier.Space, period time.Duration) (sto
 		for _, s := range spaces() {
 			u := s.State()
 			states = append(states, State{
-				ID: s.ID.String(), Capacity: s.Capacity, Limit: u.Limit, Trigger: u.Trigger, Stop: u.Stop,
+				ID: s.ID().String(), Capacity: s.Capacity, Limit: u.Limit, Trigger: u.Trigger, Stop: u.Stop,
 				Used: u.Used(), Reserved: u.Reserved, Copies: u.Cached, Foreign: u.External,
 			})
 		}

@@ -189,7 +189,7 @@ func New(cfg Config) (*Admitter, error) {
 		waiting:      fairqueue.Queue[*waiter]{Bypass: max(0, cmp.Or(rules.Bypass, 16))},
 		running:      make(map[*tier.Space]int),
 	}
-	for _, s := range m.Spaces.All() {
+	for _, s := range m.Spaces().All() {
 		a.cancels = append(a.cancels, s.Subscribe(func(aboveTrigger bool) {
 			if !aboveTrigger {
 				a.change(func() {})

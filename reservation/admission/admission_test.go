@@ -208,14 +208,14 @@ func TestAloneInItsSpace(t *testing.T) {
 		two := w.admit(exactly(950)).runs()
 		if two.Reservation().Space() == one.Reservation().Space() || two.Reservation().Bytes() != 950 || !two.Alone() {
 			r := two.Reservation()
-			t.Errorf("it runs in %s with %d bytes, alone: %v", r.Space().ID, r.Bytes(), two.Alone())
+			t.Errorf("it runs in %s with %d bytes, alone: %v", r.Space().ID(), r.Bytes(), two.Alone())
 		}
 		c := w.admit(exactly(950))
 		c.waits()
 		w.end(one)
 		three := c.runs()
 		if three.Reservation().Space() == two.Reservation().Space() || !three.Alone() {
-			t.Errorf("it runs in %s, alone: %v", three.Reservation().Space().ID, three.Alone())
+			t.Errorf("it runs in %s, alone: %v", three.Reservation().Space().ID(), three.Alone())
 		}
 		w.end(two, three)
 		if s := w.Stats(); s.Alone != 2 {
@@ -225,20 +225,20 @@ func TestAloneInItsSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // room is made there alone
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
-		idle := 1 - one.Reservation().Space().ID.Ordinal
-		others, err := w.m.TryReserve(reservation.Specific(w.gpus[idle].ID), 200, nil)
+		idle := 1 - one.Reservation().Space().ID().Ordinal
+		others, err := w.m.TryReserve(reservation.Specific(w.gpus[idle].ID()), 200, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c := w.admit(exactly(950))
 		c.waits()
-		if d := w.m.Demand(nil); len(d) != 1 || d[0].Space != w.gpus[idle].ID || d[0].Bytes != 950 {
+		if d := w.m.Demand(nil); len(d) != 1 || d[0].Space != w.gpus[idle].ID() || d[0].Bytes != 950 {
 			t.Errorf("the demand is %+v", d)
 		}
 		small := w.admit(exactly(750)).runs() // passes
 		c.waits()
 		if small.Reservation().Space() != one.Reservation().Space() {
-			t.Errorf("it runs in %s", small.Reservation().Space().ID)
+			t.Errorf("it runs in %s", small.Reservation().Space().ID())
 		}
 		if err := others.Release(); err != nil {
 			t.Fatal(err)
@@ -264,7 +264,7 @@ func TestAloneInAFullSpace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
-		idle := w.gpus[1-one.Reservation().Space().ID.Ordinal].ID
+		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
 		rest, err := w.m.TryReserve(reservation.Specific(idle), 200, nil) // batches at rest, which cannot leave
 		if err != nil {
 			t.Fatal(err)
@@ -321,15 +321,15 @@ func TestInputsAlreadyThereCountZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(700)).runs() // in gpu:0, which is the first of equals
-		in := &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID: 600}}
+		in := &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID(): 600}}
 		two := w.admit(in.of(exactly(150))).runs()
 		if two.Reservation().Space() != w.gpus[0] || two.Need() != 150 || two.Reservation().Bytes() != 150 {
-			t.Errorf("the task is in %s and needs %d", two.Reservation().Space().ID, two.Need())
+			t.Errorf("the task is in %s and needs %d", two.Reservation().Space().ID(), two.Need())
 		}
-		in = &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID: 100}}
+		in = &inputs{bytes: 600, there: map[tier.ID]int64{w.gpus[0].ID(): 100}}
 		three := w.admit(in.of(exactly(150))).runs() // fits only where less is used than in gpu:0
 		if three.Reservation().Space() != w.gpus[1] || three.Need() != 750 {
-			t.Errorf("the task is in %s and needs %d", three.Reservation().Space().ID, three.Need())
+			t.Errorf("the task is in %s and needs %d", three.Reservation().Space().ID(), three.Need())
 		}
 		w.end(one, two, three)
 	})
@@ -345,14 +345,14 @@ func TestInputsBeforeRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		other, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID), 600, nil)
+		other, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 600, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		in := &inputs{bytes: 100, there: map[tier.ID]int64{w.gpus[0].ID: 100}}
+		in := &inputs{bytes: 100, there: map[tier.ID]int64{w.gpus[0].ID(): 100}}
 		g := w.admit(in.of(exactly(50))).runs()
 		if g.Reservation().Space() != w.gpus[0] {
-			t.Errorf("the task is in %s", g.Reservation().Space().ID)
+			t.Errorf("the task is in %s", g.Reservation().Space().ID())
 		}
 		w.end(g)
 		if err := other.Release(); err != nil {
@@ -370,7 +370,7 @@ func TestAloneLeavesItsInputs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		in := &inputs{bytes: 300, there: map[tier.ID]int64{w.gpus[0].ID: 300}}
+		in := &inputs{bytes: 300, there: map[tier.ID]int64{w.gpus[0].ID(): 300}}
 		g := w.admit(in.of(exactly(5000))).runs()
 		w.used(1000)
 		w.end(g)
@@ -386,7 +386,7 @@ func TestInputsThatLeave(t *testing.T) {
 	for _, returns := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, setup{cap: 1000})
-			id := w.gpus[0].ID
+			id := w.gpus[0].ID()
 			in := &inputs{bytes: 200, there: map[tier.ID]int64{id: 200}}
 			leave := w.whenUsed(50, func() { in.there[id] = 0 })
 			in.look = func() {
@@ -412,7 +412,7 @@ func TestInputsThatLeave(t *testing.T) {
 func TestInputsThatLeaveAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
-		id := w.gpus[0].ID
+		id := w.gpus[0].ID()
 		in := &inputs{bytes: 200, there: map[tier.ID]int64{}}
 		looks := 0
 		in.look = func() {
@@ -593,7 +593,7 @@ func TestAnyOfSeveralSpaces(t *testing.T) {
 		w.end(gs[1])
 		g := c.runs()
 		if g.Reservation().Space() != at {
-			t.Errorf("it runs in %s", g.Reservation().Space().ID)
+			t.Errorf("it runs in %s", g.Reservation().Space().ID())
 		}
 		if d := w.m.Demand(nil); len(d) != 0 {
 			t.Errorf("the demand is %+v", d)
@@ -605,7 +605,7 @@ func TestAnyOfSeveralSpaces(t *testing.T) {
 		w.end(g, gs[0], gs[2])
 		for _, s := range w.gpus {
 			if s.State().Used() != 0 {
-				t.Errorf("%s has %d in use", s.ID, s.State().Used())
+				t.Errorf("%s has %d in use", s.ID(), s.State().Used())
 			}
 		}
 	})

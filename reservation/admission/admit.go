@@ -153,7 +153,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	var ps []plan // the least need first
 	var most int64
 	possible, hasAll := false, true
-	for _, s := range w.Strategy.Candidates(a.reservations.Spaces, nil) {
+	for _, s := range w.Strategy.Candidates(a.reservations.Spaces(), nil) {
 		p := w.planIn(s, w.stale >= maxStale)
 		ps, most = append(ps, p), max(most, p.most)
 		hasAll = hasAll && p.need >= p.most
@@ -198,7 +198,7 @@ func (a *Admitter) attempt(ctx context.Context, w *waiter) (g *Grant, err error)
 	options := reservation.Options{Policy: a.rules.Policy, Purpose: reservation.Consuming}
 	if i := slices.IndexFunc(ps, plan.fits); may && next == w && i >= 0 {
 		// The head gets the error below, if there is another one than too little room.
-		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID), ps[i].need, &options)
+		r, _ = a.reservations.TryReserve(reservation.Specific(ps[i].ID()), ps[i].need, &options)
 	}
 	if may && isHead && r == nil {
 		options.Sized = w.sizeIn

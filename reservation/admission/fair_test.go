@@ -353,7 +353,7 @@ func TestHeadThatCannotStartLetsOthersPass(t *testing.T) {
 func TestWokenForNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000})
-		id := w.gpus[0].ID
+		id := w.gpus[0].ID()
 		one, two := w.admit(exactly(600)).runs(), w.admit(exactly(250)).runs()
 		head := w.admit(exactly(800))
 		head.waits()
@@ -379,7 +379,7 @@ func TestRoomAfterALongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{cap: 1000, gpus: 2})
 		one := w.admit(exactly(100)).runs()
-		idle := w.gpus[1-one.Reservation().Space().ID.Ordinal].ID
+		idle := w.gpus[1-one.Reservation().Space().ID().Ordinal].ID()
 		rest, err := w.m.TryReserve(reservation.Specific(idle), 200, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -63,7 +63,7 @@ func TestServedTwice(t *testing.T) {
 		for range 100 {
 			var full []*reservation.Reservation
 			for _, s := range w.gpus {
-				r, err := w.m.Reserve(context.Background(), reservation.Specific(s.ID), 1000, nil)
+				r, err := w.m.Reserve(context.Background(), reservation.Specific(s.ID()), 1000, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -123,13 +123,13 @@ func TestAllOfASmallerSpace(t *testing.T) {
 	if err := w.gpus[1].SetLimit(500); err != nil {
 		t.Fatal(err)
 	}
-	busy, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID), 900, nil)
+	busy, err := w.m.TryReserve(reservation.Specific(w.gpus[0].ID()), 900, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ran []tier.ID
 	err = w.Run(t.Context(), exactly(500), func(_ context.Context, g *admission.Grant) error {
-		if ran = append(ran, g.Reservation().Space().ID); len(ran) > 1 {
+		if ran = append(ran, g.Reservation().Space().ID()); len(ran) > 1 {
 			return nil
 		}
 		if err := busy.Release(); err != nil {
@@ -137,7 +137,7 @@ func TestAllOfASmallerSpace(t *testing.T) {
 		}
 		return reservation.ErrExceeded
 	})
-	if want := []tier.ID{w.gpus[1].ID, w.gpus[0].ID}; err != nil || !slices.Equal(ran, want) {
+	if want := []tier.ID{w.gpus[1].ID(), w.gpus[0].ID()}; err != nil || !slices.Equal(ran, want) {
 		t.Errorf("the task ran in %v, want %v: %v", ran, want, err)
 	}
 }

@@ -26,7 +26,7 @@ func TestLostSpaces(t *testing.T) {
 		lose(w.gpus[0])
 		g := c.runs()
 		if r := g.Reservation(); r.Space() != w.gpus[1] || r.Bytes() != 400 {
-			t.Errorf("it runs in %s with %d bytes", r.Space().ID, r.Bytes())
+			t.Errorf("it runs in %s with %d bytes", r.Space().ID(), r.Bytes())
 		}
 		w.end(first)
 		d, e := w.admit(exactly(100)), w.admit(exactly(100))

@@ -130,7 +130,7 @@ func newWorld(t testing.TB, c setup) *world {
 		}
 		for _, s := range w.gpus {
 			if s.State().Used() != 0 {
-				t.Errorf("%s ends with %+v", s.ID, s.State().Usage)
+				t.Errorf("%s ends with %+v", s.ID(), s.State().Usage)
 			}
 		}
 	})
@@ -241,7 +241,7 @@ func (in *inputs) in(s *tier.Space) (there, missing int64) {
 	if in.look != nil {
 		in.look()
 	}
-	there = in.there[s.ID]
+	there = in.there[s.ID()]
 	return there, in.bytes - there
 }
 

@@ -269,7 +269,7 @@ func randomChanges(t *testing.T, seed uint64) {
 				case 2:
 					s.SetExternal(rng.Int64N(capacity / 2))
 				default:
-					r, refused := w.m.TryReserve(reservation.Specific(s.ID), rng.Int64N(capacity/2), nil)
+					r, refused := w.m.TryReserve(reservation.Specific(s.ID()), rng.Int64N(capacity/2), nil)
 					if refused == nil {
 						pause(rng)
 						err = r.Release()

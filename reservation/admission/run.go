@@ -72,7 +72,7 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 		inputsHere := g.inputsHere || e.Inputs == nil
 		if g.hasAll && inputsHere && errors.Is(err, reservation.ErrExceeded) || attempt == a.rules.MaxAttempts {
 			return &AttemptsError{
-				Operator: e.Operator, Attempts: attempt, Space: g.plan.ID, Need: g.plan.need,
+				Operator: e.Operator, Attempts: attempt, Space: g.plan.ID(), Need: g.plan.need,
 				Reserved: min(g.plan.need, g.plan.most), Peak: g.Peak(), Err: err,
 			}
 		}
@@ -82,7 +82,7 @@ func (a *Admitter) Run(ctx context.Context, e Estimate, f func(context.Context, 
 			_ = deadlock.Wait(ctx) // if ctx has ended, Admit returns that
 		} else {
 			shown := g.Peak()
-			if exceeded, ok := errors.AsType[*reservation.ExceededError](err); ok && exceeded.Space == g.plan.ID {
+			if exceeded, ok := errors.AsType[*reservation.ExceededError](err); ok && exceeded.Space == g.plan.ID() {
 				shown = add(shown, exceeded.Requested)
 			}
 			e.Least = max(tier.Page, add(g.work, g.work), shown)

@@ -64,7 +64,7 @@ func TestTenAttempts(t *testing.T) {
 			want = 10
 		}
 		runs := 0
-		last := &reservation.ExceededError{Space: w.gpus[0].ID, Requested: 4242, Hint: "a hint"}
+		last := &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 4242, Hint: "a hint"}
 		e := admission.Estimate{Operator: "join", Input: 100}
 		err := w.Run(t.Context(), e, func(context.Context, *admission.Grant) error {
 			runs++
@@ -75,7 +75,7 @@ func TestTenAttempts(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		if runs != want || ae.Attempts != want || ae.Err != error(last) || ae.Operator != "join" ||
-			ae.Space != w.gpus[0].ID || ae.Reserved != ae.Need {
+			ae.Space != w.gpus[0].ID() || ae.Reserved != ae.Need {
 			t.Errorf("%d runs: %+v", runs, ae)
 		}
 		for _, says := range []string{"join", fmt.Sprint(want, " times"), "gpu:0", "4242", "a hint"} {
@@ -233,7 +233,7 @@ func TestRunIsCancelled(t *testing.T) {
 		go func() {
 			over <- w.Run(ctx, admission.Estimate{Input: 10}, func(context.Context, *admission.Grant) error {
 				runs++
-				return &reservation.ExceededError{Space: w.gpus[0].ID, Requested: 500}
+				return &reservation.ExceededError{Space: w.gpus[0].ID(), Requested: 500}
 			})
 		}()
 		synctest.Wait() // the second attempt waits for 510 bytes

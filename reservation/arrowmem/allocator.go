@@ -94,9 +94,9 @@ func New(r *reservation.Reservation) (*Allocator, error) {
 func newAllocator(r *reservation.Reservation, heap *HeapCounter) *Allocator {
 	a := &Allocator{r: r, heap: heap}
 	a.mu.blocks = make(map[*byte]*block)
-	if s := r.Space(); !s.ID.Kind.IsMemory() {
+	if s := r.Space(); !s.Kind().IsMemory() {
 		a.unsupported = fmt.Errorf("arrowmem: %s: %w: only host memory has addresses for arrays",
-			s.ID, tier.ErrNotSupported)
+			s.ID(), tier.ErrNotSupported)
 	}
 	return a
 }
@@ -228,7 +228,7 @@ func (a *Allocator) Close() error {
 	if len(left) == 0 {
 		return err
 	}
-	e := &UnfreedError{Space: a.r.Space().ID, Allocations: len(left)}
+	e := &UnfreedError{Space: a.r.Space().ID(), Allocations: len(left)}
 	for _, b := range left {
 		e.Bytes += int64(len(b.bytes))
 		_ = b.buf.Release() // as in Free

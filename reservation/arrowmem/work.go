@@ -137,7 +137,7 @@ func (w *Work) check(n, available, limit int64) error {
 		return fmt.Errorf("cannot grow or shrink by %d bytes", n)
 	case n > available && !w.closed.Load():
 		return &reservation.ExceededError{
-			Space: w.alloc.r.Space().ID, Requested: n, Available: available, Limit: limit,
+			Space: w.alloc.r.Space().ID(), Requested: n, Available: available, Limit: limit,
 			Hint: "put state away, or raise WorkOptions.Max",
 		}
 	}
@@ -152,7 +152,7 @@ func (w *Work) spareLocked() int64 { return w.alloc.r.Bytes() - w.slack - w.size
 // that can put state away should poll it between batches. It does not count requests in faster
 // tiers, for which Reclaim may be called.
 func (w *Work) Requested() int64 {
-	lack := w.manager.Requested(w.alloc.r.Space().ID)
+	lack := w.manager.Requested(w.alloc.r.Space().ID())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return max(0, lack+min(0, w.spareLocked())) // without its own

@@ -63,7 +63,7 @@ func TestPromisesHold(t *testing.T) {
 	_, err = two.Promise(16*kib + 256)
 	mustRefuse(t, err, 16*kib+256, 48*kib, 64*kib)
 	var full *tier.NoSpaceError
-	if !errors.As(err, &full) || full.Space != two.ID || full.Available != 16*kib {
+	if !errors.As(err, &full) || full.Space != two.ID() || full.Available != 16*kib {
 		t.Errorf("%v", err)
 	}
 	if _, err := d2.Alloc(s2, 16*kib+1); !errors.Is(err, tier.ErrOutOfBudget) {
@@ -264,7 +264,7 @@ func TestCreditBesideAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := m.TryReserve(reservation.Specific(s.ID), 64*kib, nil)
+	held, err := m.TryReserve(reservation.Specific(s.ID()), 64*kib, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ func TestCreditBesideAllocations(t *testing.T) {
 	defer cancel()
 	waited := make(chan error)
 	go func() {
-		r, err := m.Reserve(ctx, reservation.Specific(s.ID), 32*kib, nil)
+		r, err := m.Reserve(ctx, reservation.Specific(s.ID()), 32*kib, nil)
 		waited <- errors.Join(err, r.Release())
 	}()
 	for len(m.Demand(nil)) == 0 {

@@ -189,7 +189,7 @@ func (e *engine) take(ctx context.Context, operator string, partition int) (item
 }
 
 func (e *engine) takeThis(ctx context.Context, operator string, b item) error {
-	_, err := e.repository(operator).TakeByID(ctx, b.ID, batch.Idle)
+	_, err := e.repository(operator).TakeByID(ctx, b.ID(), batch.Idle)
 	return err
 }
 
@@ -386,7 +386,7 @@ func (e *engine) moved() map[string]int64 {
 }
 
 func (e *engine) spaceOf(name string) *tier.Space {
-	s, ok := e.eng.Reservations().Spaces.ByID(space(name))
+	s, ok := e.eng.Reservations().Spaces().ByID(space(name))
 	if !ok {
 		panic("no space " + name)
 	}

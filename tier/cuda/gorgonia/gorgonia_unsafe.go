@@ -95,10 +95,10 @@ func DevicePtr(b *tier.Buffer) (cu.DevicePtr, error) {
 	}
 	m, ok := b.Memory().(tier.DeviceMemory)
 	if !ok {
-		return 0, fmt.Errorf("gorgonia: the address of a buffer in %s: %w", b.Space().ID, tier.ErrNotSupported)
+		return 0, fmt.Errorf("gorgonia: the address of a buffer in %s: %w", b.Space().ID(), tier.ErrNotSupported)
 	}
 	if _, err := cuda.ContextOf(m.Device()); err != nil {
-		return 0, fmt.Errorf("gorgonia: the address of a buffer in %s: %w", b.Space().ID, err)
+		return 0, fmt.Errorf("gorgonia: the address of a buffer in %s: %w", b.Space().ID(), err)
 	}
 	return cu.DevicePtr(m.Addr()), nil
 }

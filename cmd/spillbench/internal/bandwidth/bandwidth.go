@@ -126,7 +126,7 @@ func New(cfg Config) (*Measurement, error) {
 		var names []string
 		for _, s := range cfg.Engine.Spaces() {
 			if cfg.includes(s) {
-				names = append(names, s.ID.String())
+				names = append(names, s.ID().String())
 			}
 		}
 		return nil, fmt.Errorf("%w: an edge needs two spaces, not both of them disks, and there is only %s",
@@ -156,7 +156,7 @@ func (c *Config) edges() (links []link) {
 	spaces := c.Engine.Spaces()
 	for i, from := range spaces {
 		for _, to := range spaces[i+1:] {
-			kinds := [2]tier.Kind{from.ID.Kind, to.ID.Kind}
+			kinds := [2]tier.Kind{from.Kind(), to.Kind()}
 			if !c.includes(from) || !c.includes(to) || kinds[0].IsStorage() || c.OneOfEach && seen[kinds] {
 				continue
 			}
@@ -179,10 +179,10 @@ func (c *Config) edges() (links []link) {
 }
 
 // host returns the first host space.
-func (c *Config) host() *tier.Space { return c.Engine.Reservations().Spaces.InTier(tier.Host)[0] }
+func (c *Config) host() *tier.Space { return c.Engine.Reservations().Spaces().InTier(tier.Host)[0] }
 
 func (c *Config) includes(s *tier.Space) bool {
-	return len(c.Between) == 0 || slices.Contains(c.Between, s.ID.Kind)
+	return len(c.Between) == 0 || slices.Contains(c.Between, s.Kind())
 }
 
 // lacks returns an error if there is no room for a load.
@@ -196,7 +196,7 @@ func (m *Measurement) lacks(l load) error {
 		}
 		if l.bytes > s.Capacity/count || s.Charge(l.bytes)*count > s.State().Available {
 			return &tier.NoSpaceError{
-				Space: s.ID, Requested: s.Charge(l.bytes) * count, Available: s.State().Available,
+				Space: s.ID(), Requested: s.Charge(l.bytes) * count, Available: s.State().Available,
 			}
 		}
 		v, ok := s.Pool.(*volumes.Volume)
@@ -206,7 +206,7 @@ func (m *Measurement) lacks(l load) error {
 		// The volume's room and a raw file exist together, and need some to spare. Where the free bytes
 		// are unknown, allocating finds out.
 		if u, err := m.cfg.Files().Usage(v.Dir()); err == nil && u.Free/3 < l.total() {
-			return &tier.NoSpaceError{Space: s.ID, Requested: 3 * l.total(), Available: u.Free}
+			return &tier.NoSpaceError{Space: s.ID(), Requested: 3 * l.total(), Available: u.Free}
 		}
 	}
 	if own := l.bytes + 2*l.total(); m.cfg.Spare > 0 && own > m.cfg.Spare { // the table, and the regions

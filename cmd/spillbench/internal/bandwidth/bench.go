@@ -102,7 +102,7 @@ func (b *bench) link(ctx context.Context, k link) (rows []report.BandwidthRow, e
 			to = k.from
 		}
 		defer b.cfg.Engine.Mover().DropCopies() // a copy left behind would spare the next move
-		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], reservation.Specific(to.ID))
+		return b.cfg.Engine.Mover().Move(ctx, b.batches[i], reservation.Specific(to.ID()))
 	}
 	if err := together(b.load.threads, func(i int) error { return move(ctx, i, there) }); err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (b *bench) verify(ctx context.Context, want arrow.RecordBatch) error {
 }
 
 func (b *bench) name(k link) string {
-	return fmt.Sprintf("%s and %s, %d × %s", k.from.ID, k.to.ID, b.load.threads, size.Format(b.load.bytes))
+	return fmt.Sprintf("%s and %s, %d × %s", k.from.ID(), k.to.ID(), b.load.threads, size.Format(b.load.bytes))
 }
 
 // together calls f with 0 to n-1 at the same time, and returns after all calls have.

@@ -48,7 +48,7 @@ func Limits(ctx context.Context, eng *spillway.Engine, files func() disk.FS) (al
 			}
 			best[of] = rates
 		}
-		from, to := k.from.ID.String(), k.to.ID.String()
+		from, to := k.from.ID().String(), k.to.ID().String()
 		all = append(all, report.Limit{From: from, To: to, GiBPerS: rates[1], LimitOf: k.limit},
 			report.Limit{From: to, To: from, GiBPerS: rates[0], LimitOf: k.limit})
 	}

@@ -94,7 +94,7 @@ func (b *bench) newLanes(ctx context.Context, k link) (all lanes, err error) {
 // moves alone, so the device is the innermost one.
 func (b *bench) open(ctx context.Context, s *tier.Space) (*end, error) {
 	e := &end{device: deviceOf(s)}
-	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID), s.Charge(b.load.bytes))
+	r, err := b.cfg.Engine.Reserve(ctx, reservation.Specific(s.ID()), s.Charge(b.load.bytes))
 	if err != nil {
 		return e, err
 	}
@@ -198,7 +198,7 @@ func (b *bench) onFile(k link) (_ transfer, free func() error, err error) {
 		}
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		err = &tier.NoSpaceError{Space: k.to.ID, Requested: b.load.total(), Cause: err}
+		err = &tier.NoSpaceError{Space: k.to.ID(), Requested: b.load.total(), Cause: err}
 	}
 	if err != nil {
 		if file != nil {

@@ -45,7 +45,7 @@ func rawOf(t *testing.T, cfg Config, from, to string, l load) (*bench, transfer)
 	t.Helper()
 	b := &bench{cfg: &cfg, load: l, room: newRegionsOf(t, l.total())}
 	links := cfg.edges()
-	i := slices.IndexFunc(links, func(k link) bool { return k.from.ID.String() == from && k.to.ID.String() == to })
+	i := slices.IndexFunc(links, func(k link) bool { return k.from.ID().String() == from && k.to.ID().String() == to })
 	raw, free, err := b.raw(t.Context(), links[i])
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestLanes(t *testing.T) {
 			links := cfg.edges()
 			i := slices.IndexFunc(
 				links,
-				func(k link) bool { return k.from.ID.String() == c.from && k.to.ID.String() == c.to },
+				func(k link) bool { return k.from.ID().String() == c.from && k.to.ID().String() == c.to },
 			)
 			b := &bench{cfg: &cfg, load: load{256 << 10, 2}}
 			all, err := b.newLanes(t.Context(), links[i])

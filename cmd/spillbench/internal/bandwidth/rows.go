@@ -23,7 +23,7 @@ func (t timings) limits() []float64 { return slices.Concat(t[raw], t[again]) }
 // row returns the row of one step.
 func (t timings) row(k link, l load, d direction) report.BandwidthRow {
 	r := report.BandwidthRow{
-		From: k.from.ID.String(), To: k.to.ID.String(), Bytes: l.bytes, Threads: l.threads, LimitOf: k.limit,
+		From: k.from.ID().String(), To: k.to.ID().String(), Bytes: l.bytes, Threads: l.threads, LimitOf: k.limit,
 	}
 	if d == back {
 		r.From, r.To = r.To, r.From

@@ -146,7 +146,7 @@ func (j *job) compare(ctx context.Context, h *batch.Handle, it *item) (wrong, er
 		return nil, err
 	case got != it.digest:
 		return it.named(fmt.Errorf("the bytes in %s are not those that were loaded: digest %016x, want %016x",
-			h.Space().ID, got.Hash, it.digest.Hash)), nil
+			h.Space().ID(), got.Hash, it.digest.Hash)), nil
 	}
 	return nil, nil
 }

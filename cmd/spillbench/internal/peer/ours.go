@@ -57,16 +57,16 @@ func (o *ours) write(ctx context.Context, _ bool) (moved, put time.Duration, err
 		if err != nil {
 			return err
 		}
-		in := p.Space().ID.Kind // before the monitor can move the batch
+		in := p.Space().Kind() // before the monitor can move the batch
 		b, err := o.eng.NewBatch(p)
 		if err != nil {
 			return err
 		}
 		b.Subscribe()
 		o.batches = append(o.batches, b)
-		if host := o.eng.Reservations().Spaces.InTier(tier.Host)[0]; !in.IsMemory() {
+		if host := o.eng.Reservations().Spaces().InTier(tier.Host)[0]; !in.IsMemory() {
 			return &reservation.ExceededError{
-				Space: host.ID, Requested: convert.LogicalBytes(rec),
+				Space: host.ID(), Requested: convert.LogicalBytes(rec),
 				Available: host.State().Available, Limit: host.State().Room,
 				Hint: "comparing needs room for a whole batch",
 			}
