@@ -35,7 +35,7 @@ func TestForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		closed, err := b.TryLock(gpu.ID)
+		closed, err := b.TryLock(gpu.ID())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func TestForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		if id == 1 {
-			_, err = b.TryLock(gpu.ID)
+			_, err = b.TryLock(gpu.ID())
 		} else {
 			_, err = b.TryTransit()
 		}
