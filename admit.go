@@ -193,7 +193,7 @@ type taskInputs struct {
 func nearestGPU(batches []*batch.Batch) reservation.Strategy {
 	to, largest := reservation.AnyInTier(tier.GPU), int64(-1)
 	for _, b := range batches {
-		if now := b.Cut(); now.Space.Valid() && !now.Space.Kind.IsDevice() && now.Bytes > largest {
+		if now := b.Snapshot(); now.Space.Valid() && !now.Space.Kind.IsDevice() && now.Bytes > largest {
 			to, largest = reservation.ToUpgrade(now.Space, tier.GPU), now.Bytes
 		}
 	}

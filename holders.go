@@ -22,7 +22,7 @@ func (e *Engine) Holders(id tier.ID) (tier.Holdings, bool) {
 	}
 	return space.Holdings(func(add func(tier.Holder, any, int64)) {
 		e.monitor.Each(func(b *batch.Batch) {
-			now := b.Cut()
+			now := b.Snapshot()
 			if now.Space != id || now.Active > 0 || now.State == batch.Released {
 				return
 			}

@@ -568,7 +568,7 @@ func (b *Batch) ID() ID { return b.id }
 // Info returns what the batch is like at one moment. It asks the payload for its leases, which may be
 // a program's own function, so the caller must hold no lock.
 func (b *Batch) Info() Info {
-	now := b.Cut()
+	now := b.Snapshot()
 	now.Leased = b.leased(now.Payload)
 	return now
 }
@@ -1104,9 +1104,9 @@ func (b *Batch) Discard(ctx context.Context) error { return b.await(ctx, b.Drop)
 // module's packages: repositories, the mover, the monitor, and lists of holders. Programs have no use
 // for them. Callers must keep the rules in their comments.
 
-// Cut is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
+// Snapshot is Info for callers that hold a lock which comes before a batch's in the lock order. It calls
 // no method of the payload, so Leased is false.
-func (b *Batch) Cut() Info {
+func (b *Batch) Snapshot() Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.Info

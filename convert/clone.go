@@ -74,7 +74,7 @@ func (m *Mover) clone(ctx context.Context, b *batch.Batch) (out batch.Payload, e
 		if err != nil {
 			return err
 		}
-		if moved(b.Cut()) {
+		if moved(b.Snapshot()) {
 			return errors.Join(errStale, h.Close())
 		}
 		out, err = convert(ctx, h.Payload(), r)

@@ -190,7 +190,7 @@ func (m *Mover) attempt(
 	defer func() { _ = transit.Abort() }() // changes nothing after a Commit
 	src := transit.Payload()
 	from := src.Space()
-	if mv.arrived(b.Cut()) || mv.prefetches && from.Kind() < to.Kind() {
+	if mv.arrived(b.Snapshot()) || mv.prefetches && from.Kind() < to.Kind() {
 		return nil, errStale // another caller brought it while this one waited
 	}
 	form, e, viaHost := m.route(src, to, mv.as)

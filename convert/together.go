@@ -63,7 +63,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	if !ok || !to.Kind.IsStorage() || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return nil
 	}
-	first := slices.IndexFunc(all, func(b *batch.Batch) bool { return m.joins(b, b.Cut().Payload, nil, disk) != nil })
+	first := slices.IndexFunc(all, func(b *batch.Batch) bool { return m.joins(b, b.Snapshot().Payload, nil, disk) != nil })
 	if first < 0 {
 		return nil
 	}
@@ -115,7 +115,7 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 			_ = transit.Abort() // it goes with the next ones
 			break
 		}
-		x := one{i: i, transit: transit, place: b.Cut().Place}
+		x := one{i: i, transit: transit, place: b.Snapshot().Place}
 		x.moved = events.Event{
 			Kind: events.MoveBegun, Context: ctx, Batch: uint64(b.ID()),
 			From: from.ID(), To: to, Bytes: n, Reason: reason,

@@ -37,7 +37,7 @@ func watch(
 			var changed <-chan struct{}
 			if b != nil {
 				changed = b.Changed()
-				if now := b.Cut(); now.State == batch.Released || useless(now) {
+				if now := b.Snapshot(); now.State == batch.Released || useless(now) {
 					cancel(errStale)
 					return
 				}

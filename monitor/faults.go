@@ -206,7 +206,7 @@ func (m *Monitor) noteMove(v Victim, from, to *space, kind outcome, err error) (
 	}
 	m.mu.Unlock()
 	if report.Batch != 0 {
-		report.Origin = v.Batch.Cut().Place.Origin()
+		report.Origin = v.Batch.Snapshot().Place.Origin()
 		m.report(slog.LevelWarn, "a batch cannot be converted and stays where it is; others are moved instead", report)
 	}
 	return retry

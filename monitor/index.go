@@ -184,7 +184,7 @@ func (m *Monitor) note(b *batch.Batch, now batch.Info) (gained *space, _ error) 
 		return nil, batch.ErrDuplicateID
 	case e != nil && now.Version < e.version:
 		return nil, nil
-	case e == nil && now.Version != b.Cut().Version:
+	case e == nil && now.Version != b.Snapshot().Version:
 		return nil, nil // a newer one was announced, or is about to be
 	}
 	if now.State == batch.Released || s == nil {

@@ -30,7 +30,7 @@ func (x *Monitor) verify(t *testing.T, batches []*batch.Batch) {
 		var sum summary
 		var victims, small, all []listed
 		for _, b := range batches {
-			e, now := x.mu.entries[b.ID()], b.Cut()
+			e, now := x.mu.entries[b.ID()], b.Snapshot()
 			if e == nil || e.b != b || e.in == nil || e.in.ID() != now.Space {
 				t.Fatalf("batch %d in %s has the entry %+v", b.ID(), now.Space, e)
 			}

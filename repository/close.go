@@ -83,7 +83,7 @@ func (r *Repository) drop(ctx context.Context, e *entry, waits bool) (dropped bo
 // Once the engine is closed, a batch in transit is left to the owner of the Transit.
 func (c *Claim) discard(ctx context.Context, e *entry) (dropped bool, bytes int64, _ error) {
 	r := c.r
-	if now := e.b.Cut(); now.State != batch.Released {
+	if now := e.b.Snapshot(); now.State != batch.Released {
 		bytes = now.Bytes
 	}
 	inner, done := within(ctx, r.m.ended)

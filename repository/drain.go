@@ -115,7 +115,7 @@ func (s *stream) next() (_ *entry, _ *batch.Handle, err error) {
 		var h *batch.Handle
 		if s.consumes {
 			to := s.taker.in
-			switch from := e.b.Cut().Space; {
+			switch from := e.b.Snapshot().Space; {
 			case to != nil:
 			case from.Kind > s.to:
 				to = reservation.ToUpgrade(from, s.to)
@@ -163,7 +163,7 @@ func (s *stream) prefetch(last *batch.Batch) {
 			continue
 		}
 		coming--
-		now := e.b.Cut()
+		now := e.b.Snapshot()
 		if e.b == last || now.Space.Kind <= s.to || now.State != batch.Idle && now.State != batch.TaskCreated {
 			continue
 		}

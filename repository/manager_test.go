@@ -442,8 +442,8 @@ func TestClearMeetsTransit(t *testing.T) {
 			done <- report
 		}()
 		synctest.Wait()
-		if len(done) != 0 || r.Total() != 1 || b.Cut().State != batch.InTransit {
-			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Cut().State)
+		if len(done) != 0 || r.Total() != 1 || b.Snapshot().State != batch.InTransit {
+			t.Fatalf("%d are left, the batch is %s", r.Total(), b.Snapshot().State)
 		}
 		close(announce)
 		check(t, (<-transits).Abort())

@@ -191,7 +191,7 @@ func (t *taker) tryLocked(p *partition) (served bool) {
 		if e.claim != nil {
 			continue
 		}
-		if state := e.b.Cut().State; !slices.Contains(t.from, state) {
+		if state := e.b.Snapshot().State; !slices.Contains(t.from, state) {
 			// A batch in transit is back in a moment. Until then no younger one comes before it.
 			blocked = state == batch.InTransit && !t.unordered
 			continue
@@ -237,7 +237,7 @@ func (t *taker) tryOnlyLocked(p *partition) (served bool) {
 			t.err = p.r.errorf(", batch %d: %w", e.b.ID(), ErrUnknown)
 		}
 		return true
-	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.Cut().State)):
+	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.Snapshot().State)):
 		e.claim = t.claim
 		t.claim.entries = []*entry{e}
 		return true
@@ -259,7 +259,7 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 		for at := p.queue.Front(); at != nil && at.Value.(*entry).seq <= t.last; at = at.Next() {
 			switch e := at.Value.(*entry); {
 			case e.claim == c:
-			case e.claim == nil && e.b.Cut().State != batch.InTransit:
+			case e.claim == nil && e.b.Snapshot().State != batch.InTransit:
 				e.claim = c
 				c.entries = append(c.entries, e)
 			case e.claim == nil || e.claim.brief:
@@ -276,7 +276,7 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 			return false
 		}
 		for _, e := range c.entries {
-			if e.b.Cut().State == batch.Released { // another caller has dropped the batch in its place
+			if e.b.Snapshot().State == batch.Released { // another caller has dropped the batch in its place
 				e.leaveLocked()
 			}
 		}
@@ -315,7 +315,7 @@ func (p *partition) restoreLocked(c *Claim) {
 		if p.free == nil || e.seq < p.free.Value.(*entry).seq {
 			p.free = e.at
 		}
-		if e.b.Cut().State == batch.Released {
+		if e.b.Snapshot().State == batch.Released {
 			e.leaveLocked()
 		}
 	}

@@ -278,7 +278,7 @@ func (r *Repository) PutBatch(partition int, b *batch.Batch) error {
 // partition has a batch with a later one, insert draws a new one: other calls may have seen that
 // batch, so it stays before b.
 func (r *Repository) insert(partition int, b *batch.Batch, ingested bool) (*entry, error) {
-	now := b.Cut()
+	now := b.Snapshot()
 	e := &entry{b: b, size: now.Bytes}
 	var schema *arrow.Schema
 	if d := now.Descriptor; d != nil { // else the payload is a program's own
@@ -363,7 +363,7 @@ func (r *Repository) Bytes(k tier.Kind) (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.mu.entries {
-		if now := e.b.Cut(); now.Space.Kind == k && now.State != batch.Released {
+		if now := e.b.Snapshot(); now.Space.Kind == k && now.State != batch.Released {
 			n += now.Bytes
 		}
 	}

@@ -68,11 +68,16 @@ func TestRun(t *testing.T) {
 	) {
 		t.Error(body)
 	}
-	if sockets, err := filepath.Glob(plugins + "/*.sock"); err != nil || len(sockets) != 3 {
-		t.Errorf("%v, %v", sockets, err)
-	}
-	if files, err := os.ReadDir(cdi); err != nil || len(files) != 1 {
-		t.Errorf("%v, %v", files, err)
+	for { // the page is served before the plugins have started
+		sockets, err := filepath.Glob(plugins + "/*.sock")
+		files, errOfDir := os.ReadDir(cdi)
+		if err == nil && errOfDir == nil && len(sockets) == 3 && len(files) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v, %v; %v, %v", sockets, err, files, errOfDir)
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 	cancel()
 	if status := <-ended; status != 0 || stdout.Len() > 0 {

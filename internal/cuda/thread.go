@@ -86,7 +86,7 @@ func (d *Device) work() {
 			case <-alarm.C:
 			}
 		case pause > 0 && len(marks) == 0:
-			thread.Nap(pause)
+			thread.Sleep(pause)
 		}
 		for _, m := range marks {
 			i := slices.IndexFunc(d.watches, func(w watched) bool { return w.s == m.s })

@@ -3,7 +3,7 @@
 //
 //	Start ──▶ Stopwatch ── Stop ──▶ the processor's time for a goroutine
 //	ProcessTime, CPUTimes           the processors' time for the process, and for all
-//	WakePromptly, Nap               short sleeps that end on time
+//	WakePromptly, Sleep             short sleeps that end on time
 //	Look                            none at all, where there are processors to spare
 package thread
 
@@ -49,8 +49,8 @@ func ProcessTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Nap has the thread sleep, not just the goroutine.
-func Nap(d time.Duration) {
+// Sleep has the thread sleep, not just the goroutine.
+func Sleep(d time.Duration) {
 	t := unix.NsecToTimespec(d.Nanoseconds())
 	_ = unix.Nanosleep(&t, nil) // a signal may end it early
 }

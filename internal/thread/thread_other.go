@@ -18,8 +18,8 @@ func (s Stopwatch) Stop() time.Duration { return max(time.Since(s.begin), 1) }
 // ProcessTime returns 0: it is not known for how long processors worked for this process.
 func ProcessTime() time.Duration { return 0 }
 
-// Nap has the goroutine sleep.
-func Nap(d time.Duration) { time.Sleep(d) }
+// Sleep has the goroutine sleep.
+func Sleep(d time.Duration) { time.Sleep(d) }
 
 // WakePromptly sets whether naps of this thread end on time. It does nothing here.
 func WakePromptly(bool) {}
