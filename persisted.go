@@ -50,8 +50,8 @@ func (e *Engine) Persisted() []Persisted {
 // Adopt makes a persisted batch one of this engine's: it reads all its bytes, compares them with
 // their checksums, and returns the batch, idle on its disk and with an id of this engine. The
 // caller owns it, as if it had made it: it puts it into a repository, or drops it. Other bytes are
-// a *convert.CorruptError. After any error the batch persists still. One that was adopted or
-// forgotten before is tier.ErrReleased.
+// a *convert.CorruptError. If reading or verifying fails, the batch persists still. One that was
+// adopted or forgotten before is tier.ErrReleased.
 func (e *Engine) Adopt(ctx context.Context, p Persisted) (*batch.Batch, error) {
 	b, err := e.found.Adopt(ctx, p.key, e.mover, e.builtin, e.newBatch)
 	if err != nil {

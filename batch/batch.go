@@ -381,6 +381,7 @@ type Info struct {
 // creator owns it until it is handed to a repository or dropped.
 type Batch struct {
 	id       ID
+	state    atomic.Uint32 // mu.State, for readers that need nothing else
 	observer Observer
 	clock    func() int64
 	emit     func(events.Event) // of the engine of the observer, or of one that it wraps; may be nil
@@ -634,6 +635,7 @@ func (b *Batch) update(apply func() (change, error)) error {
 	default:
 		now.State = Idle
 	}
+	b.state.Store(uint32(now.State))
 	if now.NextUse = b.mu.hint; b.mu.hint == 0 && b.mu.gap > 0 {
 		now.NextUse = min(now.LastUse, Never-1-b.mu.gap) + b.mu.gap
 	}
@@ -1111,6 +1113,9 @@ func (b *Batch) Snapshot() Info {
 	defer b.mu.Unlock()
 	return b.mu.Info
 }
+
+// State returns the state of the batch. It takes no lock, for repositories that look at many batches.
+func (b *Batch) State() State { return State(b.state.Load()) }
 
 // Space returns the space that holds the batch, nil if it is gone. It calls no method of a
 // program's payload.

@@ -263,7 +263,7 @@ func TestFullHostOpensExtensions(t *testing.T) {
 // other values or nulls from some number on, on several goroutines. It moves, opens and drops the
 // batches, and cancels moves.
 func TestExtensionsAtRandom(t *testing.T) {
-	for seed := range testseed.Each(t, testseed.Rounds(6, 3)) {
+	for seed := range testseed.Each(t, testseed.Rounds(6, 4)) {
 		c := growing[seed%4]
 		m := newMachine(t, machineConfig{gpu: 1 << 20, host: 64 << 20, disk: 64 << 20})
 		var wg sync.WaitGroup

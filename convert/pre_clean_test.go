@@ -188,7 +188,7 @@ func TestNothingIsWrittenAheadOf(t *testing.T) {
 // TestWritingAheadGivesWay: what somebody waits for, a move of the batch and its drop end a
 // transfer between two pieces. The batch is whole, and the books are right.
 func TestWritingAheadGivesWay(t *testing.T) {
-	long := numbered(1, 700_000)
+	long, tried := numbered(1, 700_000), 0
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, m *machine, b, other *batch.Batch) error
 		want error
@@ -202,7 +202,7 @@ func TestWritingAheadGivesWay(t *testing.T) {
 		"drop":   {func(_ context.Context, _ *machine, b, _ *batch.Batch) error { return b.Drop() }, nil},
 		"cancel": {nil, context.Canceled},
 	} {
-		if testseed.Raced && name != "reader" && name != "drop" {
+		if tried++; testseed.Raced && tried > 2 { // any two: the order of a map is random
 			continue
 		}
 		inBubble(t, name, func(t *testing.T) {

@@ -34,8 +34,9 @@ func older(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
 // A partition is a queue of entries in order of arrival, and a line of the takers that wait for
 // some. The repository's lock guards it.
 //
-// Invariant: whenever the lock is free, no taker in the line could be served. So every change of an
-// entry or of the queue ends with a call of serveLocked.
+// Invariant: whenever the lock is free, no taker in the line could be served, but for a change of a
+// batch that is about to be announced. So every change of an entry or of the queue, and every
+// announcement, ends with a call of serveLocked.
 type partition struct {
 	r         *Repository
 	number    int
@@ -191,7 +192,7 @@ func (t *taker) tryLocked(p *partition) (served bool) {
 		if e.claim != nil {
 			continue
 		}
-		if state := e.b.Snapshot().State; !slices.Contains(t.from, state) {
+		if state := e.b.State(); !slices.Contains(t.from, state) {
 			// A batch in transit is back in a moment. Until then no younger one comes before it.
 			blocked = state == batch.InTransit && !t.unordered
 			continue
@@ -237,7 +238,7 @@ func (t *taker) tryOnlyLocked(p *partition) (served bool) {
 			t.err = p.r.errorf(", batch %d: %w", e.b.ID(), ErrUnknown)
 		}
 		return true
-	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.Snapshot().State)):
+	case e.claim == nil && (t.from == nil || slices.Contains(t.from, e.b.State())):
 		e.claim = t.claim
 		t.claim.entries = []*entry{e}
 		return true
@@ -259,7 +260,7 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 		for at := p.queue.Front(); at != nil && at.Value.(*entry).seq <= t.last; at = at.Next() {
 			switch e := at.Value.(*entry); {
 			case e.claim == c:
-			case e.claim == nil && e.b.Snapshot().State != batch.InTransit:
+			case e.claim == nil && e.b.State() != batch.InTransit:
 				e.claim = c
 				c.entries = append(c.entries, e)
 			case e.claim == nil || e.claim.brief:
@@ -276,7 +277,7 @@ func (t *taker) tryWholeLocked(p *partition) (served bool) {
 			return false
 		}
 		for _, e := range c.entries {
-			if e.b.Snapshot().State == batch.Released { // another caller has dropped the batch in its place
+			if e.b.State() == batch.Released { // another caller has dropped the batch in its place
 				e.leaveLocked()
 			}
 		}
@@ -315,7 +316,7 @@ func (p *partition) restoreLocked(c *Claim) {
 		if p.free == nil || e.seq < p.free.Value.(*entry).seq {
 			p.free = e.at
 		}
-		if e.b.Snapshot().State == batch.Released {
+		if e.b.State() == batch.Released {
 			e.leaveLocked()
 		}
 	}

@@ -134,7 +134,7 @@ func (r *Repository) take(ctx context.Context, partition int, to batch.State, t 
 		if !errors.Is(err, batch.ErrState) {
 			return nil, err
 		}
-		// It was moved or dropped between the claim and the move, which the entry shows now.
+		// It was moved or dropped between the claim and the move, as its state shows now.
 	}
 }
 

@@ -250,7 +250,7 @@ func (b *bags) take(rng *rand.Rand) *tier.Buffer {
 // every byte is accounted for and no queued waiter can be served. Time is virtual, so a wait that a
 // deadline ends costs none.
 func TestManyGoroutinesAgainstBooks(t *testing.T) {
-	for seed := range testseed.Each(t, testseed.Rounds(6, 2)) {
+	for seed := range testseed.Each(t, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { manyGoroutines(t, seed) })
 		})

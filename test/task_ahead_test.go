@@ -74,8 +74,9 @@ func aheadTo(eng *spillway.Engine, k tier.Kind) (read, used, inVain int64) {
 func TestTasksReadAhead(t *testing.T) {
 	t.Parallel()
 	const batches = 20
+	tried := 0
 	for name, share := range map[string]float64{"as long": 1, "shorter": 0.3, "longer": 3} {
-		if testseed.Raced && share != 1 {
+		if tried++; testseed.Raced && tried > 1 { // any one: the order of a map is random
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

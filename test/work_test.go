@@ -303,7 +303,7 @@ func TestWorkOfClosedPlan(t *testing.T) {
 func TestWorksAndBatchesAtRandom(t *testing.T) {
 	t.Parallel()
 	var reclaims, evictions atomic.Int64
-	for seed := range testseed.Each(t, testseed.Rounds(3, 1)) {
+	for seed := range testseed.Each(t, testseed.Rounds(3, 2)) {
 		synctest.Test(t, func(t *testing.T) {
 			eng, plan, host := openForWorks(t, 10*mib)
 			var all sync.WaitGroup

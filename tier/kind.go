@@ -16,7 +16,7 @@
 //	space_memory.go   buffers that are drawn from promised bytes, and freed
 //	clean.go          clean images: memory that is kept while nobody needs the room
 //	buffer.go         Buffer and its leases; Pool and the kinds of Memory
-//	device.go         Device and Stream, for GPU backends; fractions.go: marks; quota.go: Quota
+//	device.go         Device and Stream, for GPU backends; marks.go: marks; quota.go: Quota
 //	holdings.go       what keeps memory: leaks, and lists of holders
 //
 // Package reservation waits for room and makes promises for programs. Package internal/books

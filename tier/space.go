@@ -162,7 +162,7 @@ func (s *Space) Room() int64 { return s.State().Room }
 func (s *Space) Hold(n int64) { s.held.Add(n) }
 
 // Pace returns how far a volume is ahead of the others that are written side by side with it; see
-// stripe.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
+// books.Pace. Other spaces have the zero Pace. Reserved bytes count as if they were being written.
 func (s *Space) Pace() books.Pace {
 	if p, ok := s.Pool.(paced); ok {
 		return p.Pace().After(s.Books.Now().Reserved)
@@ -172,7 +172,7 @@ func (s *Space) Pace() books.Pace {
 
 // paced is what a Pool implements that is one of several which are written side by
 // side, each as fast as it can: a spill volume. Bytes for any of them go to
-// the one whose stripe.Pace is the least. A paced is safe for concurrent use.
+// the one whose books.Pace is the least. A paced is safe for concurrent use.
 type paced interface {
 	Pace() books.Pace
 	// Promised is called before each Alloc with how many bytes of the space are promised and not

@@ -77,12 +77,13 @@ func backends(spaces []report.Space) (names []string) {
 // was checked there, and the output does not call it simulated.
 func TestRunOnCUDA(t *testing.T) {
 	t.Parallel()
+	tried := 0
 	for name, args := range map[string][]string{
 		"cuda":  {"run", "--gpu=cuda", "--passes=2"},
 		"auto":  {"run"},
 		"share": {"run", "--gpu=cuda", "--gpu-memory=6.25%"},
 	} {
-		if testseed.Raced && name != "cuda" {
+		if tried++; testseed.Raced && tried > 1 { // any one: the order of a map is random
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -77,7 +77,7 @@ func inspect(cmd *cobra.Command, flags *outputFlags, path string, checksums bool
 	return errors.Join(err, out.show(doc, nil))
 }
 
-// describeKept returns the part of the document for one directory.
+// describePersisted returns the part of the document for one directory.
 func describePersisted(d *persist.Directory) report.PersistedDirectory {
 	k := report.PersistedDirectory{
 		Path: d.Path, InUse: d.InUse, Encrypted: d.Sealed, Records: len(d.Records), FileBytes: d.FileBytes,

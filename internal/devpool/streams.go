@@ -1,6 +1,6 @@
 // Package devpool has what an engine keeps of a device: [Memory], the pool of a GPU space, and
 // [Streams], which are lent for copies. [Guarded] is a device of a program's, whose panics are
-// errors.
+// errors. [Loss] tells subscribers that a device has failed for good.
 //
 //	tier.Space ─▶ Memory ──┐
 //	                       ├─▶ tier.Device

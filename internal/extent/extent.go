@@ -1,5 +1,6 @@
 // Package extent allocates ranges of a line: the offsets in an arena, in a device's memory or in a
-// spill file. It accesses no memory itself.
+// spill file. An Allocator accesses no memory. Place lays a body on
+// several free ranges, and Address, Aligned and Touch are about bytes of the process.
 //
 //	0            off        off+n                             size
 //	+-- taken ----+-- free --+-- taken --+-------- free --------+

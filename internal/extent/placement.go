@@ -77,7 +77,7 @@ func longest[P any](src Source[P], size int64, cuts []int64, least int64) ([]Pie
 	return pieces, true
 }
 
-// apart lays the stretches between the cuts one by one, the longest first.
+// betweenCuts lays the stretches between the cuts one by one, the longest first.
 func betweenCuts[P any](src Source[P], size int64, cuts []int64, least int64) ([]Piece[P], bool) {
 	pieces := make([]Piece[P], 0, len(cuts)+1)
 	off := int64(0)

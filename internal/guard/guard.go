@@ -4,6 +4,8 @@
 //
 // A broken lock order (lockrank.Violation) is our own bug and goes on, and so does
 // runtime.Goexit.
+//
+// A Gate counts calls in progress, so that Close can wait for them; a List calls subscribers.
 package guard
 
 import (

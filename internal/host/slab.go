@@ -20,15 +20,15 @@ import (
 const (
 	// place is the alignment of places: what Arrow asks for its buffers.
 	place = 64
-	// smallMost is the largest size that a slab serves.
+	// maxSmall is the largest size that a slab serves.
 	maxSmall = 2 * tier.Page
-	// fineMost is up to where classes go up by place.
+	// maxFine is up to where classes go up by place.
 	maxFine = 512
-	// classCount: fineMost/place, then four for each of the four doublings.
+	// classCount: maxFine/place, then four for each of the four doublings.
 	classCount = 8 + 4*4
 )
 
-// classOf returns the class of a size from 1 to smallMost.
+// classOf returns the class of a size from 1 to maxSmall.
 func classOf(size int64) int {
 	if size <= maxFine {
 		return int((size - 1) / place)

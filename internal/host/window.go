@@ -2,15 +2,15 @@ package host
 
 import "sync/atomic"
 
-// As many bytes are touched ahead of the used ones as are used, at most mostAhead. leastAhead bytes, or less of
-// a short range, are touched before the first use: an idle range costs no more. A range in use gets
-// ahead of its users within a few of their steps, because touching a page takes less time than
+// As many bytes are touched ahead of the used ones as are used, at most maxAhead. minAhead bytes, or
+// less of a short range, are touched before the first use: an idle range costs no more. A range in use
+// gets ahead of its users within a few of their steps, because touching a page takes less time than
 // filling it.
 const (
 	minAhead = 64 << 20
 	maxAhead = 512 << 20
 
-	share = 16      // one sixteenth of a range is touched before its first use: leastAhead of 1 GiB
+	share = 16      // one sixteenth of a range is touched before its first use: minAhead of 1 GiB
 	huge  = 2 << 20 // in whole huge pages, so nothing of a range where one is more than that
 )
 

@@ -21,7 +21,6 @@ import (
 
 	"github.com/spillway-db/spillway/internal/devpool"
 	"github.com/spillway-db/spillway/internal/leases"
-	"github.com/spillway-db/spillway/internal/testseed"
 	"github.com/spillway-db/spillway/reservation"
 	"github.com/spillway-db/spillway/reservation/quota"
 	"github.com/spillway-db/spillway/tier"
@@ -647,7 +646,7 @@ func TestLeasesUnderRaces(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range testseed.Rounds(20, 8) {
+			for range 20 {
 				l, err := leases.Join(terms(dir, "g", share, 10*share))
 				if err != nil {
 					t.Error(err)

@@ -52,7 +52,7 @@ func FormatLimits(env map[string]string) ([]byte, error) {
 // LookupLimits returns a function that finds variables in the node's limits in LimitsDir, or else by env. A process
 // may have a lower limit than the node's, never a higher one. If the node sets the limit by nvshare's
 // variable alone, it is a default: a limit of the process's own, by either name, replaces it. Without a
-// file of limits Lookup returns env. A file that users other than root can write to, or that cannot be
+// file of limits LookupLimits returns env. A file that users other than root can write to, or that cannot be
 // read, is an error.
 func LookupLimits(env func(string) (string, bool)) (func(string) (string, bool), error) {
 	return lookupLimits(LimitsDir, env)
@@ -81,13 +81,6 @@ func lookupLimits(dir string, env func(string) (string, bool)) (func(string) (st
 	}, nil
 }
 
-// A node gives a container its limits as a file. A process obeys them even if it does not have the
-// container's environment, as in a login session.
-//
-//	LimitsDir/environment   lines NAME=value; root's alone to write
-//	LedgerDir               where the node's ledger is mounted
-//
-//	FormatLimits ──▶ the file ──▶ LookupLimits: the file's variables before those of the environment
 const (
 	limitVar        = "SPILLWAY_GPU_MEMORY_LIMIT"
 	otherLimitVar   = "NVSHARE_GPU_MEMORY_LIMIT"
@@ -130,7 +123,7 @@ func ownLimit(limits map[string]string, env func(string) (string, bool)) (string
 	return own, n < most
 }
 
-// read reads a file of variables. Only root may be able to write to it.
+// readLimits reads a file of variables. Only root may be able to write to it.
 func readLimits(path string) (map[string]string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -406,12 +406,14 @@ func (f *Found) Adopt(
 	adopted, err := newBatch(p, &Record{
 		image: p, space: b.Space.ID(), volume: b.volume(), key: b.Key, place: b.Entry.Place,
 	})
-	ended := f.end(b, true)
 	if err != nil {
 		// The file belongs to the image by now. Releasing the image frees the memory and removes the
-		// file, so the batch is gone, even though it was not adopted.
-		return nil, errors.Join(err, p.Release(), ended)
+		// file, so the batch is gone, even though it was not adopted. It must be free before end,
+		// for which Close waits.
+		err = errors.Join(err, p.Release())
+		return nil, errors.Join(err, f.end(b, true))
 	}
+	_ = f.end(b, true)
 	// An error of end is that of a dictionary which no listed batch needs. The batch is adopted, and
 	// somebody must own it.
 	return adopted, nil

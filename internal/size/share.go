@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// LeastShare is the smallest share that [ParseShare] returns: a smaller one is less than a byte of
+// MinShare is the smallest share that [ParseShare] returns: a smaller one is less than a byte of
 // every size.
 const MinShare = 1.0 / (1 << 63)
 
@@ -43,7 +43,7 @@ func parsePercent(s string) (float64, error) {
 	return share, nil
 }
 
-// FormatShare prints a share from [LeastShare] to 1 as the shortest text that ParseShare reads back
+// FormatShare prints a share from [MinShare] to 1 as the shortest text that ParseShare reads back
 // to the same number.
 func FormatShare(share float64) string {
 	text := strconv.FormatFloat(share, 'f', -1, 64)

@@ -39,7 +39,7 @@ type Sum struct {
 	hash   xxh3.Hasher // not fused
 }
 
-// fusedLeast is from where on a copy takes the loop: below it memmove writes through the cache, which
+// minFused is from where on a copy takes the loop: below it memmove writes through the cache, which
 // is what short copies want. The race detector looks at each byte of memmove's.
 var minFused = func() int {
 	if invariants.Race {

@@ -15,7 +15,7 @@ var spare = runtime.GOMAXPROCS(0) >= 8
 // before it sleeps: as long as some copies of 1 MiB take over a fast link.
 const LookFor = 100 * time.Microsecond
 
-// mostLooks bounds Look where time stands still, as in a test's bubble.
+// maxLooks bounds Look where time stands still, as in a test's bubble.
 const maxLooks = 20_000
 
 // Look waits for done for LookFor at most, without sleeping, if there are processors to spare. It

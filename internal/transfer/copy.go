@@ -124,7 +124,7 @@ func (s *bytesFrom) checker() func(p []byte, off int64) error {
 //	any other                      a chunk               8      the lane's pinned chunk
 //	one is compressed, or both     a run of 1 MiB        8      the lane's block (and its chunk, for a device)
 //
-// move picks the loop for a piece: plain, storeRun or uncompress. All fields are set before the
+// movePiece picks the loop for a piece: plain, storeRun or uncompress. All fields are set before the
 // lanes begin, and are only read by them. The sums and runs that lanes write have one element for
 // each block or run, so they need no lock.
 type copying struct {

@@ -79,7 +79,7 @@
 // writes a header behind the body of a batch, and renames the file: from then on the batch is on
 // the disk whatever ends the process. See persisted_file.go and persisted_dir.go.
 //
-// A memory is in one of four states (keptState).
+// A memory is in one of four states (persistedState).
 //
 //   - A part: Alloc has created its file, which the next volume removes.
 //   - Owned: its file has a header, and its name is the key. Forget ends the entry, so that the

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// Kept is a directory in which batches persist, as Inspect found it.
+// PersistedDir is a directory in which batches persist, as Inspect found it.
 type PersistedDir struct {
 	Path      string
 	InUse     bool        // a volume has it locked, of this process or of another

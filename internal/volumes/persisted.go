@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-db/spillway/tier/disk"
 )
 
-// keptFile is the file of one memory on a volume with Config.Persist. Its name is its number with
+// persistedFile is the file of one memory on a volume with Config.Persist. Its name is its number with
 // the suffix ".part". While it has the header of a batch or a dictionary, it is an entry of the volume,
 // and its name is the entry's key.
 type persistedFile struct {
@@ -37,7 +37,7 @@ type persistedFile struct {
 	giveUp    func()    // gives back the header's room in the space; nil: none
 }
 
-// keptState is what a keptFile is. The Free of its memory removes the file, except for lent memory.
+// persistedState is what a persistedFile is. The Free of its memory removes the file, except for lent memory.
 type persistedState int
 
 const (
@@ -383,14 +383,14 @@ func (v *Volume) rename(k *persistedFile, to string) error {
 	return nil
 }
 
-// openKept opens a file by the name that it has. Its caller does not have the file's turn.
+// openPersisted opens a file by the name that it has. Its caller does not have the file's turn.
 func (v *Volume) openPersisted(k *persistedFile, direct bool) (disk.File, error) {
 	k.turn <- struct{}{}
 	defer func() { <-k.turn }()
 	return v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), direct)
 }
 
-// writeKept writes to a file through the page cache. Its caller has the file's turn.
+// writePersisted writes to a file through the page cache. Its caller has the file's turn.
 func (v *Volume) writePersisted(k *persistedFile, p []byte, off int64) error {
 	f, err := v.cfg.FS.Reopen(filepath.Join(v.own.path, *k.name.Load()), false)
 	if err != nil {
@@ -400,7 +400,7 @@ func (v *Volume) writePersisted(k *persistedFile, p []byte, off int64) error {
 	return join(err, f.Close())
 }
 
-// freeKept removes the file of a memory that was freed, and gives its room back.
+// freePersisted removes the file of a memory that was freed, and gives its room back.
 func (v *Volume) freePersisted(k *persistedFile) {
 	v.endEntry(k)
 	name := *k.name.Load()

@@ -22,7 +22,7 @@ import (
 //	header   order, file, size u64, salt [32], blocks u32; per block: offset, length, nonce u64,
 //	         tag [16] · the meta of Volume.Persist
 //	zeros    as far as the tail does not end on a page
-//	tail     keptTail, 1024 bytes
+//	tail     persistedTail, 1024 bytes
 //
 // The header is behind the body because its length is not known before the body is written. It is
 // sealed as a whole if the volume encrypts, and it never changes. Its XXH3-64 is the file's name.
@@ -39,7 +39,7 @@ const (
 // each MiB are enough for its checksums and for sealed blocks of one page.
 func maxHeader(body int64) int64 { return 16<<20 + body/(1<<20)*5*tier.Page }
 
-// keptTail is the end of a file that persists.
+// persistedTail is the end of a file that persists.
 type persistedTail struct {
 	Magic      [8]byte
 	Body       int64   // bytes before the header

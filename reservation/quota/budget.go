@@ -53,7 +53,7 @@ type BudgetStats struct {
 	Refused  int64 // requests that found no room
 }
 
-// BudgetStats returns a snapshot of the budget.
+// Stats returns a snapshot of the budget.
 func (b *Budget) Stats() BudgetStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-db/spillway/tier"
 )
 
-// device is a device under a budget. It passes all other calls on to the device that it wraps, with
+// budgetedDevice is a device under a budget. It passes all other calls on to the device that it wraps, with
 // streams, events and peers as they are: a device that copies to a peer unwraps the peer itself.
 //
 //	Alloc:      pending ─▶ live ─▶ retired ─▶ credited

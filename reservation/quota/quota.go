@@ -1,5 +1,5 @@
 // Package quota limits how much GPU memory a process, or a group of processes on a node, takes by
-// Spillway.
+// Spillway. A Budget limits what is allocated through some devices.
 //
 //	environment ─▶ Settings ─▶ Quota ──┐
 //	program     ─┘                     ├─▶ Under ─▶ tier.Space charges them for
@@ -46,8 +46,8 @@
 //
 // # Locks
 //
-// The mutexes here have the rank Backend. With one locked, subscribers are not called, and files
-// are not used.
+// The mutexes of quotas and leases have the rank Backend. With one locked, subscribers are not
+// called, and files are not used.
 //
 //	… → Reservation → Space → Backend
 //
@@ -99,12 +99,8 @@
 // the space. On devices without a space, asynchronous frees are credited at the next reap or free,
 // or when a request does not fit, because a budget has no goroutine.
 //
-// # Ownership
-//
 // A caller that owns a wrapped device closes the wrapper, and with it the device. Closing credits
 // what was charged. Neither a Budget nor a wrapper has a goroutine, so nothing else needs closing.
-//
-// # Locks
 //
 // A budget has one mutex, of rank lockrank.Space because the mutex of its quota, of rank Backend,
 // is locked under it. It is never held while a device, an event, a logger or a subscriber is

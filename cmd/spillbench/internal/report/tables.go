@@ -298,7 +298,7 @@ func (d *Inspect) Damage() (n int) {
 	return n
 }
 
-// keptRow is a batch of inspect, with its operator and port as one text and the number of its columns.
+// persistedRow is a batch of inspect, with its operator and port as one text and the number of its columns.
 type persistedRow struct {
 	PersistedBatch
 	Operator string `json:"operator"`

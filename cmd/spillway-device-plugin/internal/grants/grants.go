@@ -241,7 +241,7 @@ func (s *Store) environment(g Grant) map[string]string {
 		env["NVSHARE_"+name] = value
 	}
 	switch limit := strconv.FormatInt(g.Limit>>20, 10) + "Mi"; {
-	case g.Own: // this name alone makes it a default: see nodelimits.Lookup
+	case g.Own: // this name alone makes it a default: see leases.LookupLimits
 		env["NVSHARE_GPU_MEMORY_LIMIT"] = limit
 	case g.Limit > 0:
 		both("GPU_MEMORY_LIMIT", limit)
