@@ -63,7 +63,9 @@ func (m *Mover) evictTogether(ctx context.Context, all []*batch.Batch, to tier.I
 	if !ok || !to.Kind.IsStorage() || m.cfg.Persists != nil && m.cfg.Persists(to) {
 		return nil
 	}
-	first := slices.IndexFunc(all, func(b *batch.Batch) bool { return m.joins(b, b.Snapshot().Payload, nil, disk) != nil })
+	first := slices.IndexFunc(all, func(b *batch.Batch) bool {
+		return m.joins(b, b.Snapshot().Payload, nil, disk) != nil
+	})
 	if first < 0 {
 		return nil
 	}
