@@ -66,7 +66,7 @@ type observerFunc func(now Info)
 
 func (f observerFunc) BatchChanged(_ *Batch, now Info) { f(now) }
 
-// TestCancelWithinTheObserver: an observer may end a subscription while it is told of its end.
+// TestCancelWithinTheObserver: an observer may call cancel again from the call that cancel makes.
 func TestCancelWithinTheObserver(t *testing.T) {
 	cancel, seen := func() {}, -1
 	b := newBatch(t, &form{space: newSpace(t, "gpu:0"), desc: new(Descriptor)}, observerFunc(func(now Info) {

@@ -108,14 +108,21 @@ func TestColumnsNoticeCorruptionInWhatTheyNeed(t *testing.T) {
 		seen bool
 	}{
 		{"a number", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}}, true},
-		{"a number that is one of the rows", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
-		{"a number that is not", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
-		{"a number of another column", numbers.Offset + 8*20_000, image.Selection{Columns: []string{"text", "code"}}, false},
+		{"a number that is one of the rows", numbers.Offset + 8*20_000,
+			image.Selection{Columns: []string{"n"}, From: 19_999, To: 20_001}, true},
+		{"a number that is not", numbers.Offset + 8*20_000,
+			image.Selection{Columns: []string{"n"}, From: 30_000, To: 40_000}, false},
+		{"a number of another column", numbers.Offset + 8*20_000,
+			image.Selection{Columns: []string{"text", "code"}}, false},
 		{"text", text.Offset + 200_000, image.Selection{Columns: []string{"text"}}, true},
-		{"text of other rows", text.Offset + 100_000, image.Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
-		{"an offset that is looked up", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
-		{"an offset between two", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
-		{"an offset of other rows", offsets.Offset + 4*20_000, image.Selection{Columns: []string{"text"}, From: 39_000}, false},
+		{"text of other rows", text.Offset + 100_000,
+			image.Selection{Columns: []string{"text"}, From: mixedRows - 10}, false},
+		{"an offset that is looked up", offsets.Offset + 4*20_000,
+			image.Selection{Columns: []string{"text"}, From: 20_000, To: 39_000}, true},
+		{"an offset between two", offsets.Offset + 4*20_000,
+			image.Selection{Columns: []string{"text"}, From: 1000, To: 39_000}, true},
+		{"an offset of other rows", offsets.Offset + 4*20_000,
+			image.Selection{Columns: []string{"text"}, From: 39_000}, false},
 	} {
 		flip(t, b, c.at)
 		err := m.columnsOf(t.Context(), b, c.want)
@@ -166,7 +173,8 @@ func everyReadOfColumnsFailsOnce(t *testing.T, encrypt bool) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, machineConfig{encrypt: encrypt})
 			b := m.put(t, mixed(2, mixedRows), tier.Disk)
-			for _, s := range []image.Selection{{Columns: []string{"list", "code"}}, {Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
+			for _, s := range []image.Selection{{Columns: []string{"list", "code"}},
+				{Columns: []string{"text", "code"}, From: 10_000, To: 30_000}} {
 				tried, failed := 0, 0
 				for hit := true; hit; tried++ {
 					ctx, cancel := context.WithCancel(t.Context())
@@ -295,7 +303,9 @@ func TestColumnsOfWhatIsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var se *image.SelectionError
-	if _, err := m.mover.Columns(t.Context(), h, image.Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" || se.Columns != 2 || se.Rows != 100 {
+	if _, err := m.mover.Columns(t.Context(), h,
+		image.Selection{Columns: []string{"n", "none"}}); !errors.As(err, &se) || se.Column != "none" ||
+		se.Columns != 2 || se.Rows != 100 {
 		t.Errorf("a column that is not there: %v", err)
 	}
 	if err := h.Close(); err != nil {
@@ -469,7 +479,8 @@ func TestColumnsInSeveralExtents(t *testing.T) {
 	src := h.Payload().(*batch.Image)
 	rng := rand.New(rand.NewPCG(seed, 7))
 	for i := range 50 {
-		s := image.Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2), To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
+		s := image.Selection{Fields: rng.Perm(5)[:1+rng.IntN(5)], From: rng.Int64N(mixedRows / 2),
+			To: mixedRows/2 + 1 + rng.Int64N(mixedRows/2)}
 		c, err := s.Of(src.Descriptor().Schema, src.Descriptor().Rows)
 		if err != nil {
 			t.Fatal(err)

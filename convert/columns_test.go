@@ -383,11 +383,15 @@ func TestSelection(t *testing.T) {
 		{image.Selection{Fields: []int{}, From: 10}, "[] 10 10"},
 		{image.Selection{Columns: []string{"c", "b"}, From: 3}, "[3 1] 3 10"},
 		{image.Selection{Fields: []int{2, 0}, From: 3, To: 3}, "[2 0] 3 3"},
-		{image.Selection{Columns: []string{"d"}}, `selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
+		{image.Selection{Columns: []string{"d"}},
+			`selecting the column "d", rows 0 to 0, of 4 columns and 10 rows: there is no column "d"`},
 		{image.Selection{Columns: []string{""}}, `there is no column ""`},
-		{image.Selection{Columns: []string{"a"}}, "columns [0 2] have that name: give the place of the one that is wanted"},
-		{image.Selection{Columns: []string{"b", "c", "b"}}, `selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
-		{image.Selection{Fields: []int{1, 1}}, "selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
+		{image.Selection{Columns: []string{"a"}},
+			"columns [0 2] have that name: give the place of the one that is wanted"},
+		{image.Selection{Columns: []string{"b", "c", "b"}},
+			`selecting the column "b", rows 0 to 0, of 4 columns and 10 rows: it is given twice`},
+		{image.Selection{Fields: []int{1, 1}},
+			"selecting column 1, rows 0 to 0, of 4 columns and 10 rows: it is given twice"},
 		{image.Selection{Fields: []int{4}}, "there is no column 4"},
 		{image.Selection{Fields: []int{-1}}, "there is no column -1"},
 		{image.Selection{Columns: []string{"b"}, Fields: []int{1}}, "both names and places of columns are given"},
@@ -456,11 +460,13 @@ func BenchmarkColumns(b *testing.B) {
 		size int64
 		open func(image.Selection) (arrow.RecordBatch, error)
 	}{
-		{"whole record", image.Selection{}, 5 * 8 * rows, func(image.Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
+		{"whole record", image.Selection{}, 5 * 8 * rows,
+			func(image.Selection) (arrow.RecordBatch, error) { return m.mover.Record(b.Context(), h) }},
 		{"5 of 5", image.Selection{}, 5 * 8 * rows, nil},
 		{"2 of 5", image.Selection{Fields: []int{1, 3}}, 2 * 8 * rows, nil},
 		{"1 of 5", image.Selection{Fields: []int{2}}, 8 * rows, nil},
-		{"1 % of the rows of 1", image.Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100}, 8 * (rows / 100), nil},
+		{"1 % of the rows of 1", image.Selection{Fields: []int{2}, From: rows / 2, To: rows/2 + rows/100},
+			8 * (rows / 100), nil},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			open := c.open

@@ -32,7 +32,8 @@ func TestEncryptedVolumeSaysWhatIsCorrupt(t *testing.T) {
 					return m.mover.MoveAs(t.Context(), b, reservation.AnyInTier(tier.Host), batch.CompressedImage)
 				},
 				"columns": func() error {
-					return m.columnsOf(t.Context(), b, image.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
+					return m.columnsOf(t.Context(), b,
+						image.Selection{Columns: []string{rec.ColumnName(0), rec.ColumnName(int(rec.NumCols()) - 1)}})
 				},
 				"digest": func() error {
 					h, err := b.Open(t.Context(), tier.ID{}, false)

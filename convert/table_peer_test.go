@@ -46,7 +46,8 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 		devs[i] = faultdev.New(wrap(dev), 1)
 		pool, err := devpool.NewMemory(dev)
 		check(err)
-		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: capacity, Pool: pool, Backend: g.backend(), Marks: full})
+		s, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU, Ordinal: i}, Capacity: capacity,
+			Pool: pool, Backend: g.backend(), Marks: full})
 		check(err)
 		streams[i], err = devpool.NewStreams(devs[i], 1) // a second one would be one too many
 		check(err)
@@ -55,7 +56,8 @@ func twoGPUs(t *testing.T, g gpus, wrap func(tier.Device) tier.Device) (*machine
 	arena, err := host.NewArena(host.Config{Capacity: capacity, Node: -1})
 	check(err)
 	g.pin(t, arena, devs[0])
-	h, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena, Backend: "host", Marks: full})
+	h, err := tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena,
+		Backend: "host", Marks: full})
 	check(err)
 	m.reservations, err = reservation.NewManager(reservation.Config{Spaces: append(spaces, h)})
 	check(err)

@@ -107,7 +107,8 @@ func TestTrigger(t *testing.T) {
 		for _, c := range []struct {
 			marks tier.Marks
 			moves bool
-		}{{tier.Marks{Limit: 1, Trigger: 0.65, Stop: 0.5}, true}, {tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.1}, false}} {
+		}{{tier.Marks{Limit: 1, Trigger: 0.65, Stop: 0.5}, true},
+			{tier.Marks{Limit: 1, Trigger: 0.9, Stop: 0.1}, false}} {
 			was := w.moved()
 			if err := w.spaces[gpu0].SetMarks(c.marks); err != nil {
 				t.Fatal(err)

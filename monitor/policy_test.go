@@ -42,7 +42,8 @@ func TestPolicyOrder(t *testing.T) {
 			place(2, 0, false, 1), place(1, 9, false, 9), place(3, 9, true, 1),
 		}},
 		{"numbers of 64 bits", PlanOrder(), []batch.Info{
-			place(1<<63+1, 0, false, 1), place(1<<63, 0, false, 1<<63), place(1<<63, 0, false, 7), place(7, 0, false, 1),
+			place(1<<63+1, 0, false, 1), place(1<<63, 0, false, 1<<63), place(1<<63, 0, false, 7),
+			place(7, 0, false, 1),
 			place(0, 0, false, 1), queued(1<<63, place(0, 0, false, 1)), queued(7, place(0, 0, false, 1)),
 		}},
 		{"ranks below zero", PlanOrder(), []batch.Info{place(1, 0, false, 0), place(1, -1, false, 5)}},

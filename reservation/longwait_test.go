@@ -192,7 +192,8 @@ func TestErrorSaysWhatHelps(t *testing.T) {
 		helps string
 	}{
 		{tier.Holdings{}, "(close handles, and release records"},
-		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, External: 20}, "(close handles, and release records"},
+		{tier.Holdings{Holders: some(30), Batches: some(20), Others: 20, Engine: 20, External: 20},
+			"(close handles, and release records"},
 		{tier.Holdings{Holders: some(10), Batches: some(30), External: 20}, "(use up or drop batches"},
 		{tier.Holdings{Holders: some(10), Batches: some(20), Others: 30}, "(try again when what is being moved has arrived"},
 		{tier.Holdings{Holders: some(10), Others: 20, Retired: 30}, "(try again when the device has ended the work"},

@@ -40,7 +40,8 @@ func simStreams(
 			t.Error(err)
 		}
 	})
-	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, "gpu:1", 100), spaceOf(t, "host:0", 100)}})
+	m := managerOf(t, reservation.Config{Spaces: []*tier.Space{space, spaceOf(t, "gpu:1", 100),
+		spaceOf(t, "host:0", 100)}})
 	s, err := reservation.NewStreams(m, gpu0)
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +179,8 @@ func TestAttachRefuses(t *testing.T) {
 	if _, err := reservation.NewStreams(m, host); !errors.Is(err, tier.ErrNotSupported) {
 		t.Errorf("streams of a host space: %v", err)
 	}
-	if _, err := reservation.NewStreams(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err, reservation.ErrNoCandidate) {
+	if _, err := reservation.NewStreams(m, tier.ID{Kind: tier.GPU, Ordinal: 7}); !errors.Is(err,
+		reservation.ErrNoCandidate) {
 		t.Errorf("streams of no space: %v", err)
 	}
 }

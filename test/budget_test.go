@@ -89,8 +89,10 @@ func TestGPUBudgetBelowTheSpace(t *testing.T) {
 	const limit = 512 << 10
 	log := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	for name, wrap := range map[string]func(*quota.Budget, tier.Device) (tier.Device, error){
-		"budget":              func(b *quota.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(d) },
-		"budget over logging": func(b *quota.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(quota.Logged(d, log)) },
+		"budget": func(b *quota.Budget, d tier.Device) (tier.Device, error) { return b.Wrap(d) },
+		"budget over logging": func(b *quota.Budget, d tier.Device) (tier.Device, error) {
+			return b.Wrap(quota.Logged(d, log))
+		},
 		"logging over budget": func(b *quota.Budget, d tier.Device) (tier.Device, error) {
 			w, err := b.Wrap(d)
 			return quota.Logged(w, log), err
@@ -554,8 +556,10 @@ func TestEnginesInTurnOnOneDevice(t *testing.T) {
 		budgets []*quota.Budget
 		wrap    func(tier.Device) (tier.Device, error)
 	}{
-		{[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, a, b}, nil}, {[]*quota.Budget{b}, nil},
-		{[]*quota.Budget{a}, nil}, {[]*quota.Budget{b, a}, nil}, {[]*quota.Budget{a, b}, logged}, {[]*quota.Budget{a, b}, logged},
+		{[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, b}, nil}, {[]*quota.Budget{a, a, b}, nil},
+		{[]*quota.Budget{b}, nil},
+		{[]*quota.Budget{a}, nil}, {[]*quota.Budget{b, a}, nil}, {[]*quota.Budget{a, b}, logged},
+		{[]*quota.Budget{a, b}, logged},
 	} {
 		open := func() *spillway.Engine {
 			return openBudgets(t, func(cfg *spillway.Config) {

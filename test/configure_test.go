@@ -618,7 +618,8 @@ func TestConfigureTwice(t *testing.T) {
 	for _, name := range recorded {
 		top := recordedMachine(t, name)
 		for i, cfg := range []spillway.Config{
-			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MaxGPUs: 1, HostPerGPU: true, StallTimeout: 7},
+			{}, {HostMemory: spillway.Share(0.125), GPUMemory: spillway.Bytes(1 << 20), MaxGPUs: 1,
+				HostPerGPU: true, StallTimeout: 7},
 			{GPUs: []spillway.GPUConfig{}, Disks: []spillway.DiskConfig{}},
 			{
 				GPUs:  []spillway.GPUConfig{{Backend: spillway.Sim, Memory: spillway.Bytes(1 << 20)}},

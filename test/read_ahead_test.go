@@ -206,7 +206,8 @@ func (m *meeting) Candidates(all *reservation.Spaces, dst []*tier.Space) []*tier
 // TestReadAheadAtOnce: several consumers read ahead at the same moment. Together they stay below
 // the stop mark.
 func TestReadAheadAtOnce(t *testing.T) {
-	eng, repo, _ := onSlowDisk(t, 4*mib, 16, func(c *spillway.Config) { c.HostMarks = tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6} })
+	eng, repo, _ := onSlowDisk(t, 4*mib, 16,
+		func(c *spillway.Config) { c.HostMarks = tier.Marks{Limit: 1, Trigger: 0.8, Stop: 0.6} })
 	host := eng.Spaces()[0]
 	var meet, done sync.WaitGroup
 	meet.Add(16)

@@ -376,7 +376,8 @@ var settings = []setting{
 		return marked(tier.Disk)
 	}},
 	{field: "GPUs.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {
-		c.GPUs[0].Marks, c.GPUMarks = tier.Marks{Limit: 0.75, Stop: 0.25}, tier.Marks{Limit: 0.9, Trigger: 0.5, Stop: 0.3}
+		c.GPUs[0].Marks, c.GPUMarks = tier.Marks{Limit: 0.75, Stop: 0.25},
+			tier.Marks{Limit: 0.9, Trigger: 0.5, Stop: 0.3}
 		return marked(tier.GPU)
 	}},
 	{field: "Hosts.Marks", set: func(_ *testing.T, c *spillway.Config) func(*spillway.Engine) bool {

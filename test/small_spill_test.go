@@ -48,7 +48,8 @@ func TestSmallBatchesSpill(t *testing.T) {
 			var err error
 			var log bytes.Buffer // the handler writes one line at a time
 			l.eng, err = spillway.Open(t.Context(), spillway.Config{
-				GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(4 << 20), HostMarks: tier.Marks{Limit: 1}, Topology: top, WriteAhead: -1,
+				GPUs: []spillway.GPUConfig{}, HostMemory: spillway.Bytes(4 << 20),
+				HostMarks: tier.Marks{Limit: 1}, Topology: top, WriteAhead: -1,
 				Disks:  []spillway.DiskConfig{{Dir: dir, Capacity: spillway.Bytes(c.disk), FS: l.files, Encrypt: c.encrypt}},
 				Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			})

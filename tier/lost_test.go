@@ -36,7 +36,8 @@ func TestSpaceIsLost(t *testing.T) {
 	heard := 0
 	defer s.Subscribe(func(aboveTrigger bool) {
 		if heard++; aboveTrigger || s.State().Limit != 0 || s.Lost() == nil {
-			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", aboveTrigger, s.State().Limit, s.Lost())
+			t.Errorf("the listeners hear of pressure (%v) with a limit of %d, lost: %v", aboveTrigger,
+				s.State().Limit, s.Lost())
 		}
 	})()
 	dev.Lose(errGone)

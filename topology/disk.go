@@ -214,7 +214,7 @@ func (t *tree) disksBelowMount(m mount) (names []string) {
 		}
 	}
 	// Then walk down: from a partition to its disk, and from a stacked device to those in its
-	// "slaves". What has neither is a disk. Devices may share a disk, so each is visited once.
+	// "slaves". A device with neither is a disk. Devices may share a disk, so each is visited once.
 	var todo []string // directories of devices
 	// The first candidate that is there: a device number is exact, a name may belong to another
 	// namespace.

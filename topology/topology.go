@@ -162,8 +162,8 @@ type Node struct {
 }
 
 // GPU is a graphics processor, or with CUDA_VISIBLE_DEVICES a part of one: then MIG has one
-// instance, and the memory is the instance's. What the driver does not report is from the PCI bus,
-// and the other way round; see complete.
+// instance, and the memory is the instance's. The PCI bus fills in what the driver does not report,
+// and the driver what the bus does not; see complete.
 type GPU struct {
 	// Index is the number by which CUDA counts the GPU if CUDA_DEVICE_ORDER is PCI_BUS_ID and
 	// CUDA_VISIBLE_DEVICES is not set.

@@ -28,11 +28,12 @@ func TestOthers(t *testing.T) {
 		count     int
 		share     float64 // below 0: not known
 	}{
-		"idle":           {thread.CPUTime{Busy: 1000, Idle: 5200}, thread.CPUTime{Busy: 100, Idle: 200}, 0, 2, 0},
-		"all its own":    {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 300}, 3 * time.Second, 2, 0},
-		"62 % of others": {thread.CPUTime{Busy: 1199, Idle: 5001}, thread.CPUTime{Busy: 249, Idle: 50}, time.Second, 2, 0.62},
-		"rounded ticks":  {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 200}, 3 * time.Second, 2, 0},
-		"a moment":       {thread.CPUTime{Busy: 1020, Idle: 5020}, thread.CPUTime{Busy: 120}, 0, 0, -1},
+		"idle":        {thread.CPUTime{Busy: 1000, Idle: 5200}, thread.CPUTime{Busy: 100, Idle: 200}, 0, 2, 0},
+		"all its own": {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 300}, 3 * time.Second, 2, 0},
+		"62 % of others": {thread.CPUTime{Busy: 1199, Idle: 5001}, thread.CPUTime{Busy: 249, Idle: 50},
+			time.Second, 2, 0.62},
+		"rounded ticks": {thread.CPUTime{Busy: 1100, Idle: 5100}, thread.CPUTime{Busy: 200}, 3 * time.Second, 2, 0},
+		"a moment":      {thread.CPUTime{Busy: 1020, Idle: 5020}, thread.CPUTime{Busy: 120}, 0, 0, -1},
 	} {
 		after = processorTimes{
 			cpus: map[int]thread.CPUTime{0: c.zero, 1: {Busy: 1 << 40}, 2: c.two, 5: {Busy: 1}},

@@ -24,7 +24,8 @@ func TestTrace(t *testing.T) {
 		stderr.Reset()
 		return Main(t.Context(), args, &stdout, &stderr)
 	}
-	if status := try("trace", "record", file, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+	if status := try("trace", "record", file, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB",
+		"--disk", t.TempDir(), "--quiet"); status != fail.Fine {
 		t.Fatal(status, stderr.String())
 	}
 	if status := try("trace", "replay", file); status != fail.Fine || !strings.Contains(stdout.String(), "recorded:") || !strings.Contains(stdout.String(), "for work") {
@@ -50,7 +51,8 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d: %s\n%s", status, &stdout, &stderr)
 	}
 	whole := file + "2"
-	if status := try("trace", "record", whole, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB", "--disk", t.TempDir(), "--quiet"); status != fail.Fine {
+	if status := try("trace", "record", whole, "--gpu", "sim", "--gpu-memory", "2MiB", "--host-memory", "2MiB",
+		"--disk", t.TempDir(), "--quiet"); status != fail.Fine {
 		t.Fatal(status, stderr.String())
 	}
 	if status := try("trace", "replay", whole, "--gpu-memory", "64KiB"); status != fail.Fine || !strings.Contains(stdout.String(), "never fits in") {

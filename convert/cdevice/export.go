@@ -50,9 +50,8 @@ func Export(h *batch.Handle, array *DeviceArray, schema *Schema, cfg Config) (er
 	if cfg.Event != 0 && cfg.Stream != nil {
 		return errors.New("cdevice: exporting with Config.Event and with Config.Stream: want one of them")
 	}
-	// What the release of the array gives back, from here on collected step by step: an error
-	// before the end gives back what was taken so far, except for the handle, which stays the
-	// caller's.
+	// Each step below adds what releasing the array must give back. An error before the end gives
+	// back what the steps so far have taken, except for the handle, which stays the caller's.
 	nothing := func() error { return nil }
 	closeHandle, endEvent, giveBack := nothing, nothing, nothing
 	if l, ok := tier.As[tier.Lender](dev.Device); ok { // the memory of other backends ends with the device

@@ -62,9 +62,11 @@ func newRigOn(t testing.TB, device tier.Device, wrap func(tier.Device) tier.Devi
 	arena, err := host.NewArena(host.Config{Capacity: capacity, Node: -1})
 	check(err)
 	full := tier.Marks{Limit: 1, Trigger: 1, Stop: 0.9}
-	r.gpu, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool, Backend: device.Info().Backend, Marks: full})
+	r.gpu, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.GPU}, Capacity: capacity, Pool: pool,
+		Backend: device.Info().Backend, Marks: full})
 	check(err)
-	r.host, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena, Backend: "host", Marks: full})
+	r.host, err = tier.NewSpace(tier.SpaceConfig{ID: tier.ID{Kind: tier.Host}, Capacity: capacity, Pool: arena,
+		Backend: "host", Marks: full})
 	check(err)
 	reservations, err := reservation.NewManager(reservation.Config{Spaces: []*tier.Space{r.gpu, r.host}})
 	check(err)

@@ -142,10 +142,16 @@ func TestDecide(t *testing.T) {
 		{"a tier that it cannot be converted for", three, 10, []shape{{victims: ten, not: Kinds(0).With(tier.Host)}, {}, {}}, "1>disk:0"},
 
 		{"a clean image moves no bytes", []tier.ID{host0, disk0, disk1}, 10, []shape{{victims: ten, copied: Places(0).With(2)}, {}, {}}, "1>disk:1"},
-		{"volumes by pace", []tier.ID{host0, disk0, disk1}, 40, []shape{{victims: ten}, {pace: books.Pace{Bandwidth: 30}}, {pace: books.Pace{Bandwidth: 10}}}, "1>disk:0, 2>disk:1, 3>disk:0, 4>disk:0"},
+		{"volumes by pace", []tier.ID{host0, disk0, disk1}, 40,
+			[]shape{{victims: ten}, {pace: books.Pace{Bandwidth: 30}}, {pace: books.Pace{Bandwidth: 10}}},
+			"1>disk:0, 2>disk:1, 3>disk:0, 4>disk:0"},
 		{"volumes without a pace", []tier.ID{host0, disk0, disk1}, 40, []shape{{victims: ten}, {}, {}}, "1>disk:0, 2>disk:1, 3>disk:0, 4>disk:1"},
-		{"a volume that is ahead", []tier.ID{host0, disk0, disk1}, 20, []shape{{victims: ten}, {pace: books.Pace{Lead: time.Minute, Bandwidth: 30}}, {pace: books.Pace{Bandwidth: 10}}}, "1>disk:1, 2>disk:1"},
-		{"a volume that fails, and a full one", []tier.ID{host0, disk0, disk1}, 10, []shape{{victims: ten}, {pace: books.Pace{Bandwidth: 30, Ailing: true}}, {used: 95, pace: books.Pace{Bandwidth: 10}}}, "1>disk:0"},
+		{"a volume that is ahead", []tier.ID{host0, disk0, disk1}, 20,
+			[]shape{{victims: ten}, {pace: books.Pace{Lead: time.Minute, Bandwidth: 30}},
+				{pace: books.Pace{Bandwidth: 10}}}, "1>disk:1, 2>disk:1"},
+		{"a volume that fails, and a full one", []tier.ID{host0, disk0, disk1}, 10,
+			[]shape{{victims: ten}, {pace: books.Pace{Bandwidth: 30, Ailing: true}},
+				{used: 95, pace: books.Pace{Bandwidth: 10}}}, "1>disk:0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := build(tt.ids, tt.state...)

@@ -108,7 +108,8 @@ func underFilter() (err error) {
 // presentPages counts the pages of b that are in memory.
 func presentPages(b []byte) (n int, err error) {
 	pages := make([]byte, len(b)/tier.Page)
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, extent.Address(b), uintptr(len(b)), uintptr(unsafe.Pointer(&pages[0])))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, extent.Address(b), uintptr(len(b)),
+		uintptr(unsafe.Pointer(&pages[0])))
 	if errno != 0 {
 		return 0, errno
 	}

@@ -22,7 +22,8 @@ func TestWindow(t *testing.T) {
 		at := int64(0)
 		go func() { walk(w, size, step, stop, &at); close(done) }()
 		for _, c := range []struct{ reach, want int64 }{
-			{0, minAhead}, {1, minAhead + step}, {minAhead, 2 * minAhead}, {minAhead / 2, 2 * minAhead}, {100 << 20, 200 << 20}, {maxAhead, 2 * maxAhead}, {1 << 30, 1<<30 + maxAhead},
+			{0, minAhead}, {1, minAhead + step}, {minAhead, 2 * minAhead}, {minAhead / 2, 2 * minAhead},
+			{100 << 20, 200 << 20}, {maxAhead, 2 * maxAhead}, {1 << 30, 1<<30 + maxAhead},
 			{size - step, size}, {size, size},
 		} {
 			w.Reach(c.reach)
@@ -38,7 +39,8 @@ func TestWindow(t *testing.T) {
 
 // TestShortRange: before its first use a range has a part of it touched in whole huge pages.
 func TestShortRange(t *testing.T) {
-	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20, 1 << 30: minAhead, 1 << 40: minAhead} {
+	for size, want := range map[int64]int64{1 << 20: 0, 31 << 20: 0, 32 << 20: 2 << 20, 256 << 20: 16 << 20,
+		1 << 30: minAhead, 1 << 40: minAhead} {
 		if w := NewWindow(size); w.end() != want {
 			t.Errorf("of %d bytes %d are touched, want %d", size, w.end(), want)
 		}

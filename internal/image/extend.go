@@ -208,7 +208,7 @@ func ChainParts(d, whole *batch.Descriptor) (parts []ChainPart, err error) {
 					ChainPart{Of: of, From: s.Offset, To: whole.Buffers[i].Offset + from, N: end - from},
 				)
 			}
-			// What is before from is the base's.
+			// The base holds the values before from.
 			until[i] = from
 		}
 		if of.From == nil {

@@ -368,9 +368,9 @@ func (l *Layout) Write(dst []byte, off int64) (err error) {
 }
 
 // fill writes the bytes of a body from pos on, a multiple of 64, to dst. pieces are in ascending
-// order, and all end after pos. What no piece covers becomes zero: memory that is reused has old
-// bytes, which must not get into an image, because equal records should have equal images and files
-// should not leak data.
+// order, and all end after pos. Gaps between pieces become zero: reused memory has old bytes, which
+// must not get into an image, because equal records should have equal images and files should not leak
+// data.
 func fill(dst []byte, pos int64, pieces []piece) {
 	for i := range pieces {
 		p := &pieces[i]

@@ -17,7 +17,8 @@ func TestAddress(t *testing.T) {
 			t.Errorf("Address(%q) = %q, want %q", text, got, want)
 		}
 	}
-	if !named.SameAddress("00000000:3B:00.0", "3b:00.0") || named.SameAddress("3b:00.0", "3c:00.0") || named.SameAddress("", "") {
+	if !named.SameAddress("00000000:3B:00.0", "3b:00.0") || named.SameAddress("3b:00.0", "3c:00.0") ||
+		named.SameAddress("", "") {
 		t.Error("addresses are compared wrongly")
 	}
 }
@@ -38,7 +39,8 @@ func TestUUID(t *testing.T) {
 		"GPU-9":                                    {},
 		"GPU-8932f937-d72c-4106-c12f-20bd9faed9f6-0": {},
 	} {
-		if same, begins := named.SameUUID(id, uuid), named.BeginsUUID(id, uuid); same != want.same || begins != want.begins {
+		if same, begins := named.SameUUID(id, uuid), named.BeginsUUID(id, uuid); same != want.same ||
+			begins != want.begins {
 			t.Errorf("%q: the same is %v, the beginning %v; want %v", id, same, begins, want)
 		}
 	}
